@@ -126,10 +126,10 @@ at::Tensor gathered(const at::Tensor& tensor, int64_t width, const at::Tensor& r
   return flat.unflatten(0, {count, flat.size(0) / count});
 }
 
-// Adds up parts of [B, n, H, D'] rows, merging them by their lse (forward) or plainly (gradients). Parts with all batch
-// rows and heads wait for each other, so that one pass over memory merges them: up to kMostParts, as long as they hold
-// at most `most_waiting` bytes. So few long rows do not hold the results of eight blocks; a pass over these takes
-// little of the time in which they are computed.
+// Adds up parts of [B, n, H, D'] rows, merging them by their lse (forward) or plainly (gradients). Parts wait for each
+// other, so that one pass over memory merges them: up to kMostParts, as long as they hold at most `most_waiting` bytes.
+// So few long rows do not hold the results of eight blocks; a pass over these takes little of the time in which they
+// are computed.
 class RowSums {
  public:
   RowSums(const at::Tensor& like, at::ScalarType type, bool merges, int64_t most_waiting)
@@ -137,22 +137,10 @@ class RowSums {
 
   // Adds the result of a direct call: values [b, n', h, D'] in the dtype of `like`, and lse [b, h, n'].
   void add(const DirectCall& c, const at::Tensor& values, const at::Tensor& lse) {
-    const Span& rows = c.rectangle.query_rows;
-    const at::Tensor by_head = values.transpose(1, 2);
-    if (covers(c.batch, like_.size(0)) && covers(c.heads.query, like_.size(2)) && rows.stride == 1) {
-      const int64_t bytes = static_cast<int64_t>(values.nbytes());
-      if (!waiting_.empty() && (waiting_.size() == kMostParts || waiting_bytes_ + bytes > most_waiting_)) settle();
-      waiting_.push_back({by_head, lse, rows.begin});
-      waiting_bytes_ += bytes;
-      return;
-    }
-    settle();
-    const at::Tensor whole = rows_view(values_, c.batch, c.heads.query, rows);
-    if (merges_) {
-      merge_partial(whole, rows_view(lse_, c.batch, c.heads.query, rows), by_head, lse);
-    } else {
-      whole.add_(by_head);
-    }
+    const int64_t bytes = static_cast<int64_t>(values.nbytes());
+    if (!waiting_.empty() && (waiting_.size() == kMostParts || waiting_bytes_ + bytes > most_waiting_)) settle();
+    waiting_.push_back({values.transpose(1, 2), lse, c.batch, c.heads.query, c.rectangle.query_rows});
+    waiting_bytes_ += bytes;
   }
 
   // The accumulators with all parts added: [B, n, H, D'] and [B, n, H].
@@ -163,7 +151,7 @@ class RowSums {
     at::Tensor values, lse;  // [B, n, H, D'], [B, H, n]
   };
   Result finish() {
-    if (!values_.defined() && waiting_.size() == 1 && waiting_[0].out.size(2) == like_.size(1)) {
+    if (!values_.defined() && waiting_.size() == 1 && waiting_[0].out.numel() == like_.numel()) {
       return {waiting_[0].out.transpose(1, 2), merges_ ? waiting_[0].lse.contiguous() : at::Tensor()};
     }
     if (waiting_.empty()) {

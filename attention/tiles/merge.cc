@@ -28,15 +28,12 @@ template <typename T>
 struct Rows {
   T* values = nullptr;
   T* lse = nullptr;
-  int64_t first = 0, count = 0;
   std::array<int64_t, 4> value_strides{};
   std::array<int64_t, 3> lse_strides{};
 
-  Rows() = default;
-  Rows(const at::Tensor& v, const at::Tensor& l, int64_t from = 0) {
+  Rows(const at::Tensor& v, const at::Tensor& l) {
     if (!v.defined()) return;
     values = v.data_ptr<T>();
-    first = from, count = v.size(2);
     std::copy(v.strides().begin(), v.strides().end(), value_strides.begin());
     if (!l.defined()) return;
     lse = l.data_ptr<T>();
@@ -57,7 +54,7 @@ void merge_on_cpu(const at::Tensor& out, const at::Tensor& lse, const at::Tensor
   constexpr T kNothing = -std::numeric_limits<T>::infinity();
   const Rows<T> to(out, lse), before(before_out, before_lse);
   std::vector<Rows<T>> from;
-  for (const MergePart& part : parts) from.emplace_back(part.out, part.lse, part.first);
+  for (const MergePart& part : parts) from.emplace_back(part.out, part.lse);
   const int64_t* const target = index.defined() ? index.const_data_ptr<int64_t>() : nullptr;
   const int64_t batch = out.size(0), heads = out.size(1), dim = out.size(3);
   const int64_t rows = target ? index.numel() : out.size(2);
@@ -68,18 +65,22 @@ void merge_on_cpu(const at::Tensor& out, const at::Tensor& lse, const at::Tensor
     for (int64_t r = begin; r < end; ++r) {
       const int64_t i = r % rows, h = r / rows % heads, b = r / rows / heads, row = target ? target[i] : i;
       size_t n = 0;
-      const auto add = [&](const Rows<T>& source, int64_t own) {
-        const T weight = to.lse ? source.lse_at(b, h, own) : T(0);
+      const auto add = [&](const Rows<T>& source, int64_t own_b, int64_t own_h, int64_t own) {
+        const T weight = to.lse ? source.lse_at(own_b, own_h, own) : T(0);
         if (weight == kNothing) return;
-        values[n] = source.at(b, h, own);
+        values[n] = source.at(own_b, own_h, own);
         weights[n++] = weight;
       };
-      for (const Rows<T>& part : from) {
-        const int64_t own = target ? i : i - part.first;
-        if (own >= 0 && own < part.count) add(part, own);
+      for (size_t p = 0; p < parts.size(); ++p) {
+        const MergePart& part = parts[p];
+        if (target) {
+          add(from[p], b, h, i);
+        } else if (part.rows.contains(i) && part.heads.contains(h) && part.batch.contains(b)) {
+          add(from[p], part.batch.index_of(b), part.heads.index_of(h), part.rows.index_of(i));
+        }
       }
       if (n == 0 && before.values == to.values) continue;  // merging in place: the row stays as it is
-      if (before.values) add(before, row);
+      if (before.values) add(before, b, h, row);
       T* const o = to.at(b, h, row);
       if (n == 0) {
         std::fill_n(o, dim, T(0));
@@ -118,11 +119,10 @@ MergeType merge_type(const at::Tensor& tensor) {
   }
 }
 
-MergeRows merge_rows(const at::Tensor& values, const at::Tensor& lse, int64_t first = 0) {
+MergeRows merge_rows(const at::Tensor& values, const at::Tensor& lse) {
   MergeRows r;
   if (!values.defined()) return r;
   r.values = values.data_ptr();
-  r.first = first, r.rows = values.size(2);
   for (int64_t d = 0; d < 3; ++d) r.value_strides[d] = values.stride(d);
   if (!lse.defined()) return r;
   r.lse = lse.data_ptr();
@@ -160,7 +160,9 @@ MergeArguments merge_arguments(const at::Tensor& out, const at::Tensor& lse, con
   }
   a.aligned = a.dim % 4 == 0 && in_fours(out) && in_fours(before_out);
   for (const MergePart& part : parts) {
-    a.parts[a.count++] = merge_rows(part.out, part.lse, part.first);
+    const auto members = [](const Span& s) { return MergeSpan{s.begin, s.stride, s.count}; };
+    a.parts[a.count++] = {merge_rows(part.out, part.lse),
+                          {members(part.batch), members(part.heads), members(part.rows)}};
     a.aligned = a.aligned && in_fours(part.out);
   }
   return a;
@@ -197,7 +199,8 @@ void merge_parts(const at::Tensor& out, const at::Tensor& lse, const at::Tensor&
 
 void merge_partial(const at::Tensor& out, const at::Tensor& lse, const at::Tensor& part_out, const at::Tensor& part_lse,
                    const at::Tensor& index) {
-  merge_parts(out, lse, out, lse, {{MergePart{part_out, part_lse, 0}}}, index);
+  const MergePart part(part_out, part_lse, 0);
+  merge_parts(out, lse, out, lse, {&part, 1}, index);
 }
 
 }  // namespace annulus

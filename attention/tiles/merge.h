@@ -6,14 +6,24 @@
 #include <ATen/core/Tensor.h>
 
 #include <span>
+#include <utility>
+
+#include "attention/pattern/span.h"
 
 namespace annulus {
 
-// The result of one set of keys for some consecutive rows.
+// The result of one set of keys for some batch rows, heads and rows.
 struct MergePart {
-  at::Tensor out;     // [b, h, n', D], in the accumulator's dtype or a smaller one; the same for all parts of a call
-  at::Tensor lse;     // [b, h, n'] in the accumulator's dtype; if -inf, there is no key and out is ignored
-  int64_t first = 0;  // the row of the whole that is its row 0
+  at::Tensor out;           // [b', h', n', D], in the accumulator's dtype or a smaller one, as all parts of a call
+  at::Tensor lse;           // [b', h', n'] in the accumulator's dtype; if -inf, there is no key and out is ignored
+  Span batch, heads, rows;  // b', h' and n' of the whole's
+
+  MergePart(at::Tensor values, at::Tensor their_lse, Span batch_rows, Span of_heads, Span of_rows)
+      : out(std::move(values)), lse(std::move(their_lse)), batch(batch_rows), heads(of_heads), rows(of_rows) {}
+  // A part of all batch rows and heads and of consecutive rows from `first`.
+  MergePart(at::Tensor values, at::Tensor their_lse, int64_t first)
+      : MergePart(values, std::move(their_lse), {0, 1, values.size(0)}, {0, 1, values.size(1)},
+                  {first, 1, values.size(2)}) {}
 };
 
 constexpr size_t kMostParts = 8;
@@ -25,9 +35,9 @@ constexpr size_t kMostParts = 8;
 //   same shapes; all three have the accumulator's dtype. The last dimension of out, before_out and the parts must be
 //   contiguous; the other strides are arbitrary.
 // If no lse is given at all, out becomes the plain sum, as gradients need. If `index` (int64 [n'], contiguous, on the
-// same device) is given, there must be one part; its row i belongs to row index[i], no row may occur twice, and other
-// rows stay unchanged. On a GPU this runs on the current stream. Raises Error(kInternal) for more than kMostParts
-// parts.
+// same device) is given, there must be one part, of all batch rows and heads; its row i belongs to row index[i], no row
+// may occur twice, and other rows stay unchanged. On a GPU this runs on the current stream. Raises Error(kInternal) for
+// more than kMostParts parts.
 void merge_parts(const at::Tensor& out, const at::Tensor& lse, const at::Tensor& before_out,
                  const at::Tensor& before_lse, std::span<const MergePart> parts, const at::Tensor& index = {});
 

@@ -32,12 +32,32 @@ struct MergeRows {
   void* values = nullptr;  // null: not given
   void* lse = nullptr;     // null: values are summed without weights
   int64_t value_strides[3] = {}, lse_strides[3] = {};
-  int64_t first = 0, rows = 0;  // for a part: the first row of the whole that it has, and the number of its rows
+};
+
+// The numbers begin, begin + stride, ..., of which there are `count`: a Span (attention/pattern/span.h) for GPUs.
+struct MergeSpan {
+  int64_t begin = 0, stride = 1, count = 0;
+
+  // The index of x, or -1 if x is none of the numbers.
+  ANNULUS_HOST_DEVICE int64_t find(int64_t x) const {
+    int64_t i = x - begin;
+    if (i < 0) return -1;
+    if (stride != 1) {  // a division takes a GPU as long as 30 other instructions
+      if (i % stride != 0) return -1;
+      i /= stride;
+    }
+    return i < count ? i : -1;
+  }
+};
+
+struct MergeSource : MergeRows {
+  MergeSpan members[3];  // the batch rows, heads and rows of the whole that it has
 };
 
 struct MergeArguments {
   static constexpr int kMost = 8;
-  MergeRows to, before, parts[kMost];
+  MergeRows to, before;
+  MergeSource parts[kMost];
   int count = 0;                   // the number of parts
   const int64_t* index = nullptr;  // [rows] or null: the row of `to` and `before` for each row of the only part
   int64_t batch = 0, heads = 0, rows = 0, dim = 0;
@@ -109,33 +129,45 @@ class MergeWork {
     O value[kWidth];
   };
 
-  ANNULUS_HOST_DEVICE int64_t offset(const int64_t (&strides)[3], int64_t row) const {
-    return thread_.batch * strides[0] + thread_.head * strides[1] + row * strides[2];
+  struct Place {
+    int64_t batch, head, row;
+  };
+  ANNULUS_HOST_DEVICE static int64_t offset(const int64_t (&strides)[3], const Place& at) {
+    return at.batch * strides[0] + at.head * strides[1] + at.row * strides[2];
   }
   template <typename T>
-  ANNULUS_HOST_DEVICE T* values_at(const MergeRows& r, int64_t row) const {
-    return static_cast<T*>(r.values) + offset(r.value_strides, row);
+  ANNULUS_HOST_DEVICE static T* values_at(const MergeRows& r, const Place& at) {
+    return static_cast<T*>(r.values) + offset(r.value_strides, at);
   }
-  ANNULUS_HOST_DEVICE A* lse_at(const MergeRows& r, int64_t row) const {
-    return static_cast<A*>(r.lse) + offset(r.lse_strides, row);
+  ANNULUS_HOST_DEVICE static A* lse_at(const MergeRows& r, const Place& at) {
+    return static_cast<A*>(r.lse) + offset(r.lse_strides, at);
+  }
+  // Where a part has row i of the call; any number of it is -1 if it does not have the row.
+  ANNULUS_HOST_DEVICE Place place_in(const MergeSource& part, int64_t i) const {
+    if (a_.index != nullptr) return {thread_.batch, thread_.head, i};
+    return {part.members[0].find(thread_.batch), part.members[1].find(thread_.head), part.members[2].find(i)};
   }
 
   ANNULUS_HOST_DEVICE void merge_row(int64_t i) {
-    const int64_t row = a_.index != nullptr ? a_.index[i] : i;
+    const Place whole{thread_.batch, thread_.head, a_.index != nullptr ? a_.index[i] : i};
     const bool sums = a_.to.lse == nullptr;
     const A nothing = -static_cast<A>(INFINITY);
     A weight[MergeArguments::kMost + 1];  // at first lse
+    const P* from[MergeArguments::kMost] = {};
     A most = nothing;
     ANNULUS_UNROLL
     for (int p = 0; p < MergeArguments::kMost; ++p) {
-      const int64_t own = a_.index != nullptr ? i : i - a_.parts[p].first;
-      const bool there = p < a_.count && own >= 0 && own < a_.parts[p].rows;
-      weight[p] = !there ? nothing : sums ? A(0) : *lse_at(a_.parts[p], own);
+      weight[p] = nothing;
+      if (p >= a_.count) continue;
+      const Place own = place_in(a_.parts[p], i);
+      if (own.batch < 0 || own.head < 0 || own.row < 0) continue;
+      from[p] = values_at<const P>(a_.parts[p], own);
+      weight[p] = sums ? A(0) : *lse_at(a_.parts[p], own);
       if (weight[p] > most || weight[p] != weight[p]) most = weight[p];
     }
     const bool nothing_new = most == nothing;
     if (nothing_new && a_.before.values == a_.to.values) return;  // merging in place: the row stays as it is
-    weight[kBefore] = a_.before.values == nullptr ? nothing : sums ? A(0) : *lse_at(a_.before, row);
+    weight[kBefore] = a_.before.values == nullptr ? nothing : sums ? A(0) : *lse_at(a_.before, whole);
     if (weight[kBefore] > most || weight[kBefore] != weight[kBefore]) most = weight[kBefore];
     A sum = 0;  // 0 only if there is nothing at all
     ANNULUS_UNROLL
@@ -155,20 +187,19 @@ class MergeWork {
         if (weight[p] != 0) weight[p] /= sum;  // 0 stays 0 if the sum is not a number
       }
     }
-    O* const to = values_at<O>(a_.to, row);
+    O* const to = values_at<O>(a_.to, whole);
     for (int64_t d = int64_t{thread_.lane} * kWidth; d < a_.dim; d += int64_t{kMergeLanes} * kWidth) {
       A result[kWidth] = {};
       ANNULUS_UNROLL
       for (int p = 0; p < MergeArguments::kMost; ++p) {
         if (weight[p] != 0) {
-          const int64_t own = a_.index != nullptr ? i : i - a_.parts[p].first;
-          const auto part = *reinterpret_cast<const Parts*>(values_at<const P>(a_.parts[p], own) + d);
+          const auto part = *reinterpret_cast<const Parts*>(from[p] + d);
           ANNULUS_UNROLL
           for (int e = 0; e < kWidth; ++e) result[e] += weight[p] * static_cast<A>(part.value[e]);
         }
       }
       if (weight[kBefore] != 0) {
-        const auto before = *reinterpret_cast<const Accumulated*>(values_at<const A>(a_.before, row) + d);
+        const auto before = *reinterpret_cast<const Accumulated*>(values_at<const A>(a_.before, whole) + d);
         ANNULUS_UNROLL
         for (int e = 0; e < kWidth; ++e) result[e] += weight[kBefore] * before.value[e];
       }
@@ -181,7 +212,7 @@ class MergeWork {
     __syncwarp();  // all lanes have read what was held before
 #endif
     using std::log;
-    if (!sums && thread_.lane == 0) *lse_at(a_.to, row) = sum == 0 ? nothing : most + log(sum);
+    if (!sums && thread_.lane == 0) *lse_at(a_.to, whole) = sum == 0 ? nothing : most + log(sum);
   }
 
   const MergeArguments& a_;

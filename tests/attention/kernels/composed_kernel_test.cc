@@ -187,6 +187,33 @@ TEST(WaitingResults, EightBlocksAreMergedInOnePass) {
   EXPECT_LT((lse - once.lse - std::log(9)).abs().max().item<double>(), kExact);
 }
 
+// So do results of some heads and of rows with a stride, as those of dilated attention.
+TEST(WaitingResults, SomeHeadsAndStridedRowsWaitToo) {
+  at::set_num_threads(1);
+  Case c = whole_case(at::kDouble);
+  std::vector<Tile> tiles;
+  for (int64_t i = 0; i < 4; ++i) {
+    Tile tile = c.tiles[0];
+    tile.heads = {i / 2 * 2, 1, 2};  // the heads of one kv head
+    tile.query_rows = tile.query_positions = {i % 2, 2, 32};
+    tiles.push_back(tile);
+  }
+  c.tiles = tiles;
+  const auto recorded = std::make_shared<Recorded>();
+  const auto kernel = make_composed_kernel({recorded}, without_gathering());
+  kernel->begin_forward(c.q, c.call);
+  for (int block = 1; block <= 3; ++block) {
+    kernel->forward(c.keys, c.tiles, {});
+    EXPECT_EQ(recorded->held(), block <= 2 ? 4 * block : 4) << block;
+  }
+  at::Tensor out, lse;
+  kernel->finish_forward(out, lse);
+  EXPECT_EQ(recorded->held(), 0);
+  const Result once = by_definition(c);
+  EXPECT_LT((out - once.out).abs().max().item<double>(), kExact);
+  EXPECT_LT((lse - once.lse - std::log(3)).abs().max().item<double>(), kExact);
+}
+
 // A part of 2 x 64 rows x 4 heads x 16 takes 64 KiB.
 TEST(WaitingResults, HoldAtMostWhatTheKernelDeclares) {
   at::set_num_threads(1);

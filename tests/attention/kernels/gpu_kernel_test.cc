@@ -26,6 +26,7 @@
 #include "memory/upload.h"
 #include "tests/attention/kernels/kernel_case.h"
 #include "tests/attention/kernels/lengths.h"
+#include "tests/attention/kernels/merge_case.h"
 #include "tests/attention/kernels/operator_calls.h"
 
 namespace annulus {
@@ -216,20 +217,18 @@ TEST_F(GpuKernels, MergeEqualsThatOfTheCpu) {
   }
 }
 
-// Eight parts, each of some of the rows, are merged in one pass, also into bf16. merge_row_test.cc runs the same code
-// on the CPU.
+// Eight parts, each of some rows, heads and batch rows, are merged in one pass, also into bf16. merge_row_test.cc runs
+// the same code on the CPU.
 TEST_F(GpuKernels, MergeOfSeveralPartsEqualsThatOfTheCpu) {
   for (const int64_t dim : {6, 128}) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
       for (const bool sums : {false, true}) {
         const auto acc = at::TensorOptions().dtype(type == at::kDouble ? at::kDouble : at::kFloat);
-        std::vector<MergePart> parts, there;
-        for (const auto& [first, count] :
-             {std::pair<int64_t, int64_t>{0, 50}, {20, 30}, {0, 7}, {40, 10}, {3, 0}, {1, 46}, {0, 50}, {9, 9}}) {
-          const at::Tensor out = at::randn({2, count, 3, dim}, acc).to(type), lse = at::randn({2, 3, count}, acc) * 9;
-          lse.slice(2, 0, count, 3).fill_(-kInfinity);
-          parts.push_back({out.transpose(1, 2), sums ? at::Tensor() : lse, first});
-          there.push_back({out.to(at::kCUDA).transpose(1, 2), sums ? at::Tensor() : lse.to(at::kCUDA), first});
+        const std::vector<MergePart> parts = testing::parts_of_some_rows(type, dim, sums, kMostParts);
+        std::vector<MergePart> there = parts;
+        for (MergePart& part : there) {
+          part.out = part.out.to(at::kCUDA);
+          if (!sums) part.lse = part.lse.to(at::kCUDA);
         }
         for (const bool narrow : {false, true}) {
           for (const bool held : {false, true}) {

@@ -92,23 +92,36 @@ TEST(Merge, ScoresFarFromZeroStayExact) {
   }
 }
 
-// Parts hold some of the rows and are merged several in one pass, with or without earlier parts, into a narrower dtype,
-// and as plain sums.
+// Parts hold some rows, heads and batch rows, with strides, and are merged several in one pass, with or without earlier
+// parts, into a narrower dtype, and as plain sums.
 TEST(Merge, SeveralPartsAtOnceGiveTheWhole) {
   const auto options = at::TensorOptions().dtype(at::kDouble);
   const int64_t n = 9;
   const at::Tensor scores = at::randn({2, 3, n, 20}, options) * 20, values = at::randn({2, 3, 20, 5}, options);
-  at::Tensor shown = scores.clone();
-  // Part p has keys 4 p, ..., 4 p + 3 and only rows first[p], ..., first[p] + count[p] - 1.
-  const std::vector<int64_t> first{0, 3, 0, 5, 2}, count{9, 4, 2, 4, 0};
-  std::vector<MergePart> parts;
+  const at::Tensor shown = at::full(scores.sizes(), -kInfinity, options);
+  const Span both{0, 1, 2}, heads{0, 1, 3};
+  const struct {
+    Span batch, heads, rows;
+  } places[] = {{both, heads, {0, 1, n}},
+                {both, {0, 2, 2}, {3, 1, 4}},
+                {{1, 1, 1}, heads, {0, 3, 3}},
+                {both, heads, {5, 1, 4}},
+                {both, heads, {2, 1, 0}}};
+  const auto of_place = [&](const at::Tensor& t, const auto& place) {
+    const auto members = [](const at::Tensor& of, int64_t d, const Span& s) {
+      return of.slice(d, s.begin, s.begin + s.count * s.stride, s.stride).narrow(d, 0, s.count);
+    };
+    return members(members(members(t, 0, place.batch), 1, place.heads), 2, place.rows);
+  };
+  std::vector<MergePart> parts;  // part p has keys 4 p, ..., 4 p + 3 and the rows of its place
   for (size_t p = 0; p < 5; ++p) {
-    const auto keys = [&](const at::Tensor& t) { return t.narrow(3, static_cast<int64_t>(p) * 4, 4); };
-    keys(shown).narrow(2, 0, first[p]).fill_(-kInfinity);
-    keys(shown).narrow(2, first[p] + count[p], n - first[p] - count[p]).fill_(-kInfinity);
-    const Part part =
-        softmax_part(keys(scores).narrow(2, first[p], count[p]), values.narrow(2, static_cast<int64_t>(p) * 4, 4));
-    parts.push_back({part.out, part.lse, first[p]});
+    const auto keys = [&](const at::Tensor& t, int64_t d) { return t.narrow(d, static_cast<int64_t>(p) * 4, 4); };
+    const at::Tensor of_rows = of_place(keys(scores, 3), places[p]);
+    of_place(keys(shown, 3), places[p]).copy_(of_rows);
+    const at::Tensor v = values.slice(0, places[p].batch.begin, places[p].batch.last() + 1)
+                             .slice(1, places[p].heads.begin, places[p].heads.last() + 1, places[p].heads.stride);
+    const Part part = softmax_part(of_rows, keys(v, 2));
+    parts.push_back({part.out, part.lse, places[p].batch, places[p].heads, places[p].rows});
   }
   const Part whole = softmax_part(shown, values);
   const auto all = std::span<const MergePart>(parts);
@@ -125,7 +138,7 @@ TEST(Merge, SeveralPartsAtOnceGiveTheWhole) {
 
   std::vector<MergePart> narrow;
   for (const MergePart& part : parts)
-    narrow.push_back({part.out.to(at::kBFloat16), part.lse.to(at::kFloat), part.first});
+    narrow.push_back({part.out.to(at::kBFloat16), part.lse.to(at::kFloat), part.batch, part.heads, part.rows});
   const at::Tensor wide = at::empty({2, 3, n, 5}), l = at::empty({2, 3, n});
   const at::Tensor final_out = at::empty({2, 3, n, 5}, at::TensorOptions().dtype(at::kBFloat16));
   merge_parts(wide, l, {}, {}, std::span(narrow).first(2));
@@ -135,7 +148,7 @@ TEST(Merge, SeveralPartsAtOnceGiveTheWhole) {
   at::Tensor sum = at::full({2, 3, n, 5}, NAN, options), want = at::zeros({2, 3, n, 5}, options);
   for (MergePart& part : parts) {
     part.lse = at::Tensor();
-    want.narrow(2, part.first, part.out.size(2)).add_(part.out);
+    of_place(want, part).add_(part.out);
   }
   merge_parts(sum, {}, {}, {}, all.first(2));
   merge_parts(sum, {}, sum, {}, all.subspan(2));

@@ -21,6 +21,7 @@
 
 #include "attention/tiles/merge.h"
 #include "common/error.h"
+#include "tests/attention/kernels/merge_case.h"
 
 namespace annulus {
 namespace {
@@ -73,29 +74,14 @@ at::TensorOptions accumulator(at::ScalarType type) {
   return at::TensorOptions().dtype(type == at::kDouble ? at::kDouble : at::kFloat);
 }
 
-// Parts of some rows each, in the layout of operators, [b, n, h, D].
-std::vector<MergePart> parts_of(at::ScalarType type, int64_t dim, bool sums, size_t count) {
-  const std::vector<std::pair<int64_t, int64_t>> rows{{0, 50}, {20, 30}, {0, 7},  {40, 10},
-                                                      {3, 0},  {1, 46},  {0, 50}, {9, 9}};
-  std::vector<MergePart> parts;
-  for (size_t p = 0; p < count; ++p) {
-    const auto [first, n] = rows[p];
-    const at::Tensor out = at::randn({2, n, 3, dim}, accumulator(type)).to(type);
-    at::Tensor lse = at::randn({2, 3, n}, accumulator(type)) * 9;
-    lse.slice(2, 0, n, 3).fill_(-kInfinity);
-    parts.push_back({out.transpose(1, 2), sums ? at::Tensor() : lse, first});
-  }
-  return parts;
-}
-
 // Every dtype, with sizes of heads that are and are not a multiple of four and of a warp, any number of parts, with and
-// without what was held before, and in place. There are 60 rows, of which the last ones are in no part.
+// without what was held before, and in place.
 TEST(MergeRow, EveryThreadTogetherEqualsTheCpusLoop) {
   for (const at::ScalarType type : kTypes) {
     for (const int64_t dim : {1, 6, 20, 128, 300}) {
       for (const bool sums : {false, true}) {
         for (const size_t count : {0, 1, 4, 8}) {
-          const std::vector<MergePart> parts = parts_of(type, dim, sums, count);
+          const std::vector<MergePart> parts = testing::parts_of_some_rows(type, dim, sums, count);
           const auto options = accumulator(type);
           const at::Tensor before = at::randn({2, 60, 3, dim}, options).transpose(1, 2);
           const at::Tensor before_lse = at::randn({2, 3, 60}, options) * 9;
@@ -150,7 +136,7 @@ TEST(MergeRow, IndexedRowsEqualTheCpusLoop) {
           const at::Tensor all = whole.clone(), all_lse = whole_lse.clone();
           const at::Tensor out = all.narrow(1, 5, 100).narrow(2, 1, 3).transpose(1, 2);
           const at::Tensor lse = sums ? at::Tensor() : all_lse.narrow(1, 5, 100).narrow(2, 1, 3).transpose(1, 2);
-          const MergePart one{part, sums ? at::Tensor() : part_lse, 0};
+          const MergePart one(part, sums ? at::Tensor() : part_lse, 0);
           by_threads ? merge_by_threads(out, lse, out, lse, {&one, 1}, rows, 3)
                      : merge_parts(out, lse, out, lse, {&one, 1}, rows);
           return std::pair{all, all_lse};
@@ -196,7 +182,7 @@ TEST(MergeRow, EightPartsAreAddedInTheirOrder) {
 // parts that are not there.
 TEST(MergeRow, KeepsANaN) {
   const at::Tensor out = at::zeros({1, 1, 1, 4}), lse = at::zeros({1, 1, 1});
-  const MergePart part{at::zeros({1, 1, 1, 4}), at::full({1, 1, 1}, NAN), 0};
+  const MergePart part(at::zeros({1, 1, 1, 4}), at::full({1, 1, 1}, NAN), 0);
   merge_by_threads(out, lse, out, lse, {&part, 1});
   EXPECT_TRUE(lse.isnan().all().item<bool>());
   EXPECT_TRUE(out.isnan().all().item<bool>());
@@ -220,7 +206,7 @@ TEST(MergeRow, GridCoversTheRowsWithinADevicesLimits) {
 
 TEST(MergeRow, FoursAreMovedOnlyWhereAllAddressesAllow) {
   const auto aligned = [](const at::Tensor& out, const at::Tensor& part) {
-    const MergePart one{part, {}, 0};
+    const MergePart one(part, {}, 0);
     return merge_arguments(out, {}, {}, {}, {&one, 1}, {}).aligned;
   };
   const at::Tensor out = at::zeros({1, 2, 6, 8}), part = at::zeros({1, 2, 6, 8});
@@ -232,7 +218,7 @@ TEST(MergeRow, FoursAreMovedOnlyWhereAllAddressesAllow) {
 }
 
 TEST(MergeRow, RefusesTooManyPartsAndOtherDtypes) {
-  const std::vector<MergePart> parts(kMostParts + 1, MergePart{at::zeros({1, 1, 1, 4}), {}, 0});
+  const std::vector<MergePart> parts(kMostParts + 1, MergePart(at::zeros({1, 1, 1, 4}), {}, 0));
   EXPECT_THROW(merge_parts(at::zeros({1, 1, 1, 4}), {}, {}, {}, parts), Error);
   EXPECT_THROW(merge_arguments(at::zeros({1, 1, 1, 4}, at::kBFloat16), {}, {}, {}, std::span(parts).first(1), {}),
                Error);
