@@ -7,31 +7,11 @@
 #include <type_traits>
 
 #include "attention/tiles/draws.h"
+#include "attention/tiles/philox.h"
 
-#ifndef ANNULUS_DRAWS_PHILOX_
-#define ANNULUS_DRAWS_PHILOX_
+#ifndef ANNULUS_DRAWS_GROUPS_
+#define ANNULUS_DRAWS_GROUPS_
 namespace annulus::draws {
-
-constexpr uint32_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
-constexpr uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
-constexpr int kPhiloxRounds = 10;
-
-// Computes the four words of one counter, which has the group of keys in its low 64 bits and the query in its high
-// ones.
-inline void philox(uint64_t key, uint64_t query, uint64_t group, uint32_t (&words)[4]) {
-  uint32_t a = static_cast<uint32_t>(group), b = static_cast<uint32_t>(group >> 32);
-  uint32_t c = static_cast<uint32_t>(query), d = static_cast<uint32_t>(query >> 32);
-  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
-  for (int round = 0; round < kPhiloxRounds; ++round) {
-    const uint64_t x = static_cast<uint64_t>(kMultiplier0) * a, y = static_cast<uint64_t>(kMultiplier1) * c;
-    a = static_cast<uint32_t>(y >> 32) ^ b ^ k0;
-    b = static_cast<uint32_t>(y);
-    c = static_cast<uint32_t>(x >> 32) ^ d ^ k1;
-    d = static_cast<uint32_t>(x);
-    k0 += kWeyl0, k1 += kWeyl1;
-  }
-  words[0] = a, words[1] = b, words[2] = c, words[3] = d;
-}
 
 struct Groups {
   // Writes, for the four words of each of the groups first, ..., first + count - 1, `kept` if the word is above `last`
@@ -90,7 +70,7 @@ void stay(uint64_t key, uint64_t query, uint64_t first, int64_t count, uint32_t 
   constexpr int kCounters = 2;  // computed at once, because the operations of a single one wait for each other
   const Lanes d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  const auto m0 = hn::Set(d, kMultiplier0), m1 = hn::Set(d, kMultiplier1);
+  const auto m0 = hn::Set(d, kPhiloxMultiplier0), m1 = hn::Set(d, kPhiloxMultiplier1);
   const auto most = hn::Set(Words(), last);
   const auto factor = hn::Set(hn::ScalableTag<float>(), kept);
   const V step = hn::Set(d, static_cast<uint64_t>(lanes));
@@ -107,7 +87,7 @@ void stay(uint64_t key, uint64_t query, uint64_t first, int64_t count, uint32_t 
     for (int round = 0; round < kPhiloxRounds; ++round) {
 #pragma GCC unroll 2
       for (int i = 0; i < kCounters; ++i) mix(counters[i], m0, m1, hn::Set(d, k0), hn::Set(d, k1));
-      k0 += kWeyl0, k1 += kWeyl1;
+      k0 += kPhiloxWeyl0, k1 += kPhiloxWeyl1;
     }
 #pragma GCC unroll 2
     for (int i = 0; i < kCounters; ++i) {
@@ -143,7 +123,7 @@ void draw_row(uint64_t philox_key, int64_t query, const Span& keys, uint64_t thr
     const int64_t first = keys.at(j) / 4, within = keys.at(j) % 4;
     if (keys.stride != 1) {
       uint32_t four[4];
-      draws::philox(philox_key, row, static_cast<uint64_t>(first), four);
+      philox(philox_key, row, static_cast<uint64_t>(first), four);
       for (; j < keys.count && keys.at(j) / 4 == first; ++j) factors[j] = four[keys.at(j) % 4] > last ? kept : T{0};
       continue;
     }

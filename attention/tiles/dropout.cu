@@ -1,10 +1,7 @@
 // Makes dropout's draws on a GPU, the same for each pair as those of dropout.cc. Called by dropout_cuda.cc. It has
 // never run.
-#include <c10/util/Exception.h>
-
-#include <ATen/core/PhiloxRNGEngine.h>  // needs the header above
-
 #include "attention/tiles/dropout_cuda.h"
+#include "attention/tiles/philox.h"
 
 namespace annulus {
 namespace {
@@ -16,10 +13,11 @@ __global__ void __launch_bounds__(kThreads) draw(DropoutArguments a) {
   if (pair >= a.rows * a.queries * a.keys) return;
   const int64_t j = pair % a.keys, i = pair / a.keys % a.queries, row = pair / a.keys / a.queries;
   const int64_t key = a.first_key + j * a.key_stride;
-  at::Philox4_32 philox(static_cast<uint64_t>(a.philox_keys[row]),
-                        static_cast<uint64_t>(a.first_query + i * a.query_stride), static_cast<uint64_t>(key / 4));
-  uint32_t word = 0;
-  for (int64_t w = 0; w <= key % 4; ++w) word = philox();
+  uint32_t words[4];
+  philox(static_cast<uint64_t>(a.philox_keys[row]), static_cast<uint64_t>(a.first_query + i * a.query_stride),
+         static_cast<uint64_t>(key / 4), words);
+  const int64_t w = key % 4;  // chosen by comparisons, because an array that is indexed at run time is in memory
+  const uint32_t word = w == 0 ? words[0] : w == 1 ? words[1] : w == 2 ? words[2] : words[3];
   a.kept[pair] = word < a.threshold ? 0 : 1;
 }
 
