@@ -7,7 +7,6 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
-#include <c10/util/ScopeExit.h>
 #include <cuda_runtime_api.h>
 
 #include <exception>
@@ -40,13 +39,23 @@ struct StepGraph::State {
     at::cuda::CUDAEvent before, after;
     before.record(current);
     before.block(stream);
-    // This is needed even if `work` throws, because what it has launched by then still reads and writes memory.
-    const auto join = c10::make_scope_exit([&] {
+    const auto join = [&] {
       after.record(stream);
       after.block(current);
-    });
-    const c10::cuda::CUDAStreamGuard guard(stream);
-    work();
+    };
+    try {
+      const c10::cuda::CUDAStreamGuard guard(stream);
+      work();
+    } catch (...) {
+      // What `work` has launched by now still reads and writes memory. If the device has failed, so do these calls, but
+      // the error of `work` is the one that says why.
+      try {
+        join();
+      } catch (const c10::Error&) {
+      }
+      throw;
+    }
+    join();
   }
 
   void record(const std::function<void()>& work) {
