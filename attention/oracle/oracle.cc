@@ -183,16 +183,19 @@ OracleResult oracle(const at::Tensor& q_in, const at::Tensor& k_in, const at::Te
         double* out = row(r.out, b, i, h);
         for (const auto& [j, score, w] : terms) {
           const double p = std::exp(score - lse) * w;
-          for (int64_t d = 0; d < D; ++d) out[d] += p * row(v, b, j, hk)[d];
+          const double* const value = row(v, b, j, hk);
+          for (int64_t d = 0; d < D; ++d) out[d] += p * value[d];
         }
         const double* g = row(dout, b, i, h);
         const double delta = dot(g, out);
         for (const auto& [j, score, w] : terms) {
           const double p = std::exp(score - lse), ds = p * (w * dot(g, row(v, b, j, hk)) - delta) * scale;
+          const double *const query = row(q, b, i, h), *const key = row(k, b, j, hk);
+          double *const dq = row(r.dq, b, i, h), *const dk = row(r.dk, b, j, hk), *const dv = row(r.dv, b, j, hk);
           for (int64_t d = 0; d < D; ++d) {
-            row(r.dq, b, i, h)[d] += ds * row(k, b, j, hk)[d];
-            row(r.dk, b, j, hk)[d] += ds * row(q, b, i, h)[d];
-            row(r.dv, b, j, hk)[d] += p * w * g[d];
+            dq[d] += ds * key[d];
+            dk[d] += ds * query[d];
+            dv[d] += p * w * g[d];
           }
         }
       }
