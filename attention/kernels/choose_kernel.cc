@@ -1,7 +1,6 @@
 // Chooses and makes kernels; see choose_kernel.h.
 #include "attention/kernels/choose_kernel.h"
 
-#include <ATen/Context.h>
 #include <c10/util/Logging.h>
 
 #include <mutex>
@@ -101,7 +100,7 @@ KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::Sc
       return gpu.cudnn == 0 ? "LibTorch is built without cuDNN" : "it needs cuDNN 9.15.1 or newer";
     }
     if (kind == KernelKind::kFlash2 && !gpu.flash2) return "LibTorch is built without FlashAttention";
-    if (at::globalContext().deterministicAlgorithms()) {
+    if (deterministic_only()) {
       if (kind == KernelKind::kCudnn) return "its backward is not deterministic";
       if (kind == KernelKind::kFlash3 && size > 192) return "its backward is not deterministic for this head size";
     }

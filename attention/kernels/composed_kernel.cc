@@ -1,7 +1,6 @@
 // The composed kernel; see composed_kernel.h.
 #include "attention/kernels/composed_kernel.h"
 
-#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
@@ -422,7 +421,7 @@ class ComposedKernel : public Kernel {
             .kv_heads = size.kv_heads,
             .head_dim = size.head_dim,
             .element = size.element(),
-            .deterministic = at::globalContext().deterministicAlgorithms(),
+            .deterministic = deterministic_only(),
             .multiprocessors = gpu_abilities().multiprocessors};
   }
   // lse as [B, n, H], from which rows are gathered.

@@ -26,6 +26,9 @@ struct OperatorSize {
 // with n = m (causal); or, if any_band(), any other band with n <= m, where each row and each key is in some counted
 // pair and sides that cut nothing are unbounded.
 //
+// Whether LibTorch raises an error for operators that are not deterministic, and does not only warn.
+bool deterministic_only();
+
 // Implementations have no state and are thread safe.
 class AttentionOperator {
  public:
@@ -34,7 +37,11 @@ class AttentionOperator {
   // A name of its own, such as "cudnn" or "flash2", by which OperatorHistory (operator_list.h) knows the operator.
   virtual std::string_view name() const = 0;
   virtual bool any_band() const { return false; }
-  virtual bool takes(int64_t /*queries*/, int64_t /*keys*/) const { return true; }
+  struct Question {
+    int64_t queries = 0, keys = 0;
+    bool causal = false, backward = false;
+  };
+  virtual bool takes(const Question&) const { return true; }
   // Whether the operator searches for a plan for each new shape. This is expensive, so it does not suit problems of
   // many shapes. If there is no plan, the call raises c10::Error, and no call of that shape and direction may follow;
   // operator_list.cc sees to that.

@@ -77,8 +77,12 @@ class CpuFlash : public AttentionOperator {
 class Cudnn : public AttentionOperator {
  public:
   std::string_view name() const override { return "cudnn"; }
-  // Single queries or keys are refused or, in some versions, computed wrongly (pytorch#193893).
-  bool takes(int64_t queries, int64_t keys) const override { return queries > 1 && keys > 1; }
+  // Single queries or keys are refused or, in some versions, computed wrongly (pytorch#193893). On Hopper GPUs dq is
+  // NaN if the last 64 of a tile's 128 keys do not exist, nothing masks them, and a row's lse is below -88
+  // (pytorch#196678).
+  bool takes(const Question& c) const override {
+    return c.queries > 1 && c.keys > 1 && (!c.backward || c.causal || c.keys % 128 != 64);
+  }
   bool prepares_shapes() const override { return true; }
 
   Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band,
@@ -89,7 +93,10 @@ class Cudnn : public AttentionOperator {
     return {swapped(std::get<0>(result)), std::get<1>(result).view({q.size(0), q.size(2), q.size(1)})};
   }
 
-  int64_t backward_bytes(const OperatorSize& s) const override { return gradients_of_shared_heads(s); }
+  // From cudnn-frontend's workspace of a backward: dq is accumulated in fp32, beside a number for each row.
+  int64_t backward_bytes(const OperatorSize& s) const override {
+    return 4 * s.batch * s.heads * s.queries * (s.head_dim + 1) + gradients_of_shared_heads(s);
+  }
 
   Backward backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     const at::Tensor& out, const at::Tensor& lse, const Band& band, double scale) const override {
@@ -130,9 +137,9 @@ class Flash2 : public AttentionOperator {
   }
 
   // From LibTorch's flash_api.cpp: dq is accumulated in fp32. In deterministic mode there is one accumulator for each
-  // of several parts of the keys, as many as keep the GPU busy. Rows are rounded up to 128, and the head size to 32.
+  // of several parts of the keys, as many as keep the GPU busy. Rows are rounded up to 128.
   int64_t backward_bytes(const OperatorSize& s) const override {
-    const int64_t rows = (s.queries + 127) / 128 * 128, width = std::max<int64_t>(32, (s.head_dim + 31) / 32 * 32);
+    const int64_t rows = (s.queries + 127) / 128 * 128, width = rounded_head(s.head_dim);
     const int64_t problems = s.batch * s.heads;
     const int64_t parts = s.deterministic ? std::max<int64_t>(1, (s.multiprocessors + problems - 1) / problems) : 1;
     const int64_t elements = problems * rows * width;
@@ -148,7 +155,7 @@ class Flash2 : public AttentionOperator {
                     const at::Tensor& out, const at::Tensor& lse, const Band& band, double scale) const override {
     // The operator's offsets into the accumulator of dq have 32 bits. If they do not suffice, half of the batch, of the
     // kv heads or of the query heads is computed at a time.
-    const int64_t rows = (q.size(1) + 127) / 128 * 128, width = std::max<int64_t>(32, (q.size(3) + 31) / 32 * 32);
+    const int64_t rows = (q.size(1) + 127) / 128 * 128, width = rounded_head(q.size(3));
     if (q.size(0) * q.size(2) * rows * width >= int64_t{1} << 31 && q.size(0) * q.size(2) > 1) {
       const int64_t dim = q.size(0) > 1 ? 0 : 2;
       const bool shared = dim == 2 && k.size(2) == 1;  // both halves read the only kv head
@@ -173,6 +180,13 @@ class Flash2 : public AttentionOperator {
         window.causal(), no_draws(q), no_draws(q), scale, window.left, window.right);
     return {dq, dk, dv};
   }
+
+ private:
+  // The kernels' head sizes are multiples of 32 up to 128, and of 64 above.
+  static int64_t rounded_head(int64_t dim) {
+    const int64_t multiple = dim <= 128 ? 32 : 64;
+    return (dim + multiple - 1) / multiple * multiple;
+  }
 };
 
 // New versions of the package add arguments to its schemas, so arguments are passed by name and the others keep their
@@ -185,8 +199,9 @@ class Flash3 : public AttentionOperator {
   Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band,
                   double scale) const override {
     const Window window(band, q.size(1), k.size(1));
-    const auto result = call("flash_attn_3::fwd", flash3_forward_arguments(),
-                             {q, k, v, scale, window.causal(), window.left, window.right, deterministic() ? 1 : 0});
+    const auto result =
+        call("flash_attn_3::fwd", flash3_forward_arguments(),
+             {q, k, v, scale, window.causal(), window.left, window.right, deterministic_only() ? 1 : 0});
     return {result[0].toTensor(), result[1].toTensor()};
   }
 
@@ -201,13 +216,13 @@ class Flash3 : public AttentionOperator {
                     const at::Tensor& out, const at::Tensor& lse, const Band& band, double scale) const override {
     const Window window(band, q.size(1), k.size(1));
     const at::Tensor dq = at::empty_like(q), dk = at::empty_like(k), dv = at::empty_like(v);
-    call("flash_attn_3::bwd", flash3_backward_arguments(),
-         {dout, q, k, v, out, lse, dq, dk, dv, scale, window.causal(), window.left, window.right, deterministic()});
+    call(
+        "flash_attn_3::bwd", flash3_backward_arguments(),
+        {dout, q, k, v, out, lse, dq, dk, dv, scale, window.causal(), window.left, window.right, deterministic_only()});
     return {dq, dk, dv};
   }
 
  private:
-  static bool deterministic() { return at::globalContext().deterministicAlgorithms(); }
   static std::vector<c10::IValue> call(const char* name, const std::vector<std::string>& names,
                                        const std::vector<c10::IValue>& values) {
     const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
@@ -264,6 +279,11 @@ class Efficient : public AttentionOperator {
 };
 
 }  // namespace
+
+bool deterministic_only() {
+  const at::Context& context = at::globalContext();
+  return context.deterministicAlgorithms() && !context.deterministicAlgorithmsWarnOnly();
+}
 
 std::shared_ptr<const AttentionOperator> cpu_flash_operator() { return std::make_shared<CpuFlash>(); }
 std::shared_ptr<const AttentionOperator> cudnn_operator() { return std::make_shared<Cudnn>(); }

@@ -98,11 +98,12 @@ int64_t OperatorList::backward_bytes(const OperatorSize& size, bool any) const {
 
 const AttentionOperator& OperatorList::choose(const Call& call) const {
   const int64_t queries = call.q.size(1), keys = call.k.size(1);
-  const bool simple = is_causal(call.band) || (call.band.unbounded_below() && call.band.unbounded_above());
+  const bool causal = is_causal(call.band);
+  const bool simple = causal || (call.band.unbounded_below() && call.band.unbounded_above());
   const AttentionOperator *last = nullptr, *full = nullptr;
   std::string refusing;
   for (const auto& o : operators_) {
-    if (!o->takes(queries, keys) || !(simple || o->any_band())) continue;
+    if (!o->takes({queries, keys, causal, call.backward}) || !(simple || o->any_band())) continue;
     if (!o->prepares_shapes()) {
       last = o.get();
       break;

@@ -82,6 +82,8 @@ TEST(ChooseKernel, FollowsTheAbilitiesOfTheGpu) {
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   EXPECT_EQ(chosen(h200, at::kBFloat16, 256), KernelKind::kFlash2);
   EXPECT_EQ(chosen(a100, at::kBFloat16, 128), KernelKind::kFlash2);
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);  // the same operators may compute
+  EXPECT_EQ(chosen(a100, at::kBFloat16, 128), KernelKind::kCudnn);
   at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false);
   const std::string reason = choose_gpu_kernel(KernelKind::kAuto, old_cudnn, at::kBFloat16, 128, false).reason;
   EXPECT_NE(reason.find("9.15.1"), std::string::npos) << reason;  // why the faster kernel is not chosen

@@ -86,15 +86,24 @@ class GpuKernels : public ::testing::Test {
     if (!why_not.empty()) GTEST_SKIP() << why_not;
     const KernelKind kind = choose_kernel(asked, at::kCUDA, type, dim, false).kind;
     for (const testing::LengthCase& c : testing::length_cases(heads, kv_heads, dim, 4096)) {
-      const OperatorCalls calls =
-          operators_of([&] { EXPECT_EQ(testing::check_length(c, kind, at::kCUDA, type), "") << to_string(kind); });
+      const OperatorCalls calls = operators_of([&] {
+        try {
+          EXPECT_EQ(testing::check_length(c, kind, at::kCUDA, type), "") << to_string(kind);
+        } catch (const c10::AcceleratorError&) {  // the device computes nothing any more
+          throw;
+        } catch (const std::exception& error) {  // the other lengths are to be tested nevertheless
+          ADD_FAILURE() << to_string(kind) << ", " << c.text() << ": " << error.what();
+        }
+      });
       const bool windowed = c.pattern.find("window") != std::string::npos;
       const bool sees_nothing = !windowed && c.query_offset + c.queries <= 0;
       const bool square = !windowed && c.queries == c.keys && c.queries > 1 && c.query_offset == 0;
       if (kind == KernelKind::kReference || sees_nothing) {
         EXPECT_TRUE(calls.empty()) << c.text() << ": computed by " << text_of(calls);
       } else if (kind != KernelKind::kCudnn || square) {  // cuDNN's operator takes no windows and no single rows
-        expect_own(kind, calls, /*others=*/false, c.text());
+        // Nor does it take the backward of full calls with 64 keys beyond a multiple of 128.
+        const bool forward_only = c.pattern.find("full") != std::string::npos && c.keys % 128 == 64;
+        expect_own(kind, calls, /*others=*/kind == KernelKind::kCudnn && forward_only, c.text());
       }
     }
   }

@@ -21,13 +21,21 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// While this exists, LibTorch fills new memory with NaN, so that results which nothing was written to are noticed.
+// While this exists, LibTorch fills new memory with NaN, so that results which nothing was written to are noticed. It
+// does so in its deterministic mode, which a test may have chosen already.
 class NewMemoryIsNan {
  public:
-  NewMemoryIsNan() { at::globalContext().setDeterministicAlgorithms(true, true); }
-  ~NewMemoryIsNan() { at::globalContext().setDeterministicAlgorithms(false, false); }
+  NewMemoryIsNan() : chosen_(at::globalContext().deterministicAlgorithms()) {
+    if (!chosen_) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  }
+  ~NewMemoryIsNan() {
+    if (!chosen_) at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false);
+  }
   NewMemoryIsNan(const NewMemoryIsNan&) = delete;
   NewMemoryIsNan& operator=(const NewMemoryIsNan&) = delete;
+
+ private:
+  const bool chosen_;
 };
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <sstream>
 #include <tuple>
 
 #include "attention/execution/attention.h"
@@ -95,7 +96,8 @@ double distance(const at::Tensor& got, const at::Tensor& want) {
 std::string LengthCase::text() const {
   return "queries " + std::to_string(queries) + ", keys " + std::to_string(keys) + ", batch " + std::to_string(batch) +
          ", heads " + std::to_string(heads) + ":" + std::to_string(kv_heads) + ", head size " + std::to_string(dim) +
-         ", offset " + std::to_string(query_offset) + ", " + pattern;
+         ", offset " + std::to_string(query_offset) + ", " + pattern +
+         (shift == 0 ? "" : ", scores about " + std::to_string(shift));
 }
 
 std::vector<LengthCase> length_cases(int64_t heads, int64_t kv_heads, int64_t dim, int64_t longest) {
@@ -103,7 +105,7 @@ std::vector<LengthCase> length_cases(int64_t heads, int64_t kv_heads, int64_t di
   if (longest > 704) lengths.push_back(longest);
   std::vector<LengthCase> cases;
   const auto add = [&](int64_t queries, int64_t keys, const char* pattern, int64_t offset = 0, int64_t batch = 1) {
-    cases.push_back({queries, keys, heads, kv_heads, dim, pattern, offset, batch});
+    cases.push_back({queries, keys, heads, kv_heads, dim, pattern, offset, batch, /*shift=*/0});
   };
   for (const int64_t n : lengths) {
     add(n, n, "{ kind = \"causal\" }", 0, n < 256 ? 2 : 1);
@@ -111,6 +113,10 @@ std::vector<LengthCase> length_cases(int64_t heads, int64_t kv_heads, int64_t di
     add(n, n, "{ kind = \"window\", left = 63, right = 0 }");
     add(n, n, "{ kind = \"window\", left = 100, right = 50 }");
     add(n, n, "{ kind = \"causal\" }", -(n / 3 + 1));  // the first rows see no keys
+  }
+  for (const int64_t n : {64, 128, 704}) {
+    add(n, n, "{ kind = \"full\" }");
+    cases.back().shift = -120;
   }
   const int64_t most = lengths.back();
   add(65, 129, "{ kind = \"causal\" }");
@@ -130,6 +136,10 @@ std::string check_length(const LengthCase& c, KernelKind kernel, at::Device devi
   };
   const Whole in{random(c.queries, c.heads), random(c.keys, c.kv_heads), random(c.keys, c.kv_heads),
                  random(c.queries, c.heads)};
+  if (c.shift != 0) {  // through the first elements of queries and keys, both of which every dtype can represent
+    in.q.select(3, 0).fill_(1);
+    in.k.select(3, 0).fill_(std::round(c.shift * std::sqrt(static_cast<double>(c.dim)) / 8) * 8);
+  }
   const auto comm = make_self_communicator();
   AttentionCall call;
   call.request.shape = shape_of(c);
@@ -143,24 +153,32 @@ std::string check_length(const LengthCase& c, KernelKind kernel, at::Device devi
   const Results plain = dense(c, in, mask, accumulator_type(type), type);
 
   std::string wrong;
+  const auto text = [](double number) {
+    std::ostringstream words;
+    words << number;
+    return words.str();
+  };
   // Gradients of q and k are differences of terms as large as those of v, so their errors are relative to that size.
   // In fp64, where the plain result is exact enough, the largest error seen on CPUs was 4e-15, and 1.8e-15 for lse
   // (three runs, two instruction sets, 704 positions). Devices are tested with longer sequences.
-  const double of_double = device.is_cpu() ? 1.5e-14 : 1e-12, lse_of_double = device.is_cpu() ? 6e-15 : 1e-12;
+  // A shift makes scores so much larger, and their rounding with them; dq is that times the large elements of k.
+  const double of_scores = 1 + std::abs(c.shift), of_keys = 1 + std::abs(c.shift) * std::sqrt(c.dim);
+  const double of_double = of_scores * of_keys * (device.is_cpu() ? 1.5e-14 : 1e-12);
+  const double lse_of_double = of_scores * (device.is_cpu() ? 6e-15 : 1e-12);
   const auto compare = [&](const char* name, const at::Tensor& got, const at::Tensor& right, const at::Tensor& ref,
                            double size) {
     const double unit = type == at::kDouble ? of_double : type == at::kFloat ? 2e-5 : type == at::kHalf ? 5e-4 : 4e-3;
     const double allowed = 3 * distance(ref, right) + unit * size;
     const double error = distance(got, right);
     if (error <= allowed && std::isfinite(allowed)) return;
-    wrong += std::string(wrong.empty() ? "" : "; ") + name + " is off by " + std::to_string(error) + ", allowed is " +
-             std::to_string(allowed);
+    wrong +=
+        std::string(wrong.empty() ? "" : "; ") + name + " is off by " + text(error) + ", allowed is " + text(allowed);
   };
   const double values = std::max({1e-3, largest(want.dv), largest(want.dq), largest(want.dk)});
   compare("out", forward.out, want.out, plain.out, std::max(1e-3, largest(want.out)));
   // Statistics are fp32 for all narrower inputs.
   const double lse_error = distance(forward.lse, want.lse), lse_allowed = type == at::kDouble ? lse_of_double : 1e-4;
-  if (!(lse_error <= lse_allowed)) wrong += " lse is off by " + std::to_string(lse_error);
+  if (!(lse_error <= lse_allowed)) wrong += " lse is off by " + text(lse_error);
   compare("dq", grads.dq, want.dq, plain.dq, values);
   compare("dk", grads.dk, want.dk, plain.dk, values);
   compare("dv", grads.dv, want.dv, plain.dv, values);

@@ -18,12 +18,14 @@ struct LengthCase {
   std::string pattern;  // in the syntax of configurations
   int64_t query_offset = 0;
   int64_t batch = 1;
+  double shift = 0;  // added to all scores
 
   std::string text() const;
 };
 
 // Returns cases with these heads and head size: lengths 1, 63 to 65, 127 to 129, 704 and `longest`, equal and unequal
-// for queries and keys; causal, full and windowed; and queries before all keys, which see none.
+// for queries and keys; causal, full and windowed; queries before all keys, which see none; and scores so low that
+// exp(-lse) is no fp32 number.
 std::vector<LengthCase> length_cases(int64_t heads, int64_t kv_heads, int64_t dim, int64_t longest);
 
 // Returns an empty text if out, lse and all gradients are correct, else what is wrong. Correct results are at most

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "attention/kernels/composed_kernel.h"
+#include "attention/operators/library_operators.h"
 #include "common/error.h"
 #include "logging/log_setup.h"
 #include "tests/attention/kernels/kernel_case.h"
@@ -234,6 +235,39 @@ TEST_F(Operators, ProcessPreparesSixtyFourShapes) {
   for (int64_t rows = 2; rows < 72; ++rows) forward(list, rows);
   EXPECT_EQ(history.calls(), (Calls{{"next", 6}, {"preparing", 64}}));
   EXPECT_EQ(warnings_.size(), 1u);
+}
+
+// Takes only backwards of causal calls and all forwards.
+class HalfTaking : public MaskedOperator {
+ public:
+  HalfTaking() : MaskedOperator(/*any_band=*/false, "half") {}
+  bool takes(const Question& call) const override { return !call.backward || call.causal; }
+};
+
+TEST_F(Operators, DirectionAndBandDecideWhoTakesACall) {
+  OperatorHistory history;
+  const OperatorList list({std::make_shared<HalfTaking>(), std::make_shared<MaskedOperator>(true, "next")}, history);
+  for (const Band& band : {kWhole, kCausal}) {
+    const at::Tensor q = at::randn({1, 16, 2, 8}, at::kDouble);
+    const auto part = list.forward(q, q, q, band, 1.0, /*gathered=*/false);
+    list.backward(q, q, q, q, part.out.contiguous(), part.lse, band, 1.0, /*gathered=*/false);
+  }
+  EXPECT_EQ(history.calls(), (Calls{{"half", 3}, {"next", 1}}));
+}
+
+TEST(CudnnOperator, LeavesBackwardsThatWouldGiveNaN) {
+  const auto cudnn = cudnn_operator();
+  for (const int64_t keys : {2, 63, 64, 65, 128, 192, 704, 4096}) {
+    const bool half_a_tile = keys == 64 || keys == 192 || keys == 704;
+    for (const bool causal : {false, true}) {
+      EXPECT_TRUE(cudnn->takes({.queries = 100, .keys = keys, .causal = causal, .backward = false}));
+      EXPECT_EQ(cudnn->takes({.queries = 100, .keys = keys, .causal = causal, .backward = true}),
+                causal || !half_a_tile)
+          << keys;
+    }
+  }
+  EXPECT_FALSE(cudnn->takes({.queries = 1, .keys = 64}));
+  EXPECT_FALSE(cudnn->takes({.queries = 64, .keys = 1}));
 }
 
 }  // namespace
