@@ -239,7 +239,7 @@ ROOMS = {
         "simd",
         "common",
     ],
-    "model/gpu": [],
+    "model/gpu": ["simd"],
     "modules": [
         "model/description",
         "attention/execution",
