@@ -37,7 +37,18 @@ constexpr at::ScalarType kTypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
 
 // The relative error of a number that is rounded to the type, and the absolute one where that is larger because the
 // number is subnormal.
-double rounding(at::ScalarType type) { return type == at::kFloat ? 0x1p-24 : type == at::kHalf ? 0x1p-11 : 0x1p-8; }
+double rounding(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble:
+      return 0x1p-53;
+    case at::kFloat:
+      return 0x1p-24;
+    case at::kHalf:
+      return 0x1p-11;
+    default:
+      return 0x1p-8;  // bf16
+  }
+}
 double rounding_near_zero(at::ScalarType type) { return type == at::kHalf ? 0x1p-25 : 0x1p-134; }
 
 // The same on the CPU in fp64.
