@@ -160,7 +160,7 @@ MergeArguments merge_arguments(const at::Tensor& out, const at::Tensor& lse, con
   }
   a.aligned = a.dim % 4 == 0 && in_fours(out) && in_fours(before_out);
   for (const MergePart& part : parts) {
-    const auto members = [](const Span& s) { return MergeSpan{s.begin, s.stride, s.count}; };
+    const auto members = [](const Span& s) { return MergeSpan{s.begin, s.stride, (s.count - 1) * s.stride}; };
     a.parts[a.count++] = {merge_rows(part.out, part.lse),
                           {members(part.batch), members(part.heads), members(part.rows)}};
     a.aligned = a.aligned && in_fours(part.out);
