@@ -70,7 +70,9 @@ class Composer {
         }
       }
     }
-    join_triangles();
+    do {
+      join_triangles();
+    } while (join_rectangles());
     for (const Piece& piece : pieces_) add(piece.batch, piece.heads, {piece.rectangle});
     for (const TileGroup& group : group_tiles(whole, kMostKeys)) {
       std::vector<Rectangle> rectangles;
@@ -125,10 +127,11 @@ class Composer {
       }
     }
   }
+  // Whether the rows of y follow those of x.
+  static bool goes_on(const Span& x, const Span& y) {
+    return x.empty() == y.empty() && (x.empty() || (x.stride == y.stride && y.begin == x.last() + x.stride));
+  }
   static bool follows(const Piece& a, const Piece& b) {
-    const auto goes_on = [](const Span& x, const Span& y) {
-      return x.empty() == y.empty() && (x.empty() || (x.stride == y.stride && y.begin == x.last() + x.stride));
-    };
     const Rectangle &r = a.rectangle, &s = b.rectangle;
     return a.batch == b.batch && a.heads == b.heads && goes_on(r.query_rows, s.query_rows) &&
            goes_on(r.key_rows, s.key_rows) && goes_on(r.grad_rows, s.grad_rows);
@@ -137,6 +140,45 @@ class Composer {
     const Rectangle& r = piece.rectangle;
     return r.whole() && piece.batch == a.batch && piece.heads == a.heads && r.query_rows == b.rectangle.query_rows &&
            r.key_rows == a.rectangle.key_rows && r.grad_rows == a.rectangle.grad_rows;
+  }
+
+  // Joins rectangles without a band that have the same keys and consecutive queries, or the same queries and
+  // consecutive keys. So a zigzag rank's two chunks of queries, or those of a block's keys, become one call. Returns
+  // whether there were any.
+  bool join_rectangles() {
+    bool any = false;
+    constexpr size_t kFew = 64;  // the limit for comparing all pairs
+    const auto is_whole = [](const Piece& p) { return p.rectangle.whole() && !p.rectangle.reversed; };
+    if (static_cast<size_t>(std::count_if(pieces_.begin(), pieces_.end(), is_whole)) > kFew) return false;
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      for (size_t j = 0; j < pieces_.size();) {
+        if (i == j || !is_whole(pieces_[i]) || !is_whole(pieces_[j]) || !take_in(pieces_[i], pieces_[j])) {
+          ++j;
+          continue;
+        }
+        pieces_.erase(pieces_.begin() + static_cast<std::ptrdiff_t>(j));
+        i -= j < i ? 1 : 0;
+        j = 0;  // what is larger now may have further neighbours
+        any = true;
+      }
+    }
+    return any;
+  }
+  // Adds b to a if together they are a rectangle.
+  static bool take_in(Piece& a, const Piece& b) {
+    Rectangle& r = a.rectangle;
+    const Rectangle& s = b.rectangle;
+    if (a.batch != b.batch || a.heads != b.heads) return false;
+    if (r.key_rows == s.key_rows && r.grad_rows == s.grad_rows && goes_on(r.query_rows, s.query_rows)) {
+      r.query_rows.count += s.query_rows.count;
+      return true;
+    }
+    if (r.query_rows != s.query_rows || !goes_on(r.key_rows, s.key_rows) || !goes_on(r.grad_rows, s.grad_rows)) {
+      return false;
+    }
+    r.key_rows.count += s.key_rows.count;
+    r.grad_rows.count += s.grad_rows.count;  // 0 in a forward
+    return true;
   }
 
   static int64_t blocks_of(const Span& batch, const Span& heads, const Span& rows) {

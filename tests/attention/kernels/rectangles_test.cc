@@ -281,7 +281,8 @@ TEST(Composition, JoinsTrianglesAlongTheDiagonal) {
     pairs += c.rectangle.whole() ? n * m : n * (n + 1) / 2;
   }
   EXPECT_EQ(pairs, 3 * 5050 + 3 * 10000);
-  EXPECT_EQ(triangles, 2);  // the rectangle beside the third triangle is in two parts
+  EXPECT_EQ(triangles, 1);  // the rectangle beside the third triangle, in two parts at first, is joined as well
+  EXPECT_EQ(composition.direct.size(), 1u);
   tiles.resize(3);
   tiles[0] = tile(1, 1, true);
   composition = compose(tiles, in);
@@ -289,6 +290,44 @@ TEST(Composition, JoinsTrianglesAlongTheDiagonal) {
   EXPECT_EQ(composition.direct[0].rectangle.query_rows, (Span{0, 1, 200}));
   EXPECT_EQ(composition.direct[0].rectangle.grad_rows, (Span{10, 1, 200}));
   EXPECT_TRUE(composition.direct[0].rectangle.lower_triangle());
+}
+
+// A zigzag rank's two chunks of queries, and the two of another rank's keys, are adjacent in storage.
+TEST(Composition, JoinsRectanglesBesideEachOther) {
+  CompositionInput in;
+  in.rows = 300, in.heads = 4, in.group = 2, in.fill = 1;
+  in.keys = {{0, 1, 1}, {0, 1, 2}, 300};
+  in.grads = {{0, 1, 1}, {0, 1, 2}, 500};
+  struct Place {
+    int64_t query, key, grad;
+    Span heads{0, 1, 4};
+  };
+  const auto composed = [&](const std::vector<Place>& places) {
+    std::vector<Tile> tiles;
+    for (const Place& p : places) {
+      Tile t;
+      t.batch = {0, 1, 1}, t.heads = p.heads;
+      t.query_rows = {p.query * 100, 1, 100}, t.key_rows = {p.key * 100, 1, 100}, t.grad_rows = {p.grad * 100, 1, 100};
+      t.query_positions = {p.query * 700, 1, 100}, t.key_positions = {p.key * 700, 1, 100};
+      tiles.push_back(t);
+    }
+    expect_each_pair_once(tiles, in);
+    return compose(tiles, in).direct;
+  };
+  const auto one = [](const std::vector<DirectCall>& calls, Span queries, Span keys, Span grads) {
+    ASSERT_EQ(calls.size(), 1u);
+    EXPECT_EQ(calls[0].rectangle.query_rows, queries);
+    EXPECT_EQ(calls[0].rectangle.key_rows, keys);
+    EXPECT_EQ(calls[0].rectangle.grad_rows, grads);
+  };
+  one(composed({{1, 0, 2}, {0, 0, 2}}), {0, 1, 200}, {0, 1, 100}, {200, 1, 100});
+  one(composed({{1, 0, 2}, {1, 1, 3}}), {100, 1, 100}, {0, 1, 200}, {200, 1, 200});
+  one(composed({{1, 1, 3}, {0, 0, 2}, {0, 1, 3}, {1, 0, 2}}), {0, 1, 200}, {0, 1, 200}, {200, 1, 200});
+  EXPECT_EQ(composed({{0, 0, 2}, {2, 0, 2}}).size(), 2u);  // rows lie between the queries
+  EXPECT_EQ(composed({{1, 0, 2}, {1, 1, 4}}).size(), 2u);  // and between the rows of gradients
+  EXPECT_EQ(composed({{1, 0, 2}, {1, 1, 1}}).size(), 2u);
+  EXPECT_EQ(composed({{0, 0, 2}, {1, 1, 3}}).size(), 2u);  // a corner is not a side
+  EXPECT_EQ(composed({{0, 0, 2, {0, 1, 2}}, {1, 0, 2, {2, 1, 2}}}).size(), 2u);
 }
 
 TEST(Composition, BatchesTilesOfOneShape) {
