@@ -2,7 +2,8 @@
 //
 // Threads. The mutex of the watch guards NCCL's handle, the operations on the device, and the communicator that carries
 // their headers. The caller's thread and the watching thread use these, and neither holds the mutex for longer than a
-// deadline. Only the caller's thread uses the host communicator. Both threads may call MPI at the same time; the mutex
+// deadline, nor in calls that wait while the caller's stream has as much to do as it can hold. Only the caller's thread
+// uses the host communicator. Both threads may call MPI at the same time; the mutex
 // of MpiRuntime, which is held for one call at a time, makes that safe.
 //
 // Memory. Transfers run on this communicator's stream, between two events:
@@ -59,13 +60,10 @@ at::Device cuda(int device) { return at::Device(at::kCUDA, static_cast<c10::Devi
 
 class CudaOperation final : public Operation {
  public:
-  CudaOperation(std::string label, std::string description, Seconds timeout, std::vector<at::Tensor> held,
-                std::unique_ptr<MessageHeaders::Comparison> comparison)
-      : Operation(std::move(label), std::move(description), timeout),
-        tensors(std::move(held)),
-        comparison_(std::move(comparison)) {}
+  CudaOperation(std::string label, std::string description, Seconds timeout, std::vector<at::Tensor> held)
+      : Operation(std::move(label), std::move(description), timeout), tensors(std::move(held)) {}
 
-  HeaderVerdict headers() override { return comparison_ ? comparison_->look() : HeaderVerdict(); }
+  HeaderVerdict headers() override { return comparison ? comparison->look() : HeaderVerdict(); }
   // An error of the device is not reported here: done() finds it in `done_event` as well.
   bool reached() override { return ready.query() == cudaSuccess; }
   bool done() override {
@@ -79,9 +77,7 @@ class CudaOperation final : public Operation {
   Event ready, done_event;                         // see the head of this file
   std::vector<at::Tensor> tensors;                 // kept, so that the allocator does not reuse their memory
   std::optional<c10::cuda::CUDAStream> issued_on;  // the caller's stream
-
- private:
-  std::unique_ptr<MessageHeaders::Comparison> comparison_;  // null if the ranks have agreed before
+  std::unique_ptr<MessageHeaders::Comparison> comparison = nullptr;  // null if the ranks have agreed before
 };
 
 class NcclCommunicator final : public Communicator {
@@ -135,10 +131,7 @@ class NcclCommunicator final : public Communicator {
     return *host_;
   }
 
-  void progress() override {
-    std::lock_guard<std::mutex> lock(watch_.mutex());
-    look_after({"progress", 0});
-  }
+  void progress() override { look_after({"progress", 0}); }
 
  protected:
   // A graph would replay the transfer without its agreement, its deadline and its check for errors.
@@ -149,7 +142,6 @@ class NcclCommunicator final : public Communicator {
                       ": the current stream is being captured into a CUDA graph, which cannot contain transfers "
                       "between ranks; capture only the work between them");
     }
-    std::lock_guard<std::mutex> lock(watch_.mutex());
     look_after(label);
   }
 
@@ -158,8 +150,10 @@ class NcclCommunicator final : public Communicator {
     try {
       return Communicator::gather_headers(mine, brings, label);
     } catch (const Error& e) {
-      std::lock_guard<std::mutex> lock(watch_.mutex());
-      watch_.fail(e.kind(), where(label) + ": " + plain(e));
+      {
+        std::lock_guard<std::mutex> lock(watch_.mutex());
+        watch_.fail(e.kind(), where(label) + ": " + plain(e));
+      }
       look_after(label);
       throw;
     }
@@ -186,42 +180,58 @@ class NcclCommunicator final : public Communicator {
  private:
   friend class NcclWork;
 
-  // Checks what is under way, and raises an error that has occurred. The caller holds the mutex.
+  // Checks what is under way, and raises an error that has occurred.
   void look_after(OpLabel label) {
-    watch_.look();
-    raise_failure(label);
+    {
+      std::lock_guard<std::mutex> lock(watch_.mutex());
+      watch_.look();
+      raise_failure(label);
+    }
     if (!waits_.empty() && !handle_.capturing()) on_device(label, [&] { add_waits(); });
   }
 
-  // Runs `body`, in which any call may report an earlier failure of the device. The caller holds the mutex.
+  // Runs `body`, in which any call may report an earlier failure of the device. The caller does not hold the mutex:
+  // with a full queue of the current stream, calls that add to it wait for the device, and the device may wait for a
+  // transfer whose peer has died, which the watching thread must be able to abort meanwhile.
   template <typename Body>
   void on_device(OpLabel label, Body body) {
+    std::string reason;
     try {
       const auto guard = handle_.guard();
       body();
       return;
     } catch (const Error& e) {
-      watch_.fail_device(where(label), plain(e));
+      reason = plain(e);
     } catch (const c10::Error& e) {
-      watch_.fail_device(where(label), in_short(e));
+      reason = in_short(e);
     }
+    std::lock_guard<std::mutex> lock(watch_.mutex());
+    watch_.fail_device(where(label), reason);
     raise_failure(label);
   }
 
+  // The caller holds the mutex.
   void raise_failure(OpLabel label) {
     if (const auto& failure = watch_.failure()) fail(failure->kind, failure->text, /*told=*/false);
     check_alive(label);
   }
 
-  // Issues NCCL calls on the communication stream, after the work on the current stream. The caller holds the mutex.
+  // Adds an operation whose headers are on their way, and issues its NCCL calls on the communication stream, after the
+  // work on the current stream. `lock` holds the mutex.
   template <typename Issue>
-  void enqueue(const std::shared_ptr<CudaOperation>& op, OpLabel label, Issue issue) {
-    try {
-      const auto guard = handle_.guard();
+  void enqueue(std::unique_lock<std::mutex> lock, const std::shared_ptr<CudaOperation>& op, OpLabel label,
+               Issue issue) {
+    watch_.add(op);
+    lock.unlock();
+    on_device(label, [&] {
       op->issued_on = c10::cuda::getCurrentCUDAStream();
       op->ready.record(op->issued_on->stream());
+    });
+    lock.lock();
+    raise_failure(label);
+    try {
+      const auto guard = handle_.guard();
       op->ready.block(stream_.stream());
-      watch_.add(op);
       issue(handle_.get(), stream_.stream());
       // The transfer is on the stream only once NCCL is no longer in progress; the event must be recorded after it.
       handle_.await(op->timeout());
@@ -237,7 +247,7 @@ class NcclCommunicator final : public Communicator {
     watch_.wake();
   }
 
-  // Orders the current stream after op and releases its tensors. The caller holds the mutex.
+  // Orders the current stream after op and releases its tensors.
   void follow(CudaOperation& op, WaitFor what) {
     const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream();
     if (spare_.empty()) spare_.push_back(std::make_unique<Wait>());
@@ -248,6 +258,7 @@ class NcclCommunicator final : public Communicator {
     op.done_event.block(current.stream());
     wait->after.record(current.stream());
     waits_.push_back(std::move(wait));
+    std::lock_guard<std::mutex> lock(watch_.mutex());
     if (current != *op.issued_on) {
       for (const at::Tensor& tensor : op.tensors) {
         c10::cuda::CUDACachingAllocator::recordStream(tensor.storage().data_ptr(), stream_);
@@ -256,7 +267,7 @@ class NcclCommunicator final : public Communicator {
     op.tensors.clear();
   }
 
-  // Adds the times of the waits that the device has finished. The caller holds the mutex.
+  // Adds the times of the waits that the device has finished.
   void add_waits() {
     while (!waits_.empty() && waits_.front()->after.query() == cudaSuccess) {
       add_wait(waits_.front()->what, waits_.front()->after.seconds_since(waits_.front()->before));
@@ -265,21 +276,18 @@ class NcclCommunicator final : public Communicator {
     }
   }
 
-  // The caller holds the mutex.
-  std::shared_ptr<CudaOperation> new_operation(OpLabel label, std::string description, std::vector<at::Tensor> held,
-                                               std::unique_ptr<MessageHeaders::Comparison> comparison) {
+  std::shared_ptr<CudaOperation> new_operation(OpLabel label, std::string description, std::vector<at::Tensor> held) {
     std::shared_ptr<CudaOperation> op;
     on_device(label, [&] {
-      op = std::make_shared<CudaOperation>(where(label), std::move(description), timeout_, std::move(held),
-                                           std::move(comparison));
+      op = std::make_shared<CudaOperation>(where(label), std::move(description), timeout_, std::move(held));
     });
     return op;
   }
 
-  // The caller holds the mutex.
+  // `header`: that of a collective that was begun; null if the ranks have agreed before.
   template <typename Issue>
   std::unique_ptr<Work> collective(const char* name, OpLabel label, std::vector<at::Tensor> tensors,
-                                   std::unique_ptr<MessageHeaders::Comparison> comparison, WaitFor what, Issue issue);
+                                   const CollectiveHeader* header, WaitFor what, Issue issue);
 
   // The time for which the device waited for a transfer: between two events on the stream that waited.
   struct Wait {
@@ -288,11 +296,12 @@ class NcclCommunicator final : public Communicator {
   };
 
   std::unique_ptr<Communicator> host_;       // used by the caller's thread only
-  std::unique_ptr<MessageHeaders> headers_;  // guarded by the mutex, like the members below
+  std::unique_ptr<MessageHeaders> headers_;  // guarded by the mutex
   NcclOptions options_;
   c10::cuda::CUDAStream stream_;
-  NcclHandle handle_;
+  NcclHandle handle_;  // guarded by the mutex, but for guard() and capturing()
   OperationWatch watch_;
+  // Used by the caller's thread only.
   std::deque<std::unique_ptr<Wait>> waits_;   // waits whose time is not added yet, in the order of issue
   std::vector<std::unique_ptr<Wait>> spare_;  // for reuse, because making events takes longer than using them
 };
@@ -319,20 +328,23 @@ class NcclWork final : public Work {
   }
 
   bool test() override {
-    std::lock_guard<std::mutex> lock(comm_.watch_.mutex());
-    if (!op_->complete()) comm_.look_after(label_);
-    return op_->complete();
+    if (!complete()) comm_.look_after(label_);
+    return complete();
   }
 
   void wait() override {
     if (waited_) return;
     waited_ = true;
-    std::lock_guard<std::mutex> lock(comm_.watch_.mutex());
-    if (!op_->complete()) comm_.look_after(label_);
+    if (!complete()) comm_.look_after(label_);
     comm_.on_device(label_, [&] { comm_.follow(*op_, what_); });
   }
 
  private:
+  bool complete() const {
+    std::lock_guard<std::mutex> lock(comm_.watch_.mutex());
+    return op_->complete();
+  }
+
   NcclCommunicator& comm_;
   std::shared_ptr<CudaOperation> op_;
   OpLabel label_;
@@ -343,16 +355,17 @@ class NcclWork final : public Work {
 
 template <typename Issue>
 std::unique_ptr<Work> NcclCommunicator::collective(const char* name, OpLabel label, std::vector<at::Tensor> tensors,
-                                                   std::unique_ptr<MessageHeaders::Comparison> comparison, WaitFor what,
-                                                   Issue issue) {
-  const auto op = new_operation(label, name, std::move(tensors), std::move(comparison));
-  enqueue(op, label, [&](ncclComm_t comm, cudaStream_t stream) { check_nccl(issue(comm, stream), name, comm); });
+                                                   const CollectiveHeader* header, WaitFor what, Issue issue) {
+  const auto op = new_operation(label, name, std::move(tensors));
+  std::unique_lock<std::mutex> lock(watch_.mutex());
+  raise_failure(label);
+  if (header) op->comparison = headers_->start_collective(*header, label.counted, timeout_);
+  enqueue(std::move(lock), op, label,
+          [&](ncclComm_t comm, cudaStream_t stream) { check_nccl(issue(comm, stream), name, comm); });
   return std::make_unique<NcclWork>(*this, op, label, what);
 }
 
 std::unique_ptr<Work> NcclCommunicator::start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) {
-  std::lock_guard<std::mutex> lock(watch_.mutex());
-  raise_failure(label);
   return collective(
       "all_reduce", label, {tensor}, nullptr, WaitFor::kReduce, [&](ncclComm_t comm, cudaStream_t stream) {
         return ncclAllReduce(tensor.const_data_ptr(), tensor.mutable_data_ptr(), static_cast<size_t>(tensor.numel()),
@@ -361,8 +374,6 @@ std::unique_ptr<Work> NcclCommunicator::start_all_reduce(at::Tensor& tensor, Red
 }
 
 std::unique_ptr<Work> NcclCommunicator::start_broadcast(at::Tensor& tensor, int root, OpLabel label) {
-  std::lock_guard<std::mutex> lock(watch_.mutex());
-  raise_failure(label);
   return collective("broadcast", label, {tensor}, nullptr, WaitFor::kGather, [&](ncclComm_t comm, cudaStream_t stream) {
     return ncclBroadcast(tensor.const_data_ptr(), tensor.mutable_data_ptr(), tensor.nbytes(), ncclUint8, root, comm,
                          stream);
@@ -371,14 +382,11 @@ std::unique_ptr<Work> NcclCommunicator::start_broadcast(at::Tensor& tensor, int 
 
 // Issues the transfer before the ranks have agreed. The watch compares their headers meanwhile, as in an exchange.
 std::unique_ptr<Work> NcclCommunicator::begin(const Begun& call) {
-  std::lock_guard<std::mutex> lock(watch_.mutex());
-  raise_failure(call.label);
   const void* from = call.in.const_data_ptr();
   void* to = call.out.mutable_data_ptr();
   const auto dtype = call.in.scalar_type();
   const size_t bytes = call.in.nbytes();
-  return collective(call.name(), call.label, {call.out, call.in},
-                    headers_->start_collective(call.header, call.label.counted, timeout_),
+  return collective(call.name(), call.label, {call.out, call.in}, &call.header,
                     call.reduces() ? WaitFor::kReduce : WaitFor::kGather, [&](ncclComm_t comm, cudaStream_t stream) {
                       if (bytes == 0) return ncclSuccess;
                       if (call.collective() == Collective::kAllGather) {
@@ -395,11 +403,6 @@ std::unique_ptr<Work> NcclCommunicator::begin(const Begun& call) {
 
 std::unique_ptr<Work> NcclCommunicator::start_exchange(const std::vector<Message>& sends,
                                                        const std::vector<Message>& receives, OpLabel label) {
-  std::lock_guard<std::mutex> lock(watch_.mutex());
-  raise_failure(label);
-
-  std::unique_ptr<MessageHeaders::Comparison> comparison = headers_->start(sends, receives, timeout_);
-  if (!comparison) return nullptr;
   std::string description;
   std::vector<at::Tensor> held;
   const auto hold = [&](const Message& message, const char* doing, const char* whom) {
@@ -411,9 +414,13 @@ std::unique_ptr<Work> NcclCommunicator::start_exchange(const std::vector<Message
   };
   for (const Message& message : receives) hold(message, "receiving ", " bytes from ");
   for (const Message& message : sends) hold(message, "sending ", " bytes to ");
-  const auto op = new_operation(label, std::move(description), std::move(held), std::move(comparison));
+  const auto op = new_operation(label, std::move(description), std::move(held));
 
-  enqueue(op, label, [&](ncclComm_t comm, cudaStream_t stream) {
+  std::unique_lock<std::mutex> lock(watch_.mutex());
+  raise_failure(label);
+  op->comparison = headers_->start(sends, receives, timeout_);
+  if (!op->comparison) return nullptr;
+  enqueue(std::move(lock), op, label, [&](ncclComm_t comm, cudaStream_t stream) {
     check_nccl(ncclGroupStart(), "ncclGroupStart", comm);
     ncclResult_t code = ncclSuccess;
     const char* call = "";

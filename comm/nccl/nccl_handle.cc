@@ -57,8 +57,9 @@ void NcclHandle::join(const std::string& id, int size, int max_ctas, Seconds tim
     check_nccl(ncclCommInitRankConfig(&comm_, size, unique, rank_, &config), "ncclCommInitRankConfig", nullptr);
     await(timeout);
   } catch (const Error& e) {
-    abort();
-    fail_comm("waiting for all ranks in ncclCommInitRankConfig: " + plain(e));
+    const std::string why = "waiting for all ranks in ncclCommInitRankConfig: " + plain(e);
+    abort(why);
+    fail_comm(why);
   }
 }
 
@@ -93,11 +94,12 @@ std::string NcclHandle::error() {
   return state == ncclSuccess || state == ncclInProgress ? "" : describe_nccl(state, comm_);
 }
 
-void NcclHandle::abort() {
+// The call also waits for what the device was given before the last transfer, which may be much.
+void NcclHandle::abort(const std::string& why) {
   if (comm_ == nullptr) return;
-  const auto message = [] {
-    return "ncclCommAbort did not return within " + describe_seconds(kAbortTimeout.count()) +
-           ": the device does not respond";
+  const auto message = [&why] {
+    return why + "; besides, ncclCommAbort did not return within " + describe_seconds(kAbortTimeout.count()) +
+           ": the device does not respond, or has more to do";
   };
   const comm_internal::Watchdog watchdog(kAbortTimeout, message, rank_);
   ncclCommAbort(comm_);

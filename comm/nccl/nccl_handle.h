@@ -66,7 +66,7 @@ class NcclHandle final : public Transport {
   c10::cuda::CUDAGuard guard() const { return c10::cuda::CUDAGuard(device()); }
 
   std::string error() override;
-  void abort() override;
+  void abort(const std::string& why) override;
   bool capturing() const override;
 
  private:

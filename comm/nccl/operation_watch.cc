@@ -67,7 +67,7 @@ void OperationWatch::run(const std::function<void()>& begin) {
 void OperationWatch::fail(ErrorKind kind, const std::string& text) {
   if (failure_) return;
   failure_ = Failure{kind, text};
-  transport_.abort();
+  transport_.abort(text);
   [[maybe_unused]] const auto* leaked = new auto(std::move(operations_));
   operations_.clear();
   agreed_ = 0;

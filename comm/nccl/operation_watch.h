@@ -72,8 +72,9 @@ class Transport {
   virtual ~Transport() = default;
   // NCCL's asynchronous error; empty without one.
   virtual std::string error() = 0;
-  // Ends the operations that run on the device. The transport cannot be used afterwards.
-  virtual void abort() = 0;
+  // Ends the operations that run on the device. The transport cannot be used afterwards. `why` is the failure, for the
+  // case that aborting fails as well.
+  virtual void abort(const std::string& why) = 0;
   // Whether the calling thread captures a CUDA graph, which a query of the device would invalidate. False if the device
   // has failed: the queries that follow find the failure and name the operation.
   virtual bool capturing() const = 0;

@@ -38,7 +38,9 @@ constexpr const char* kDevice = "the device of rank 0";
 class FakeTransport final : public Transport {
  public:
   std::string error() override { return says; }
-  void abort() override {
+  void abort(const std::string& why) override {
+    EXPECT_FALSE(why.empty());
+    reason = why;
     ++aborts;
     if (on_abort) on_abort();
   }
@@ -48,6 +50,7 @@ class FakeTransport final : public Transport {
   }
 
   std::string says;
+  std::string reason;  // given to abort()
   int aborts = 0;
   std::function<void()> on_abort;
   bool captured = false;
@@ -247,6 +250,7 @@ TEST_P(NcclWatch, Answers) {
     }
     // The watch aborts once, at the failure. Failed operations keep their memory; complete ones have released it once.
     EXPECT_EQ(scene.nccl.aborts, step.failure.empty() ? 0 : 1);
+    EXPECT_EQ(scene.nccl.reason, step.failure);
     int released = 0;
     for (const auto& operation : operations) {
       EXPECT_EQ(operation->releases, operation->complete() ? 1 : 0);
