@@ -130,9 +130,9 @@ double relative_error(const at::Tensor& got, const at::Tensor& want) {
 double bound_of(at::ScalarType type) { return type == at::kFloat || type == at::kDouble ? 1e-4 : 2e-2; }
 
 // Compares out, lse and dq of some query rows and heads with the fp64 oracle of these rows. Returns the largest
-// relative error; raises Error(kInternal) if it is above bound_of.
-double check_rows(const Problem& problem, const PatternSpec& pattern, const AttentionShape& shape,
-                  const ExecutorCall& call, const std::string& name) {
+// relative error.
+double error_of_rows(const Problem& problem, const PatternSpec& pattern, const AttentionShape& shape,
+                     const ExecutorCall& call) {
   const int64_t last = shape.q_len - 1, group = shape.heads / shape.kv_heads;
   std::vector<int64_t> rows = {0, 1, last / 3, last / 2 + 1, last - 1, last};
   std::vector<int64_t> heads = {0, std::min<int64_t>(5, shape.heads - 1), shape.heads - 1};
@@ -155,15 +155,18 @@ double check_rows(const Problem& problem, const PatternSpec& pattern, const Atte
                return whole(b, heads[static_cast<size_t>(h)], rows[static_cast<size_t>(i)], j);
              });
   // In these patterns every query sees at least its own key, so no lse is infinite.
-  const double error = std::max({relative_error(of_queries(call.output().out), want.out),
-                                 relative_error(some(some(call.output().lse, 2, rows), 1, heads), want.lse),
-                                 relative_error(of_queries(call.gradients().dq), want.dq)});
-  if (!(error <= bound_of(problem.q.scalar_type()))) {
-    throw Error(ErrorKind::kInternal, "bench",
-                name + line(": out, lse or dq of some rows is %.3g off the oracle's; at most %.3g is expected", error,
-                            bound_of(problem.q.scalar_type())));
-  }
-  return error;
+  return std::max({relative_error(of_queries(call.output().out), want.out),
+                   relative_error(some(some(call.output().lse, 2, rows), 1, heads), want.lse),
+                   relative_error(of_queries(call.gradients().dq), want.dq)});
+}
+
+// Returns whether the relative error `error` of `what` is at most `most`. If it is not, says so and notes that the run
+// has failed.
+bool right(GpuBench& bench, const std::string& what, double error, double most) {
+  if (error <= most) return true;  // not if it is not a number
+  bench.wrong.push_back(what + line(" is %.3g off; at most %.3g is expected", error, most));
+  bench.out << "  WRONG: " << bench.wrong.back() << std::endl;
+  return false;
 }
 
 // The goals hold for GPUs only.
@@ -211,19 +214,19 @@ void bench_dense(GpuBench& bench) {
             << "    tokens  direction   executor ms   TFLOP/s  operator ms   TFLOP/s  over the operator, computed by\n";
   for (const int64_t length : o.lengths) {
     const Problem problem = random_problem(o, length);
-    ExecutorCall ours(o, problem, causal_pattern());
+    // The operator alone comes first: LibTorch would crash at the second call of a shape that cuDNN has refused, which
+    // the executor gives to another operator.
     OperatorCall theirs(problem);
-    ours.backward();
     theirs.backward();
+    ExecutorCall ours(o, problem, causal_pattern());
+    ours.backward();
     const AttentionGradients mine = ours.gradients(), other = theirs.gradients();
     const double difference =
         std::max({relative_error(ours.output().out, theirs.out()), relative_error(mine.dq, other.dq),
                   relative_error(mine.dk, other.dk), relative_error(mine.dv, other.dv)});
-    if (!(difference <= 2 * bound_of(o.type))) {
-      throw Error(ErrorKind::kInternal, "bench",
-                  line("the executor's out, dq, dk or dv is %.3g off the operator's; at most %.3g is expected",
-                       difference, 2 * bound_of(o.type)));
-    }
+    const std::string what = line("dense %lld: out, dq, dk or dv of the executor, compared with the operator's,",
+                                  static_cast<long long>(length));
+    if (!right(bench, what, difference, 2 * bound_of(o.type))) continue;
     for (const bool back : {false, true}) {
       const char* const direction = back ? "backward" : "forward";
       std::vector<TimedSide> sides(2);
@@ -266,11 +269,8 @@ void bench_ring(GpuBench& bench) {
   const double difference =
       std::max({relative_error(got.out, whole.output().out), relative_error(got.dq, whole.gradients().dq),
                 relative_error(got.dk, whole.gradients().dk), relative_error(got.dv, whole.gradients().dv)});
-  if (!(difference <= 2 * bound_of(o.type))) {
-    throw Error(ErrorKind::kInternal, "bench",
-                line("the ring's results are %.3g off the whole call's; at most %.3g is expected", difference,
-                     2 * bound_of(o.type)));
-  }
+  if (!right(bench, "ring: out, dq, dk or dv, compared with the whole call's,", difference, 2 * bound_of(o.type)))
+    return;
   bench.out << line(
       "causal attention of %lld tokens: a zigzag ring of %d ranks, run in turn on one device, compared with one "
       "call\n\n"
@@ -361,7 +361,9 @@ void bench_attention_patterns(GpuBench& bench) {
     validate(p.spec, shape);
     ExecutorCall call(o, problem, p.spec);
     call.backward();
-    const double error = check_rows(problem, p.spec, shape, call, p.name);
+    const double error = error_of_rows(problem, p.spec, shape, call);
+    const std::string what = p.name + ": out, lse or dq of some rows, compared with the oracle's,";
+    if (!right(bench, what, error, bound_of(o.type))) continue;
     const double share = call.pairs() / dense.pairs();
     for (const bool back : {false, true}) {
       const char* const direction = back ? "backward" : "forward";

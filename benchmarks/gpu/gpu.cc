@@ -17,7 +17,9 @@ namespace annulus {
 namespace {
 
 constexpr int kWarmUps = 3;
-constexpr double kRoundSeconds = 0.02;  // a round repeats a short call for about this long, at most 100 times
+// A round repeats a short call for about this long, at most 100 times. A round begins on a device that waits for the
+// host, which takes a few tens of microseconds, so that of a shorter round they would be a measurable part.
+constexpr double kRoundSeconds = 0.1;
 
 void validate_options(const GpuBenchOptions& o) {
   for (const std::string& part : o.parts) index_of_name(part, gpu_bench_parts(), "part", "--part");
@@ -119,7 +121,7 @@ GpuBenchOptions gpu_bench_options(at::Device device) {
 std::vector<BenchRatio> run_gpu_bench(const GpuBenchOptions& options, std::ostream& out) {
   validate_options(options);
   if (wanted(options, "train") || wanted(options, "longest")) check_training_part(options);
-  GpuBench bench{options, device_facts(options.device), out, {}, {}};
+  GpuBench bench{options, device_facts(options.device), out, {}, {}, 0, {}};
   out << bench.facts.name;
   if (bench.facts.multiprocessors > 0) {
     out << line(", %lld multiprocessors, at most %lld MHz; %s", static_cast<long long>(bench.facts.multiprocessors),
@@ -138,6 +140,11 @@ std::vector<BenchRatio> run_gpu_bench(const GpuBenchOptions& options, std::ostre
     run(bench);
     bench.end_figures(name);
     release_cached_memory(options.device);
+  }
+  if (!bench.wrong.empty()) {
+    std::string text;
+    for (const std::string& each : bench.wrong) text += (text.empty() ? "" : "; ") + each;
+    throw Error(ErrorKind::kInternal, "bench", text);
   }
   return std::move(bench.ratios);
 }

@@ -36,6 +36,7 @@ struct GpuBench {
   std::vector<BenchRatio> ratios;
   std::vector<GpuFigure> figures;  // measured since the last line of JSON
   size_t reported = 0;             // how many ratios have been printed as JSON
+  std::vector<std::string> wrong;  // what was computed wrongly; the run goes on, and fails at its end
 
   void figure(GpuFigure f) { figures.push_back(std::move(f)); }
   // Prints what was measured since the last call as one line of JSON, so that it is kept if the run is cut off later.

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -129,6 +130,15 @@ struct SimulatedRing::Rank {
   }
   KeyBlock block(int buffer, int number) { return key_block(pair(buffer).k, pair(buffer).v, rows(buffer), number); }
 
+  // The (gradient buffer, block) pairs that are to be zero but have not been written yet, as in the executor, which
+  // lets kernels set the first gradients instead of adding them.
+  std::set<std::pair<int, int>> fresh;
+  KeyBlock grads(int buffer, int number) {
+    KeyBlock grads = block(buffer, number);
+    grads.fresh = fresh.erase({buffer, number}) > 0;
+    return grads;
+  }
+
   template <typename Compute>
   void compute_tiles(const Step& step, Compute compute) {
     const std::span<const Tile> tiles = step.tiles;
@@ -205,7 +215,7 @@ SimulatedRing::SimulatedRing(const PlanRequest& request, const at::Tensor& q, co
 }
 
 void SimulatedRing::forward() {
-  const Kernel::Poll poll = [] {};  // with a poll function a kernel cuts its work into pieces, as over many ranks
+  const Kernel::Poll poll = [] {};  // kernels call it as over many ranks
   for (const auto& r : ranks_) {
     r->kernel = make_kernel(r->kernel_kind, r->q);
     r->kernel->begin_forward(r->q, r->call);
@@ -253,16 +263,17 @@ void SimulatedRing::backward() {
     for (const auto& r : ranks_) {
       if (s >= r->program.backward.size()) continue;
       const Step& step = r->program.backward[s];
+      r->fresh.clear();
       for (const int buffer : step.zero) {
-        RowPair& pair = r->gradients(buffer);
-        pair.k.zero_();
-        pair.v.zero_();
+        r->gradients(buffer);
+        for (size_t b = 0; b < r->rows(buffer).blocks.size(); ++b) r->fresh.insert({buffer, static_cast<int>(b)});
       }
       r->compute_tiles(step, [&](std::span<const Tile> tiles) {
         r->gradients(tiles[0].grad_buffer);
         r->kernel->backward(r->block(tiles[0].buffer, tiles[0].block),
-                            r->block(tiles[0].grad_buffer, tiles[0].grad_block), tiles, poll);
+                            r->grads(tiles[0].grad_buffer, tiles[0].grad_block), tiles, poll);
       });
+      while (!r->fresh.empty()) zero_if_fresh(r->grads(r->fresh.begin()->first, r->fresh.begin()->second));
     }
     for (auto& [to, from] : arriving) *to = std::move(from);
     for (const auto& r : ranks_) {

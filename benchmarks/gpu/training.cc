@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <new>
@@ -102,8 +103,10 @@ MemoryPlan planned(const Config& config, at::Device device) {
                      device.is_cuda() ? RanksAre::kGpus : RanksAre::kThreads);
 }
 
-// Measured by wall clock: a step ends by reading its loss, which waits for the device.
-Steps run_steps(const Config& config, at::Device device, int64_t warm_ups, int64_t counted) {
+// Measured by wall clock: a step ends by reading its loss, which waits for the device. each_step is called after each
+// step with its seconds and its note.
+Steps run_steps(const Config& config, at::Device device, int64_t warm_ups, int64_t counted,
+                const std::function<void(double seconds, const std::string& note)>& each_step) {
   release_cached_memory(device);
   const Dataset data(config.data, config.run.seed);
   const std::shared_ptr<Communicator> world = make_self_communicator();
@@ -123,7 +126,9 @@ Steps run_steps(const Config& config, at::Device device, int64_t warm_ups, int64
     const StepResult result = training.step();
     steps.notes += result.note;
     steps.tokens = static_cast<double>(result.tokens);
-    if (i >= 0) steps.seconds.push_back(wall_seconds() - begin);
+    const double seconds = wall_seconds() - begin;
+    if (i >= 0) steps.seconds.push_back(seconds);
+    if (each_step) each_step(seconds, result.note);
   }
   steps.flops = training.flops_per_token() * steps.tokens;
   steps.memory.after = device_memory(device);
@@ -181,7 +186,11 @@ void check_training_part(const GpuBenchOptions& options) {
 void bench_training_step(GpuBench& bench) {
   const GpuBenchOptions& o = bench.options;
   const Config config = config_of(o, o.length, {});
-  const Steps steps = run_steps(config, o.device, kWarmUpSteps, o.rounds);
+  bench.out << "seconds of each step, the first ones to warm up:";
+  const Steps steps = run_steps(config, o.device, kWarmUpSteps, o.rounds, [&](double seconds, const std::string& note) {
+    bench.out << line(" %.3f", seconds) << (note.empty() ? "" : " (" + note + ")") << std::flush;
+  });
+  bench.out << "\n\n";
   const double seconds = least(steps.seconds), middle = median(steps.seconds);
   bench.out << line(
       "training step of a Llama with %lld parameters, rows of %lld tokens, %lld rows\n\n"
@@ -209,7 +218,8 @@ void bench_training_step(GpuBench& bench) {
     const BenchRatio& r =
         bench.ratios.emplace_back(ratio_of("gpu/training step over one at half of the peak", model, steps.seconds,
                                            std::vector<double>(steps.seconds.size(), goal_seconds), 1.0));
-    bench.out << line("  MFU                 %10.3f, goal %.2f: %s\n", mfu, kGoalMfu, r.met() ? "met" : "missed");
+    bench.out << line("  MFU                 %10.3f (median %.3f), goal %.2f: %s\n", mfu, steps.flops / middle / *peak,
+                      kGoalMfu, r.met() ? "met" : "missed");
     bench.figure({"training, MFU", "share", mfu, steps.flops / middle / *peak});
   } else {
     bench.out << "  MFU                    unknown: the peak of this device is not known\n";
@@ -242,7 +252,7 @@ void bench_longest_sequence(GpuBench& bench) {
     const double began = wall_seconds();
     try {
       // The optimizer allocates its state in the first step, so the second step is counted.
-      const Steps steps = run_steps(config_for(length), o.device, /*warm_ups=*/1, /*counted=*/1);
+      const Steps steps = run_steps(config_for(length), o.device, /*warm_ups=*/1, /*counted=*/1, nullptr);
       trained.push_back({length, wall_seconds() - began, steps.flops});
       bench.out << shown(length) << line("%19.2f  ", least(steps.seconds)) << steps.memory.text() << std::endl;
       const std::string name = line("longest %lld", static_cast<long long>(length));
