@@ -141,6 +141,11 @@ int run() {
   comm->progress();
   const Trace trace = read(result->events());
 
+  if (trace.transfers.empty() && trace.tiles.empty()) {
+    if (job.rank == 0) std::printf("SKIPPED: the profiler sees no kernel on this machine\n");
+    comm->barrier({"the trace ends", 0});
+    return 0;
+  }
   int wrong = 0;
   const auto require = [&](bool good, const std::string& what) {
     if (good) return;

@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "common/error.h"
@@ -159,7 +160,8 @@ auto OperatorList::compute(const Call& call, const Compute& run) const {
     } catch (const c10::AcceleratorError&) {
       throw;
     } catch (const c10::Error& error) {
-      if (!o.prepares_shapes()) throw;
+      const bool memory = std::string_view(error.what_without_backtrace()).find("ALLOC_FAILED") != std::string::npos;
+      if (memory || !o.prepares_shapes()) throw;
       refuse(error);
     }
   }

@@ -72,7 +72,8 @@ class OperatorHistory {
 // If an operator that prepares shapes raises c10::Error, it refuses the shape in this direction: a warning says so, the
 // next operator computes, and the operator is never given the shape again in this process. LibTorch's cuDNN operator
 // would crash, because it keeps a null plan for a shape that cuDNN has refused (aten/src/ATen/native/cudnn/MHA.cpp).
-// Errors of memory and of the device are no refusals and are passed on, as are all errors of other operators.
+// Errors of memory, those of cuDNN among them, and of the device are no refusals and are passed on, as are all errors
+// of other operators.
 //
 // Thread safe.
 class OperatorList {

@@ -20,8 +20,6 @@ namespace {
 
 // The number of elements in a chunk whose squares are summed separately.
 constexpr int64_t kChunk = int64_t{1} << 14;
-// The number of elements that are converted to fp64 at once on a GPU.
-constexpr int64_t kWidened = int64_t{1} << 20;
 
 // The squares of fp32 numbers are exact in fp64, so a fused multiply-add gives the same bits as two instructions.
 template <typename T>
@@ -60,10 +58,13 @@ at::Tensor squares_of(const at::Tensor& x) {
   if (x.is_cpu()) {
     return sum.fill_(x.scalar_type() == at::kDouble ? squares_on_cpu<double>(x) : squares_on_cpu<float>(x));
   }
-  for (int64_t begin = 0; begin < x.numel(); begin += kWidened) {
-    const at::Tensor some = x.narrow(0, begin, std::min(kWidened, x.numel() - begin));
-    sum.add_(at::linalg_vector_norm(some, 2, std::nullopt, false, at::kDouble).square());
-  }
+  // On a GPU the norm of each chunk is computed in x's dtype, which reads x once, and their squares are summed in fp64.
+  const int64_t whole = x.numel() / kChunk * kChunk;
+  const auto add = [&](const at::Tensor& chunks) {
+    sum.add_(at::linalg_vector_norm(chunks, 2, at::IntArrayRef{1}).to(at::kDouble).square().sum());
+  };
+  if (whole > 0) add(x.narrow(0, 0, whole).view({-1, kChunk}));
+  if (whole < x.numel()) add(x.narrow(0, whole, x.numel() - whole).unsqueeze(0));
   return sum;
 }
 
