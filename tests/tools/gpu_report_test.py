@@ -122,6 +122,30 @@ class GpuReportTest(unittest.TestCase):
         self.assertIn("the ring's results are 3", failed["bench-ring"])
         self.assertIn("2 passed, 5 failed, 0 skipped", text)
 
+    def test_a_message_keeps_its_cause_before_a_stack_and_what_follows(self):
+        frames = "".join("frame #%d: c10::Error::Error() + 0x8 (0x7f in /torch/lib/libc10.so)\n" % n for n in range(25))
+        refused = "".join("refused so far: cudnn, shape %d\n" % n for n in range(20))
+        threw = "a.cc:9: Failure\nC++ exception with description \"CUDA error: the cause\nException raised from f at b.cpp:3\n%s\" thrown\n"
+        self.steps(["t", "tests", "gtest", 1, 3, ""], ["attend-check", "operators", "plain", 1, 1, ""],
+                   ["job", "others", "script", 1, 1, ""], ["ranks", "others", "mpi", 1, 1, ""])
+        self.write("logs/t.out", "[==========] Running 1 test from 1 test suite.\n[ RUN      ] A.bad\n" + threw % frames +
+                   "".join("more %d\n" % n for n in range(30)) + refused + "operators: cudnn 2\n[  FAILED  ] A.bad (1 ms)\n"
+                   "[==========] 1 test from 1 test suite ran. (4 ms total)\n")
+        self.write("logs/attend-check.err", "annulus: [kernel] the cause\n" + frames)
+        self.write("logs/attend-check.out", "a line of output\n")
+        self.write("logs/job.err", "test_a ... ok\n" * 20 + "\n=====\nFAIL: test_b (ranks=1)\nTraceback\nthe cause\n" + "more\n" * 30 + "FAILED\n")
+        self.write("logs/ranks.err", "[1,0]<stderr>:the cause\n" + frames.replace("frame", "[1,0]<stderr>:frame") + "mpirun says\n" * 12)
+        _, found, _ = self.run_report()
+        failed = self.results(found, "failed")
+        for name, message in failed.items():
+            self.assertIn("the cause", message, name)
+            self.assertNotIn("frame #", message, name)
+            self.assertLess(len(message.splitlines()), 18, message)
+        self.assertNotIn("refused", failed["t A.bad"])
+        self.assertTrue(failed["t A.bad"].endswith("more 3\n...\nmore 27\nmore 28\nmore 29\noperators: cudnn 2"), failed["t A.bad"])
+        self.assertIn("a line of output", failed["attend-check"])
+        self.assertIn("FAIL: test_b (ranks=1)\nTraceback", failed["job"])
+
     def test_crash_after_the_last_case_names_none(self):
         self.steps(["crash", "tests", "gtest", 139, 1, ""])
         self.write("logs/crash.out", "[ RUN      ] B.one\n[       OK ] B.one (1 ms)\n")

@@ -22,7 +22,10 @@ from cases import UNFINISHED, read_cases  # noqa: E402
 from journal import Journal, text_of  # noqa: E402
 from tables import tables  # noqa: E402
 
-LINES_SHOWN = 12
+LINES_SHOWN = (8, 4)  # of a message: at its beginning, where the cause stands, and at its end
+# Lines that say nothing of the cause: the stack that follows an error of LibTorch, with mpirun's marks before it, and
+# what the tests of attention print after each case.
+NOISE = re.compile(r"(^|>:|\s)frame #\d+: |^refused so far: |^\S+:\d+: Skipped$")
 MOST_PRINTED = 8000  # characters of the summary; whoever runs run.sh from afar may get only the end of its output
 SIGNALS = {134: "aborted", 135: "bus error", 136: "arithmetic fault", 137: "killed", 139: "segmentation fault"}
 
@@ -52,14 +55,20 @@ def listed(found, key):
 
 
 def short(text):
-    """A message without the lines that only say where it comes from, and at most LINES_SHOWN lines."""
-    lines = [l for l in text.splitlines() if l.strip() and not re.fullmatch(r"\S+:\d+: Skipped", l.strip())]
-    return "\n".join(lines[-LINES_SHOWN:])
+    """The beginning and the end of a message, without the lines of NOISE and those that are empty."""
+    lines = [l for l in text.splitlines() if l.strip() and not NOISE.search(l.strip())]
+    first, last = LINES_SHOWN
+    if len(lines) > first + last:
+        lines[first:-last] = ["..."]
+    return "\n".join(lines)
 
 
-def tail(*texts):
-    lines = [l for text in texts for l in text.splitlines() if l.strip()]
-    return "\n".join(lines[-LINES_SHOWN:])
+def tail(output, errors=""):
+    """What a step said last, above the errors that it wrote, from the first failed test of Python's unittest on."""
+    failed = re.search(r"^(FAIL|ERROR): ", errors, re.M)
+    wrote = short(errors[failed.start():] if failed else errors).splitlines()
+    said = [l for l in output.splitlines() if l.strip() and not NOISE.search(l.strip())]
+    return "\n".join(said[-max(LINES_SHOWN[1], sum(LINES_SHOWN) - len(wrote)):] + wrote)
 
 
 class Report:
@@ -188,7 +197,7 @@ class Report:
             self.add(step.name, step.part, "failed", step.seconds, "it ended with exit code 0, but left no results")
         elif not read.ran and not (code == 1 and any(c.result == "failed" for c in cases)):
             why += " in " + current.name if current else ""
-            self.add(step.name, step.part, "failed", step.seconds, "\n".join([why, tail(step.last[1] or step.last[0])]))
+            self.add(step.name, step.part, "failed", step.seconds, "\n".join([why, tail("" if step.last[1] else step.last[0], step.last[1])]))
         elif code and not any(c.result == "failed" for c in cases):
             self.add(step.name, step.part, "failed", step.seconds, "\n".join([why, tail(*step.last)]))
 
