@@ -73,8 +73,8 @@ class GpuRunTest(unittest.TestCase):
         self.bundle, self.out = self.path("bundle"), self.path("report")
         os.makedirs(self.path("bundle", "bin"))
         os.makedirs(self.path("bundle", "tests"))
-        for name in ("run.sh", "report.py", "cases.py", "journal.py", "tables.py"):
-            shutil.copy(os.path.join(SCRIPTS, name), self.bundle)
+        for script in glob.glob(os.path.join(SCRIPTS, "*.sh")) + glob.glob(os.path.join(SCRIPTS, "*.py")):
+            shutil.copy(script, self.bundle)
         self.made_of("1")
         self.write("torch/lib/libtorch_cpu.so", "")
         self.write("torch/lib/libtorch_cuda.so", "")

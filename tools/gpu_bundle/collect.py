@@ -6,7 +6,7 @@
 
 TESTS.xml is the output of `bazel query --output=xml` for the tests tagged gpu. The bundle holds
 
-    run.sh  *.py  MANIFEST  bundle.env          how to run it, what is in it, what it was built with
+    run.sh  *.sh  *.py  MANIFEST  bundle.env    how to run it, what is in it, what it was built with
     bin/    tests/  tests.tsv  expected.json    the program; tests, how each is started, what those of ranks should say
     lib/                                        libraries that are not LibTorch's, NVIDIA's or the C library's
     mpi/                                        Open MPI's runtime
@@ -71,7 +71,7 @@ PARTS = [
     ("operators", "//tests/attention/kernels:gpu_kernel_test", "-*Merge*"),
     ("merges", "//tests/attention/kernels:gpu_kernel_test", "*Merge*"),
 ]
-SCRIPTS = ["cases.py", "journal.py", "report.py", "run.sh", "tables.py"]  # of this folder, for the other machine
+SCRIPTS = ["cases.py", "journal.py", "machine.sh", "measure.sh", "report.py", "run.sh", "tables.py"]  # of this folder, for the other machine
 
 
 class Test:

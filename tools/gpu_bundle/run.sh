@@ -167,43 +167,10 @@ fi
 
 # ---- LibTorch, Python, GPUs.
 
-find_torch() { # PYTHON: prints where its torch is, without importing it
-  "$1" -c 'import importlib.util as u; s = u.find_spec("torch"); print(s.submodule_search_locations[0] if s else "")' 2>/dev/null
-}
-torch=${LIBTORCH-} torch_python=''
-for p in python3 python3.12; do
-  command -v "$p" >/dev/null || continue
-  found=$(find_torch "$p")
-  [[ $found ]] || continue
-  [[ $torch ]] || torch=$found
-  [[ $found == "$torch" ]] && torch_python=$p && break
-done
-obstacle='' kind=fault # why the program cannot run; kind: "fault" counts as a failure, "none" (no GPU) does not
-if [[ ! $torch ]]; then
-  obstacle="no LibTorch: LIBTORCH is not set, and neither python3 nor python3.12 has torch; set LIBTORCH=/path/to/libtorch"
-elif [[ ! -e $torch/lib/libtorch_cpu.so ]]; then
-  obstacle="there is no lib/libtorch_cpu.so in $torch; LIBTORCH should be .../site-packages/torch, or an unpacked LibTorch"
-fi
-version=unknown cuda='' # cuda: the major version that LibTorch was built for, if its files say it
-if [[ ! $obstacle ]]; then
-  file=$torch/version.py && [[ -r $file ]] || file=$torch/build-version
-  version=$( (grep -oE '[0-9]+\.[0-9]+\.[0-9]+' "$file" || echo unknown) 2>/dev/null | head -n 1)
-  cuda=$(grep -oE "\+cu[0-9]{2}|^cuda\b.*= '[0-9]+" "$file" 2>/dev/null | grep -oE '[0-9]+$' | tail -n 1)
-  if [[ ${version%.*} != "${BUILT_LIBTORCH%.*}" && ! ${ANNULUS_ANY_LIBTORCH-} ]]; then
-    obstacle="LibTorch $version in $torch, but this bundle was built with $BUILT_LIBTORCH, and only ${BUILT_LIBTORCH%.*} fits it; make a bundle with that one, or set ANNULUS_ANY_LIBTORCH=1"
-  elif [[ ! -e $torch/lib/libtorch_cuda.so ]]; then
-    obstacle="the LibTorch in $torch has no CUDA (no lib/libtorch_cuda.so)"
-  elif [[ $cuda && $cuda != "${BUILT_CUDA%%.*}" && ! ${ANNULUS_ANY_LIBTORCH-} ]]; then
-    obstacle="the LibTorch in $torch is for CUDA $cuda, but this bundle was built for CUDA ${BUILT_CUDA%%.*}, whose libraries have other names; set LIBTORCH to one for CUDA ${BUILT_CUDA%%.*}, or make a bundle with that one"
-  fi
-fi
-gpus=0
-if [[ -e $devices/nvidiactl ]]; then gpus=$(compgen -G "$devices/nvidia[0-9]*" | wc -l); fi
-if [[ ${CUDA_VISIBLE_DEVICES+set} ]]; then
-  IFS=, read -ra visible <<<"$CUDA_VISIBLE_DEVICES"
-  ((${#visible[@]} < gpus)) && gpus=${#visible[@]}
-  [[ ${visible[0]-} == -1 ]] && gpus=0
-fi
+# shellcheck source=machine.sh
+. "$bundle/machine.sh"
+find_libtorch
+count_gpus
 # On a machine without a GPU, it is no failure if LibTorch is missing or has another version.
 ((gpus)) || kind=none
 
@@ -231,33 +198,8 @@ if ((${#command[@]})); then
   exit
 fi
 
-fact built_from "$BUILT_COMMIT"
-fact "annulus" "$BUILT_ANNULUS"
-fact "built with" "LibTorch $BUILT_LIBTORCH, CUDA $BUILT_CUDA, NCCL $BUILT_NCCL, Open MPI $BUILT_MPI, $BUILT_COMPILER"
-fact "date" "$(date -u +%Y-%m-%dT%H:%M:%SZ)"
-fact "system" "$( (. /etc/os-release && echo "$PRETTY_NAME") 2>/dev/null || echo unknown), Linux $(uname -r), glibc $glibc"
-fact "cpu" "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(getconf _NPROCESSORS_ONLN) cores"
-fact "memory" "$(awk '/^MemTotal/ { printf "%.0f GiB", $2 / 1048576 }' /proc/meminfo)"
-fact "gpus" "$gpus"
-fact "driver" "$(sed -n 's/^NVRM version: //p' /proc/driver/nvidia/version 2>/dev/null)"
-fact "libtorch" "$version, ${torch:-none}"
-fact "libtorch's wheels" "$(for d in "${torch%/*}"/nvidia_*.dist-info; do [[ -d $d ]] && basename "$d" .dist-info; done | paste -sd' ')"
-if ((gpus)) && command -v nvidia-smi >/dev/null; then
-  # If the driver does not know one of the fields, nvidia-smi prints nothing. Then only fields that all drivers know are
-  # requested.
-  for fields in ,clocks.max.sm,clocks.max.mem,clocks.sm,memory.total,power.limit,mig.mode.current,persistence_mode ''; do
-    timeout 30 nvidia-smi --query-gpu=index,name,uuid,driver_version$fields --format=csv \
-      >"$details/gpus.csv" 2>"$details/logs/nvidia-smi.err" </dev/null &
-    await $! && break
-    rm -f "$details/gpus.csv"
-  done
-  timeout 30 nvidia-smi topo -m >"$details/logs/topology.out" 2>&1 </dev/null &
-  await $!
-  # Records the actual clocks, temperature and power while the steps run, after those of earlier calls.
-  { cat "$details/clocks.csv" 2>/dev/null; echo "call $(date -u +%Y-%m-%dT%H:%M:%SZ)"; } >"$out/clocks.csv"
-  stdbuf -oL nvidia-smi --query-gpu=index,clocks.sm,clocks.mem,temperature.gpu,power.draw --format=csv,noheader,nounits -lms 500 \
-    >>"$out/clocks.csv" 2>/dev/null </dev/null &
-fi
+note_facts
+watch_gpus
 
 # ---- Steps.
 
@@ -370,100 +312,8 @@ run_tests() { # PART KIND: the tests of this part and kind
     workfolder=$scratch expected=0
   done 3<"$bundle/tests.tsv"
 }
-run_checks() {
-  [[ $starts ]] && ! is_done doctor plain && step doctor operators plain 60 "$annulus" doctor
-  attend_check attend-check queries=704,keys=704,heads=8,kv_heads=2,dim=128,dtype=bf16,seed=7
-  attend_check attend-check-window queries=512,keys=512,heads=4,kv_heads=4,dim=64,dtype=f32,seed=8 \
-    --pattern '{ kind = "window", left = 100, right = 0 }'
-}
-attend_check() { # NAME RANDOM WORDS...
-  is_done "$1" plain && return
-  if ! ready; then skip "$1" operators plain "$why" && return; fi
-  step "$1" operators plain "$cap" "$annulus" attend --device cuda --backward --check --random "${@:2}"
-}
-ready() {
-  why=$obstacle
-  [[ $why ]] || { ((gpus)) || why=$no_gpu; }
-  [[ ! $why ]]
-}
-
-text_of_training() { # prints the options for another text if LibTorch has no Python sources to train on
-  compgen -G "$torch/*.py" >/dev/null || printf -- '--set\ndata.train=["%s/text/documents.txt"]\n' "$bundle"
-}
-
-run_bench() { # PART LIMIT WORDS...
-  wanted "$1" && ! is_done "bench-$1" bench || return
-  if ! ready; then skip "bench-$1" "$1" bench "$why" && return; fi
-  step "bench-$1" "$1" bench "$2" "$annulus" bench gpu --part "$1" "${@:3}"
-}
-run_model() { # PART LIMIT WORDS...
-  mapfile -t text < <(text_of_training)
-  run_bench "$1" "$2" --config "$bundle/configs/llama-1b.toml" "${@:3}" "${text[@]}"
-}
-
-run_flex() {
-  is_done flex-attention flex && return
-  if ! ready; then skip flex-attention flex flex "$why" && return; fi
-  local reason='' compiler
-  compiler=${CC:-$(command -v gcc || command -v clang)}
-  if [[ ! $torch_python ]]; then
-    reason="no Python here has this torch"
-  elif [[ ! $compiler ]]; then
-    reason="Triton needs a C compiler, and there is none"
-  elif ! "$torch_python" -c 'import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null; then
-    reason="Triton needs Python.h, and $torch_python has none"
-  else
-    timeout 60 "$torch_python" -c 'import torch, triton' 2>"$details/logs/flex-import.err" </dev/null &
-    await $! || reason="$torch_python cannot import torch and triton within 60 s"
-  fi
-  if [[ $reason ]]; then skip flex-attention flex flex "$reason" && return; fi
-  # It runs in the environment of its own torch, not in that of the bundle.
-  environment_before=("${environment[@]}")
-  environment=(TMPDIR="$scratch" TORCHINDUCTOR_CACHE_DIR="$scratch/inductor" TRITON_CACHE_DIR="$scratch/triton" HOME="${HOME:-$scratch}")
-  step flex-attention flex flex "${most:-$((2 * cap))}" "$torch_python" "$bundle/benchmarks/flex_attention.py"
-  environment=("${environment_before[@]}")
-}
-
-run_quickstart() {
-  is_done train-quickstart train && return
-  if ! ready; then skip train-quickstart quickstart train "$why" && return; fi
-  mapfile -t text < <(text_of_training)
-  run_training quickstart train-quickstart "$cap" train "$bundle/configs/quickstart.toml" --set run.steps=200 "${text[@]}"
-}
-run_training() { # PART NAME LIMIT WORDS...: keeps the run's metrics and removes its checkpoints, which are large
-  local log
-  step "$2" "$1" train "$3" "$annulus" "${@:4}" --set device=cuda --set "run.folder=$scratch/runs" --set "run.name=$2"
-  for log in "$scratch/runs/$2"-*/metrics.jsonl; do [[ -f $log ]] && cp "$log" "$details/metrics/$2.jsonl"; done
-  rm -rf "$scratch/runs/$2"-*
-  keep
-}
-
-# Runs the same work on 1, 2, 4 and 8 GPUs: tests with as many ranks, attention compared with the reference, and
-# training.
-run_scaling() {
-  local n name kind program ranks expect limit variables mpi_args args
-  if ! ready; then skip scaling scaling plain "$why" && return; fi
-  if ((gpus < 2)); then skip scaling scaling plain "this machine has one GPU" && return; fi
-  mapfile -t text < <(text_of_training)
-  for n in 1 2 4 8; do
-    is_done "scaling-$n" train && continue
-    if ((n > gpus)); then skip "scaling-$n" scaling train "this machine has $gpus GPUs" && continue; fi
-    if ((n > 1)); then
-      while IFS=$'\t' read -r name _ kind program ranks expect limit variables mpi_args args <&3; do
-        [[ $kind == mpi && $expect == 0 && $mpi_args == - && $args == - ]] || continue
-        assigned=() mpi_words=()
-        run_mpi "$name-over-$n" scaling "$n" "$(at_most "$limit" "$cap")" "$program"
-      done 3< <(sort -t $'\t' -u -k4,4 "$bundle/tests.tsv")
-      step "attend-over-$n" scaling plain "$cap" "$annulus" launch -n "$n" attend --device cuda --backward --check \
-        --random queries=1024,keys=1024,heads=8,kv_heads=8,dim=64,dtype=bf16,seed=9 --layout zigzag --schedule ring
-    fi
-    run_training scaling "scaling-$n" "$cap" launch -n "$n" train "$bundle/configs/quickstart.toml" \
-      --set run.steps=20 --set run.log_every=5 \
-      --set data.context=65536 --set data.validation_fraction=0 --set validation.every=0 --set checkpoint.every=0 \
-      --set model.layers=4 --set model.dim=1024 --set model.heads=8 --set model.ffn=2816 \
-      --set model.dtype=bf16 "${text[@]}"
-  done
-}
+# shellcheck source=measure.sh
+. "$bundle/measure.sh"
 
 # What tells most comes first. Tests with ranks that wait for one another may hang, and come after the others.
 for part in dense ring train patterns; do
