@@ -37,6 +37,11 @@ find_libtorch() { # sets torch, torch_python, version, cuda, obstacle
 
 count_gpus() { # sets gpus
   local visible
+  # The driver makes a GPU's file when something uses the GPU for the first time.
+  if command -v nvidia-smi >/dev/null; then
+    timeout 30 nvidia-smi -L >"$scratch/gpus" 2>&1 </dev/null &
+    await $!
+  fi
   gpus=0
   if [[ -e $devices/nvidiactl ]]; then gpus=$(compgen -G "$devices/nvidia[0-9]*" | wc -l); fi
   if [[ ${CUDA_VISIBLE_DEVICES+set} ]]; then
