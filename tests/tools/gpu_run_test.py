@@ -15,6 +15,11 @@ import time
 import unittest
 
 SCRIPTS = os.path.dirname(os.path.abspath(sys.argv.pop(1)))
+sys.path.insert(0, SCRIPTS)
+import collect  # noqa: E402
+
+# What Bazel says of a test, in the words of `bazel query --output=xml`.
+RULE = '<rule class="%s" name="%s"><string name="size" value="large"/><list name="srcs"><label value="//a:b.py"/></list></rule>'
 
 # Prints the lines of GoogleTest for the cases in $CASES, except those that --gtest_filter leaves out. The name of a case
 # says how it ends. What it ran is noted in $BUNDLE/ran.
@@ -33,7 +38,7 @@ for case in cases:
     with open(os.path.join(here, "..", "ran"), "a") as f:
         f.write(case + "\n")
     say("[ RUN      ] S." + case)
-    if case.startswith("hangs"):
+    if case.startswith("hangs") or case.startswith("once") and not os.path.exists(os.path.join(here, "..", "hanging")):
         with open(os.path.join(here, "..", "hanging"), "w") as f:
             f.write("x")
         time.sleep(600)
@@ -116,12 +121,20 @@ class GpuRunTest(unittest.TestCase):
             rows.append("\t".join([name, part, "gtest", name, "1", "0", "300", "-", "-", "-"]) + "\n")
         self.write("bundle/tests.tsv", "".join(rows))
 
+    def ranks(self, name, text, limit=60):
+        """Adds a test of two ranks to the bundle, and an mpirun that starts it once."""
+        self.write("bundle/mpi/bin/mpirun", '#!/bin/bash\nwhile [[ $1 != */tests/* ]]; do shift; done\nexec "$@"\n', 0o755)
+        self.write("bundle/tests/" + name, "#!/bin/bash\n" + text, 0o755)
+        with open(self.path("bundle", "tests.tsv"), "a") as f:
+            f.write("\t".join([name, "others", "mpi", name, "2", "0", str(limit), "-", "-", "-"]) + "\n")
+
     def nvidia_smi(self):
         self.write("tools/nvidia-smi", """#!/bin/bash
+[[ $1 == -L ]] && touch "%s"
 [[ "$*" == *-lms* ]] || exit 0
 for _ in {1..3}; do echo "0, 1980, 3201, 60, 690"; done
 exec sleep 600
-""", 0o755)
+""" % self.path("dev", "nvidia0"), 0o755)
 
     def start(self, *args):
         env = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
@@ -168,6 +181,20 @@ exec sleep 600
         found = sorted(os.path.relpath(p, self.out) for p in glob.glob(self.out + "/**", recursive=True) if not os.path.isdir(p))
         self.assertLessEqual(len(found), 8, found)
         return found
+
+    def limits(self, first=""):
+        """Notes in limits.txt how long each program of a step may take, and ends the first one named so after a second."""
+        self.write("tools/timeout", """#!/bin/bash
+program=${@: -1}
+if [[ $1 == --kill-after=15 ]]; then
+  echo "${program##*/} $2" >>"%s"
+  if [[ ${program##*/} == "%s" && ! -e "%s" ]]; then touch "%s" && set -- "$1" 1 "${@:3}"; fi
+fi
+exec %s "$@"
+""" % (self.path("limits.txt"), first, self.path("ended"), self.path("ended"), shutil.which("timeout")), 0o755)
+
+    def limit_of(self, program):
+        return [int(line.split()[1]) for line in self.read("limits.txt").splitlines() if line.split()[0] == program]
 
     # ---- Tests.
 
@@ -284,6 +311,40 @@ exec sleep 600
                 of = {r["part"] for r in report["results"]}
                 self.assertEqual(of, {part}, out)
                 self.assertIn(name, [r["name"] for r in report["results"]])
+
+    def test_the_bundle_lists_tests_in_the_order_in_which_they_run(self):
+        listed = list(dict.fromkeys(part.label for part in collect.PARTS))
+        others = [("_mpi_run_test", "//a:ranks"), ("cc_test", "//b:new"), *(("cc_test", label) for label in sorted(listed))]
+        self.write("tests.xml", '<?xml version="1.1"?><query>%s</query>' % "".join(RULE % rule for rule in others))
+        tests = collect.read_tests(self.path("tests.xml"))
+        self.assertEqual([t.label for t in tests], listed + ["//b:new", "//a:ranks"])
+        self.assertEqual([t.label.split(":")[1] for t in tests][1:6], ["gpu_ops_on_gpu_test", "gpu_training_test", "gpu_job_test",
+                                                                      "nccl_device_test", "nccl_test"])
+        limits = {name: limit for t in tests for name, _, limit, _ in t.parts()}
+        self.assertEqual((limits["tests.comm.nccl_test"], limits["tests.training.gpu_training_test"]), (60, 900))
+
+    def test_the_operators_leave_time_for_the_other_tests_and_go_on_after_them(self):
+        self.tests(operators="a once b", merges="m", t="c")
+        self.limits(first="operators")
+        _, report, out, _ = self.run_sh("--only", "tests", "--limit", "400")
+        self.assertEqual(self.read("bundle/ran").split()[:4], ["a", "once", "m", "c"], out)
+        passed = {"operators S.a", "operators S.once", "operators S.b", "merges S.m", "t S.c"}
+        self.assertLessEqual(passed, set(self.results(report, "passed")))
+        self.assertEqual((report["failed"], report["left_out"]), (0, 0))
+
+    def test_a_gpu_whose_file_the_driver_makes_when_it_is_used_is_found(self):
+        os.remove(self.path("dev", "nvidia0"))
+        self.nvidia_smi()
+        _, report, out, _ = self.run_sh("--only", "quickstart")
+        self.assertIn("train-quickstart", self.results(report, "passed"), out)
+
+    def test_a_short_call_shortens_no_step(self):
+        self.tests(operators="a", t="b")
+        self.ranks("ranks", "exit 0", limit=130)
+        self.limits()
+        self.run_sh("--only", "tests", "--minutes", "6")
+        self.assertEqual(self.limit_of("ranks"), [130])
+        self.assertTrue(150 < self.limit_of("operators")[0] <= 180 < self.limit_of("t")[0], self.read("limits.txt"))
 
     def test_calls_go_on_part_by_part_and_another_bundle_begins_anew(self):
         self.tests(operators="a", merges="b", t="fails")

@@ -22,6 +22,7 @@ import re
 import shutil
 import subprocess
 import sys
+import typing
 import xml.etree.ElementTree as ElementTree
 
 import elf
@@ -63,13 +64,27 @@ LIMITS = {"short": 60, "moderate": 300, "long": 900, "eternal": 3600}  # Bazel's
 TIMEOUTS = {"small": "short", "medium": "moderate", "large": "long", "enormous": "eternal"}
 
 
-KINDS = ["gtest", "mpi", "script"]
+class Part(typing.NamedTuple):
+    """The cases of a test that are one step of a part of run.sh."""
 
-# The parts of run.sh to which tests belong, in the order in which they run: name, target, cases. All other tests and
-# cases belong to "others".
+    name: str
+    label: str
+    cases: str = ""  # a filter of GoogleTest; empty: all
+    limit: int = 3600  # seconds for the step if the test itself allows more
+
+
+KERNELS = "//tests/attention/kernels:gpu_kernel_test"
+# The steps in the order in which they run. All other tests belong to "others", too, and come after these: first those
+# of one process, then those of several ranks, which may hang because they wait for one another. NCCL may hang with one
+# process as well.
 PARTS = [
-    ("operators", "//tests/attention/kernels:gpu_kernel_test", "-*Merge*"),
-    ("merges", "//tests/attention/kernels:gpu_kernel_test", "*Merge*"),
+    Part("operators", KERNELS, "-*Merge*"),
+    Part("merges", KERNELS, "*Merge*"),
+    Part("others", "//tests/model/gpu:gpu_ops_on_gpu_test"),
+    Part("others", "//tests/training:gpu_training_test"),
+    Part("others", "//integration_tests:gpu_job_test"),
+    Part("others", "//tests/comm:nccl_device_test", limit=60),
+    Part("others", "//tests/comm:nccl_test", limit=60),
 ]
 SCRIPTS = ["cases.py", "journal.py", "machine.sh", "measure.sh", "report.py", "run.sh", "tables.py"]  # of this folder, for the other machine
 
@@ -127,12 +142,17 @@ class Test:
         return re.sub(r"\$\((?:rootpath|location) ([^)]*)\)", place, argument)
 
     def parts(self):
-        """(name, part, arguments) of each step that runs this test: one, or one for each of its PARTS."""
-        of = [(part, cases) for part, label, cases in PARTS if label == self.label]
-        for part, cases in of:
-            yield "%s.%s" % (self.name, part), part, self.args + ["'--gtest_filter=%s'" % cases]
-        if not of:
-            yield self.name, "others", self.args
+        """(name, part, limit, arguments) of each step that runs this test: one, or one for each of its PARTS."""
+        for part in [p for p in PARTS if p.label == self.label] or [Part("others", self.label)]:
+            name = "%s.%s" % (self.name, part.name) if part.cases else self.name
+            chosen = ["'--gtest_filter=%s'" % part.cases] if part.cases else []
+            yield name, part.name, min(self.limit, part.limit), self.args + chosen
+
+    @property
+    def place(self):
+        """Where its first step stands among all steps, to sort by."""
+        own = [i for i, p in enumerate(PARTS) if p.label == self.label]
+        return (own or [len(PARTS)])[0], self.kind == "mpi", self.label
 
     def targets(self):
         return {*([] if self.kind == "script" else [self.binary]), *getattr(self, "tools", [])}
@@ -158,11 +178,10 @@ def read_tests(path):
     if unknown:
         fail("tests for GPUs must be cc_test, mpi_test, or sh_test of a Python file, which the bundle can start; these "
              "are not: " + ", ".join(unknown))
-    lost = {label for _, label, _ in PARTS} - {t.label for t in tests}
+    lost = {p.label for p in PARTS} - {t.label for t in tests}
     if lost:
-        fail("these tests have parts of their own (PARTS in collect.py), but none of them has the tag gpu: " + ", ".join(sorted(lost)))
-    # Tests with several ranks come last, because ranks that wait for one another may hang.
-    return sorted(tests, key=lambda t: (KINDS.index(t.kind), t.label))
+        fail("these tests stand in PARTS of collect.py, but none of them has the tag gpu: " + ", ".join(sorted(lost)))
+    return sorted(tests, key=lambda t: t.place)
 
 
 def system_libraries():
@@ -362,8 +381,8 @@ def collect(tests, binaries, out):
         bundle.add_binary(os.path.join(binaries, program), "tests", in_tests(program))
     for t in tests:
         program = t.source if t.kind == "script" else in_tests(t.program)
-        for name, part, args in t.parts():
-            rows.append("\t".join([name, part, t.kind, program, str(t.ranks), str(t.expect_exit), str(t.limit),
+        for name, part, limit, args in t.parts():
+            rows.append("\t".join([name, part, t.kind, program, str(t.ranks), str(t.expect_exit), str(limit),
                                    " ".join(t.env) or "-", " ".join(t.mpi_args) or "-", " ".join(args) or "-"]))
         for path in t.files + ([t.source] if t.source else []):
             if os.path.isfile(os.path.join(ROOT, path)):

@@ -10,8 +10,8 @@
 #                    scaling, quickstart     the same work on 1, 2, 4, 8 GPUs; a short training
 #                  tests: operators, merges and others; bench: dense to longest
 #   --minutes N    how long it may take (default: 9); steps for which there is no time are left out, and named
-#   --limit N      ends each step, and each case of a test, after N seconds at the latest (default: 120 for 9 minutes,
-#                  in proportion to --minutes)
+#   --limit N      ends each step, and each case of a test, after N seconds at the latest (default: 130, or a bit more than
+#                  a fifth of --minutes if that is longer)
 #   --out FOLDER   for the report (default: ./gpu-report), at most eight files at any moment: report.txt, report.json,
 #                  journal.tsv (what ran), details.tar.gz (all output), running.* (the output of the step that runs)
 # Called again with the same FOLDER and the same bundle it goes on: it runs what was left out, skipped or interrupted,
@@ -203,8 +203,9 @@ watch_gpus
 
 # ---- Steps.
 
-# The longest time of a step, so that two steps that hang do not use up the time of all others.
-cap=${most:-$((minutes * 40 / 3 > 60 ? minutes * 40 / 3 : 60))}
+# The longest time of a step, so that two steps that hang do not use up the time of all others. It is never too short
+# for a test of several ranks, because one that is cut is a failure and does not go on in the next call.
+cap=${most:-$((minutes * 40 / 3 > 130 ? minutes * 40 / 3 : 130))}
 reserve=0 # seconds that are reserved for later steps
 left() { echo $((deadline - SECONDS - reserve)); }
 at_most() { (($1 < $2)) && echo "$1" || echo "$2"; }
@@ -279,9 +280,9 @@ read_test() { # ENV MPI_ARGS ARGS
 
 run_gtest() { # NAME PART LIMIT PROGRAM WORDS...; with `assigned`
   local name=$1 part=$2 limit=$3 runner=()
-  # Without Python the program is run as it is.
   cat "$details/logs/$name".*.out >"$scratch/done" 2>/dev/null
-  [[ $python ]] && runner=("$python" "$bundle/cases.py" --limit "$cap" --done "$scratch/done")
+  # A case that hangs leaves at least half of the step's time to the others. Without Python the program is run as it is.
+  [[ $python ]] && runner=("$python" "$bundle/cases.py" --limit "$(at_most "$cap" $((limit / 2)))" --done "$scratch/done")
   step "$name" "$part" gtest "$limit" env "${assigned[@]}" "${runner[@]}" "$bundle/tests/$4" "${@:5}"
 }
 run_mpi() { # NAME PART RANKS LIMIT TEST-PROGRAM WORDS...; with `assigned` and `mpi_words`
@@ -292,10 +293,16 @@ run_mpi() { # NAME PART RANKS LIMIT TEST-PROGRAM WORDS...; with `assigned` and `
     --timeout $((seconds - 5)) -np "$ranks" "${mpi_words[@]}" "$bundle/tests/$program" "$@"
 }
 
-run_tests() { # PART KIND: the tests of this part and kind
+# Runs the tests of this part that are not done. With "is_left", says only whether there are any; with "continue", runs
+# only those whose time was up.
+run_tests() { # PART [is_left|continue]
   local name part kind program ranks expect limit variables mpi_args args
   while IFS=$'\t' read -r name part kind program ranks expect limit variables mpi_args args <&3; do
-    [[ $part == "$1" && $kind == "$2" ]] && ! is_done "$name" "$kind" || continue
+    [[ $part == "$1" ]] && ! is_done "$name" "$kind" || continue
+    [[ ${2-} == is_left ]] && return
+    if [[ ${2-} == continue ]]; then
+      [[ ${results[$name]-} == 124 || ${results[$name]-} == 'left out' ]] && (($(left) >= 30)) || continue
+    fi
     if [[ ! $starts ]]; then skip "$name" "$part" "$kind" "$obstacle" && continue; fi
     read_test "$variables" "$mpi_args" "$args"
     workfolder=$scratch expected=$expect
@@ -311,20 +318,22 @@ run_tests() { # PART KIND: the tests of this part and kind
     esac
     workfolder=$scratch expected=0
   done 3<"$bundle/tests.tsv"
+  [[ ${2-} != is_left ]]
 }
 # shellcheck source=measure.sh
 . "$bundle/measure.sh"
 
-# What tells most comes first. Tests with ranks that wait for one another may hang, and come after the others.
+# What tells most comes first (PARTS in collect.py). The operators leave time for the parts that come after them.
 for part in dense ring train patterns; do
   if wanted $part && ! is_done "bench-$part" bench; then reserve=$((24 * minutes)); fi
 done
+if wanted others && run_tests others is_left; then reserve=$((30 * minutes)); fi
 if wanted operators; then
   run_checks
-  run_tests operators gtest
+  run_tests operators
 fi
-wanted merges && run_tests merges gtest
 reserve=0
+wanted merges && run_tests merges
 run_bench dense "$cap"
 run_bench ring "$cap"
 run_model train "$((3 * cap / 2))"
@@ -333,9 +342,9 @@ wanted flex && run_flex
 longest=$(left)
 wanted others && longest=$(at_most "$longest" $((2 * cap)))
 run_model longest "$longest" --seconds $((longest > 10 ? longest * 8 / 10 : 8))
-if wanted others; then
-  for kind in gtest mpi script; do run_tests others $kind; done
-fi
+wanted others && run_tests others
+# Whatever time is left goes to the tests whose time was up.
+for part in operators merges others; do wanted $part && run_tests $part continue; done
 wanted scaling && run_scaling
 wanted quickstart && run_quickstart
 
