@@ -62,7 +62,11 @@ for case in cases:
         say("operators: cudnn 2, flash2 1")
         sys.stdout.write("no newline")
         say("[       OK ] S.%s (2 ms)" % case)
+if "stuck_before_its_end" in cases:
+    time.sleep(600)
 say("[==========] %d tests from 1 test suite ran. (1 ms total)" % len(cases))
+if "stuck_at_its_end" in cases:
+    time.sleep(600)
 sys.exit(failed)
 """
 
@@ -229,6 +233,17 @@ exec %s "$@"
         _, report, out, _ = self.run_sh("--only", "others", "--limit", "1")
         self.assertEqual(self.results(report, "failed"), {"t S.deaf": "did not end within 1 s"}, out)
         self.assertEqual(set(self.results(report, "passed")), {"t S.a", "t S.b"})
+
+    def test_a_process_that_hangs_after_its_last_case_is_ended_soon(self):
+        self.tests(t="a stuck_at_its_end", u="b stuck_before_its_end")
+        script = self.read("bundle/cases.py")
+        self.write("bundle/cases.py", script.replace("END = 15 ", "END = 1 "))
+        _, report, out, _ = self.run_sh("--only", "others")
+        self.assertEqual(set(self.results(report, "passed")), {"t S.a", "t S.stuck_at_its_end", "u S.b", "u S.stuck_before_its_end"}, out)
+        failed = self.results(report, "failed")
+        self.assertEqual(set(failed), {"t", "u"})
+        for reason in failed.values():
+            self.assertIn("after its last case: did not end within 1 s", reason)
 
     def test_a_killed_call_leaves_what_passed_and_the_next_one_goes_on(self):
         self.tests(before="x", t="a b hangs c d", after="y")

@@ -5,7 +5,7 @@ reads what it prints with read_cases.
     cases.py [--limit SECONDS] [--done FILE] PROGRAM ARGUMENTS...
 
 The program's lines are passed on as they come, so what has passed is known even if everything is killed. A case that
-lasts longer than SECONDS is ended, and a line says so:
+lasts longer than SECONDS is ended (and a process, END seconds after its last case), and a line says so:
 
     [ STOPPED  ] Suite.Case: did not end within 60 s
 
@@ -26,6 +26,7 @@ import time
 UNFINISHED = 75
 MOST_STOPPED = 4  # cases of one program that hang or crash; a device that is lost would stop them all
 PATIENCE = 5  # seconds that a process has to end after SIGTERM, and after SIGKILL
+END = 15  # seconds that it has to end after its last case
 
 STARTED = re.compile(r"\[ RUN      \] (\S+)\s*$")
 ENDED = re.compile(r"\[ *(OK|FAILED|SKIPPED) *\] (\S+?),? ?(?:where .*)?\((\d+) ms\)\s*$")
@@ -152,15 +153,21 @@ class Run:
                     if before and before.result == "failed" and LOST.search(before.message) and not self.reader.ran:
                         self.end()
                         return "its process has lost the GPU"
-            elif time.monotonic() - since > self.limit:
+            elif time.monotonic() - since > self.patience:
+                why = "did not end within %d s" % self.patience
                 self.end()
-                return "did not end within %d s" % self.limit
+                return why
         try:
-            code = self.process.wait(self.limit)
+            code = self.process.wait(self.patience)
         except subprocess.TimeoutExpired:
             self.end()
-            return "did not end within %d s" % self.limit
+            return "did not end within %d s" % self.patience
         return SIGNALS.get(-code, "signal %d" % -code) if code < 0 else ""
+
+    @property
+    def patience(self):
+        """The seconds that the current case may last or, after the last one, the process."""
+        return min(self.limit, END) if self.reader.ran or 0 < self.reader.found <= self.cases_ended else self.limit
 
     @property
     def ended(self):
@@ -203,6 +210,7 @@ def run(program, done, limit, started):
             stopped += 1
         left = reader.found - one.cases_ended
         if reader.found and left <= 0:
+            say("after its last case: " + why)
             return 1
         if not one.cases_ended or stopped >= MOST_STOPPED or not one.ended:
             say("%s; %s cases were not run" % (why, left if reader.found else "its"))
