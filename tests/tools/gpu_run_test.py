@@ -5,6 +5,7 @@ killed, how the next call goes on, and what the report says. tools/gpu_bundle/bu
 import glob
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -26,16 +27,18 @@ RULE = '<rule class="%s" name="%s"><string name="size" value="large"/><list name
 PROGRAM = r"""#!/usr/bin/env python3
 import os, signal, sys, time
 here = os.path.dirname(os.path.abspath(sys.argv[0]))
-filters = [a for a in sys.argv if a.startswith("--gtest_filter=")]
-out = filters[-1].partition("-g")[2].partition("=")[2].partition("-")[2].split(":") if filters else []
-cases = [c for c in "CASES".split() if "S." + c not in out]
+filters = [a.split("=")[1] for a in sys.argv if a.startswith("--gtest_filter=")] or [""]
+wanted, _, out = filters[-1].partition("-")
+out = out.split(":")
+cases = [c for c in "CASES".split() if "S." + c not in out and (not wanted or "S." + c in wanted.split(":"))]
+alone = os.environ.get("CUDA_LAUNCH_BLOCKING")
 def say(text):
     print(text, flush=True)
 say("Note: Google Test filter = " + "-".join(out))
 say("[==========] Running %d tests from 1 test suite." % len(cases))
 failed = False
 for case in cases:
-    with open(os.path.join(here, "..", "ran"), "a") as f:
+    with open(os.path.join(here, "..", "alone" if alone else "ran"), "a") as f:
         f.write(case + "\n")
     say("[ RUN      ] S." + case)
     if case.startswith("hangs") or case.startswith("once") and not os.path.exists(os.path.join(here, "..", "hanging")):
@@ -53,7 +56,7 @@ for case in cases:
         failed = True
         say("a.cc:3: Failure\n" + ("CUDA error: an illegal memory access was encountered" if case.startswith("loses") else "wrong in " + case))
         say("[  FAILED  ] S.%s, where GetParam() = 3 (1 ms)" % case)
-        if case.startswith("loses"):
+        if case.startswith("loses") and not alone:
             signal.pause()
     elif case.startswith("skips"):
         say("a.cc:3: Skipped\nno second GPU\n")
@@ -103,6 +106,11 @@ class GpuRunTest(unittest.TestCase):
             f.write(text)
         os.chmod(self.path(name), mode)
 
+    def details(self, name):
+        """The text of a file in details.tar.gz."""
+        with tarfile.open(os.path.join(self.out, "details.tar.gz")) as tar:
+            return tar.extractfile("./" + name).read().decode()
+
     def read(self, name):
         with open(self.path(name)) as f:
             return f.read()
@@ -135,6 +143,7 @@ class GpuRunTest(unittest.TestCase):
     def nvidia_smi(self):
         self.write("tools/nvidia-smi", """#!/bin/bash
 [[ $1 == -L ]] && touch "%s"
+[[ $1 == -q ]] && echo "attached GPUs: 1"
 [[ "$*" == *-lms* ]] || exit 0
 for _ in {1..3}; do echo "0, 1980, 3201, 60, 690"; done
 exec sleep 600
@@ -204,18 +213,67 @@ exec %s "$@"
 
     def test_a_case_that_hangs_or_crashes_costs_no_other_case_its_result(self):
         self.tests(t="a hangs b crashes exits loses c fails skips d")
+        self.write("tools/cuda-gdb", '#!/bin/bash\necho "#0 f () of $*"\n', 0o755)
         code, report, out, _ = self.run_sh("--only", "others", "--limit", "2")
         self.assertEqual(code, 1)
         self.assertEqual(set(self.results(report, "passed")), {"t S." + c for c in "abcd"}, out)
         failed = self.results(report, "failed")
         self.assertEqual(failed["t S.hangs"], "did not end within 2 s")
-        self.assertEqual(failed["t S.crashes"], "segmentation fault")
-        self.assertEqual(failed["t S.exits"], "exit code 0")
+        alone = "alone, with CUDA_LAUNCH_BLOCKING=1: "
+        self.assertEqual(failed["t S.crashes"].splitlines(), ["segmentation fault", alone + "segmentation fault"])
+        self.assertEqual(failed["t S.exits"].splitlines(), ["exit code 0", alone + "exit code 0"])
+        self.assertTrue(failed["t S.fails"].endswith("wrong in fails\n" + alone + "failed"), failed["t S.fails"])
+        self.assertEqual(self.read("bundle/alone").split(), "crashes exits loses fails".split())  # not what hangs
         self.assertIn("wrong", failed["t S.fails"])
         self.assertEqual(set(failed), {"t S." + c for c in ("hangs", "crashes", "exits", "loses", "fails")})
         self.assertEqual(self.results(report, "skipped"), {"t S.skips": "no second GPU"})
+        errors = self.details("logs/t.1.err")
+        self.assertRegex(errors, r"stuck: process \d+: .*tests/t\b")
+        self.assertRegex(errors, r"stuck: thread \d+ \S+: waits in .*; system call ")
+        self.assertRegex(errors, r"stuck: #0 f \(\) of -p \d+ -batch -ex thread apply all bt")
+        self.assertIn("alone: wrong in fails", errors)
         self.assertEqual(self.read("bundle/ran").split(), "a hangs b crashes exits loses c fails skips d".split())
         self.assertEqual(report["operators"], {"cudnn": 8, "flash2": 4})
+
+    def test_what_may_explain_a_failure_is_in_the_details(self):
+        self.tests(t="fails")
+        self.ranks("ranks", """
+echo "$NCCL_DEBUG" >>"${NCCL_DEBUG_FILE//%?/x}" && echo "host:1 NCCL WARN the cause" >>"${NCCL_DEBUG_FILE//%?/x}"
+sleep 600
+""")
+        self.nvidia_smi()
+        self.write("tools/dmesg", '#!/bin/bash\necho x >>"%s"\ncat -n "%s" | sed "s/x/NVRM: Xid/"\necho another\n' % (
+            (self.path("messages"),) * 2), 0o755)
+        _, report, out, _ = self.run_sh("--only", "others", "--limit", "10")
+        self.assertRegex(self.details("machine/system.txt"), r"(?s)== df -h /dev/shm /tmp\n.*== free\n.*Mem:.*open files.*== env ")
+        self.assertIn("attached GPUs", self.details("machine/nvidia-smi.txt"))
+        self.assertIn("not a dynamic executable", self.details("machine/ldd.annulus.txt"))
+        kernel = [re.sub(r"\s+", " ", line) for line in self.details("machine/dmesg.txt").splitlines()]
+        self.assertRegex(kernel[0], "== at the start of the call of 20")
+        self.assertEqual(kernel[1:], [" 1 NVRM: Xid", "== after t", " 2 NVRM: Xid", "== after ranks", " 3 NVRM: Xid",
+                                      "== at the end", " 4 NVRM: Xid"])
+        self.assertEqual(self.details("logs/ranks.1.out"), "")
+        self.assertIn("INFO\nhost:1 NCCL WARN the cause\n", self.details("logs/ranks.1.nccl"))
+        self.assertRegex(self.details("logs/ranks.1.err"), r"stuck: process \d+: sleep 600\nstuck: thread ")
+        self.assertEqual(self.results(report, "failed")["ranks"], "did not end within 10 s\nNCCL WARN the cause", out)
+
+    def test_tests_of_kernels_run_under_compute_sanitizer_if_it_is_there(self):
+        def run():
+            self.tests(t="a")
+            with open(self.path("bundle", "tests.tsv"), "a") as f:
+                f.write("t.memcheck\tmemcheck\tmemcheck\tt\t1\t0\t300\t-\t-\t'--gtest_filter=*Merge*'\n")
+            return self.run_sh("--only", "tests")[1]
+
+        self.assertEqual(self.results(run(), "skipped"), {"t.memcheck": "there is no compute-sanitizer"})
+        said = ["========= COMPUTE-SANITIZER", "a line", "========= Invalid __global__ write of size 4 bytes", "=========     at f(int)",
+                *["=========         Host Frame: g"] * 20, "========= ERROR SUMMARY: 1 error"]
+        self.write("tools/compute-sanitizer", '#!/bin/bash\necho "$*" >"%s"\ncat <<"E"\n%s\nE\nexit 99\n' % (
+            self.path("called"), "\n".join(said)), 0o755)
+        report = run()
+        self.assertIn("t S.a", self.results(report, "passed"))
+        self.assertEqual(self.results(report, "failed"), {"t.memcheck": "\n".join(["exit code 99", said[2], said[3], said[-1]])})
+        self.assertEqual(self.read("called").strip(), "--tool memcheck --error-exitcode 99 %s --gtest_filter=*Merge*" % (
+            self.path("bundle", "tests", "t")))
 
     def test_a_program_that_stops_again_and_again_is_given_up_and_the_next_one_runs(self):
         self.tests(t="a crashes1 crashes2 crashes3 crashes4 b", u="c")
@@ -335,7 +393,7 @@ exec %s "$@"
         self.assertEqual([t.label for t in tests], listed + ["//b:new", "//a:ranks"])
         self.assertEqual([t.label.split(":")[1] for t in tests][1:6], ["gpu_ops_on_gpu_test", "gpu_training_test", "gpu_job_test",
                                                                       "nccl_device_test", "nccl_test"])
-        limits = {name: limit for t in tests for name, _, limit, _ in t.parts()}
+        limits = {name: limit for t in tests for name, _, _, limit, _ in t.parts()}
         self.assertEqual((limits["tests.comm.nccl_test"], limits["tests.training.gpu_training_test"]), (60, 900))
 
     def test_the_operators_leave_time_for_the_other_tests_and_go_on_after_them(self):

@@ -2,15 +2,20 @@
 """Runs a GoogleTest program of the bundle so that one case costs no other case its result. Called by run.sh; report.py
 reads what it prints with read_cases.
 
-    cases.py [--limit SECONDS] [--done FILE] PROGRAM ARGUMENTS...
+    cases.py [--limit SECONDS] [--time SECONDS] [--done FILE] PROGRAM ARGUMENTS...
 
 The program's lines are passed on as they come, so what has passed is known even if everything is killed. A case that
 lasts longer than SECONDS is ended (and a process, END seconds after its last case), and a line says so:
 
     [ STOPPED  ] Suite.Case: did not end within 60 s
 
-After that, after a crash, and after a failure that leaves the process unable to use its GPU, another process runs the
-cases that are left. FILE holds the output of earlier calls, whose finished cases are left out. Exits with 0 if all cases
+Before that, standard error says where its threads are (stuck.py). After that, after a crash, and after a failure that leaves the process unable to use its GPU, another process runs the
+cases that are left. At the end the first failed cases run again, each alone and with CUDA_LAUNCH_BLOCKING=1, which makes
+an error appear at its cause. What they say goes to standard error, and how they ended to the message of the failure:
+
+    [ ALONE    ] Suite.Case: segmentation fault
+
+`--time` is how long all of this may take; no case runs again if it might not end by then. FILE holds the output of earlier calls, whose finished cases are left out. Exits with 0 if all cases
 passed, 1 if some failed or stopped, and UNFINISHED if the program ended before it had run all of its cases.
 """
 
@@ -21,16 +26,23 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import stuck  # noqa: E402
 
 UNFINISHED = 75
 MOST_STOPPED = 4  # cases of one program that hang or crash; a device that is lost would stop them all
 PATIENCE = 5  # seconds that a process has to end after SIGTERM, and after SIGKILL
 END = 15  # seconds that it has to end after its last case
+MOST_ALONE = 5  # failed cases that run again
+ALONE = 20  # seconds that each of them may take
 
 STARTED = re.compile(r"\[ RUN      \] (\S+)\s*$")
 ENDED = re.compile(r"\[ *(OK|FAILED|SKIPPED) *\] (\S+?),? ?(?:where .*)?\((\d+) ms\)\s*$")
 STOPPED = re.compile(r"^\[ STOPPED  \] (\S+): (.*)$")
+AGAIN = re.compile(r"^\[ ALONE    \] (\S+): (.*)$")
 FOUND = re.compile(r"\[==========\] Running (\d+) tests? from ")
 RAN = re.compile(r"\[==========\] (\d+) tests? from .* ran\.")
 # After these no call of CUDA succeeds in the process any more.
@@ -44,7 +56,7 @@ class Case:
     """A case in the output: its result "passed", "failed", "skipped", or None while it has none, and its own output."""
 
     def __init__(self, name):
-        self.name, self.result, self.seconds, self.lines = name, None, 0.0, []
+        self.name, self.result, self.seconds, self.lines, self.hung = name, None, 0.0, [], False
 
     @property
     def message(self):
@@ -73,6 +85,9 @@ class Reader:
             self.ran, self.current = True, None
         elif STARTED.search(line):
             self.current = self.cases[STARTED.search(line).group(1)] = Case(STARTED.search(line).group(1))
+        elif AGAIN.match(line) and AGAIN.match(line).group(1) in self.cases:
+            name, how = AGAIN.match(line).groups()
+            self.cases[name].lines.append("alone, with CUDA_LAUNCH_BLOCKING=1: " + how)
         elif self.current:
             self._add_to_case(line)
 
@@ -87,6 +102,7 @@ class Reader:
         elif stopped and stopped.group(1) == case.name:
             case.result, self.current = "failed", None
             case.lines.append(stopped.group(2))
+            case.hung = stopped.group(2).startswith("did not end")
         else:
             case.lines.append(line)
 
@@ -96,6 +112,16 @@ def read_cases(text):
     for line in text.splitlines():
         reader.add(line)
     return reader
+
+
+def end(process):
+    for ask in (process.terminate, process.kill):
+        ask()
+        try:
+            process.wait(PATIENCE)
+            return
+        except subprocess.TimeoutExpired:
+            pass  # a call of the driver may keep it; poll() tells
 
 
 class Run:
@@ -131,14 +157,10 @@ class Run:
                     return
                 yield None
 
-    def end(self):
-        for ask in (self.process.terminate, self.process.kill):
-            ask()
-            try:
-                self.process.wait(PATIENCE)
-                return
-            except subprocess.TimeoutExpired:
-                pass  # a call of the driver may keep it; `ended` tells
+    def end(self, look=False):
+        if look:
+            stuck.say_all(self.process.pid)
+        end(self.process)
 
     def go(self):
         """Passes the lines on until the process has ended. Returns why it did; empty if it ended by itself."""
@@ -155,14 +177,14 @@ class Run:
                         return "its process has lost the GPU"
             elif time.monotonic() - since > self.patience:
                 why = "did not end within %d s" % self.patience
-                self.end()
+                self.end(look=True)
                 return why
         try:
             code = self.process.wait(self.patience)
         except subprocess.TimeoutExpired:
-            self.end()
+            self.end(look=True)
             return "did not end within %d s" % self.patience
-        return SIGNALS.get(-code, "signal %d" % -code) if code < 0 else ""
+        return how_ended(code) if code < 0 else ""
 
     @property
     def patience(self):
@@ -178,6 +200,10 @@ class Run:
         return self.reader.ended - self.ended_before
 
 
+def how_ended(code):
+    return SIGNALS.get(-code, "signal %d" % -code) if code < 0 else "exit code %d" % code
+
+
 def filter_without(program, done):
     """The program's own filter without the cases that are done."""
     own = [a.split("=", 1)[1] for a in program if a.startswith("--gtest_filter=")]
@@ -189,9 +215,8 @@ def say(text):
     print(text, flush=True)
 
 
-def run(program, done, limit, started):
+def run(program, reader, limit, started):
     """Runs the program until all cases have a result. `started` is told each process. Returns the exit code."""
-    reader = read_cases(done)
     stopped = 0
     while True:
         one = Run(program, reader, limit)
@@ -218,19 +243,48 @@ def run(program, done, limit, started):
         say("%s; another process runs the %d cases that are left" % (why, left))
 
 
+def run_alone(program, names, until, started):
+    """Runs each of these failed cases again, as long as they end. `started` is told each process."""
+    env = dict(os.environ, CUDA_LAUNCH_BLOCKING="1")
+    for name in names[:MOST_ALONE]:
+        if time.monotonic() + ALONE + 2 * PATIENCE > until:
+            return
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen([*program, "--gtest_filter=" + name], env=env, stdout=output, stderr=subprocess.STDOUT)
+            started(process)
+            try:
+                code = process.wait(ALONE)
+            except subprocess.TimeoutExpired:
+                end(process)
+                code = None
+            output.seek(0)
+            text = output.read(1 << 16).decode(errors="replace")
+        for line in text.splitlines():
+            print("alone: " + line, file=sys.stderr)
+        if code is None:
+            say("[ ALONE    ] %s: did not end within %d s" % (name, ALONE))
+            return
+        case = read_cases(text).cases.get(name)
+        how = case.result if case and case.result else how_ended(code)
+        causes = [line.strip() for line in case.lines if "rror" in line] if case else []
+        say("[ ALONE    ] %s: %s" % (name, "; ".join([how, *causes[:1]])[:400]))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", type=float, default=60)
+    parser.add_argument("--time", type=float, default=3600)
     parser.add_argument("--done", metavar="FILE")
     parser.add_argument("program", nargs=argparse.REMAINDER)
     options = parser.parse_args()
+    until = time.monotonic() + options.time
     done = ""
     if options.done:
         with open(options.done, errors="replace") as f:
             done = f.read()
     processes = []
 
-    def end(number, _):  # the step's time is over, or the user ends run.sh
+    def end_all(number, _):  # the step's time is over, or the user ends run.sh
         for process in processes[-1:]:
             process.terminate()
             try:
@@ -240,9 +294,14 @@ def main():
         os._exit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+        signal.signal(number, end_all)
     try:
-        sys.exit(run(options.program, done, options.limit, processes.append))
+        reader = read_cases(done)
+        before = {case.name for case in reader.cases.values() if case.result}
+        code = run(options.program, reader, options.limit, processes.append)
+        failed = [c for c in reader.cases.values() if c.result == "failed" and c.name not in before and not c.hung]
+        run_alone(options.program, [c.name for c in failed], until, processes.append)
+        sys.exit(code)
     except OSError as error:
         sys.exit("the test cannot be started: %s" % error)
 

@@ -85,8 +85,11 @@ PARTS = [
     Part("others", "//integration_tests:gpu_job_test"),
     Part("others", "//tests/comm:nccl_device_test", limit=60),
     Part("others", "//tests/comm:nccl_test", limit=60),
+    Part("memcheck", KERNELS, "*Merge*"),
+    Part("memcheck", "//tests/model/gpu:gpu_ops_on_gpu_test"),
 ]
-SCRIPTS = ["cases.py", "journal.py", "machine.sh", "measure.sh", "report.py", "run.sh", "tables.py"]  # of this folder, for the other machine
+SCRIPTS = ["cases.py", "journal.py", "machine.sh", "measure.sh", "report.py", "run.sh",
+           "stuck.py", "tables.py"]  # of this folder, for the other machine
 
 
 class Test:
@@ -142,11 +145,12 @@ class Test:
         return re.sub(r"\$\((?:rootpath|location) ([^)]*)\)", place, argument)
 
     def parts(self):
-        """(name, part, limit, arguments) of each step that runs this test: one, or one for each of its PARTS."""
+        """(name, part, kind, limit, arguments) of each step that runs this test: one, or one for each of its PARTS."""
         for part in [p for p in PARTS if p.label == self.label] or [Part("others", self.label)]:
-            name = "%s.%s" % (self.name, part.name) if part.cases else self.name
+            name = self.name if part.name == "others" else "%s.%s" % (self.name, part.name)
+            kind = "memcheck" if part.name == "memcheck" else self.kind
             chosen = ["'--gtest_filter=%s'" % part.cases] if part.cases else []
-            yield name, part.name, min(self.limit, part.limit), self.args + chosen
+            yield name, part.name, kind, min(self.limit, part.limit), self.args + chosen
 
     @property
     def place(self):
@@ -381,8 +385,8 @@ def collect(tests, binaries, out):
         bundle.add_binary(os.path.join(binaries, program), "tests", in_tests(program))
     for t in tests:
         program = t.source if t.kind == "script" else in_tests(t.program)
-        for name, part, limit, args in t.parts():
-            rows.append("\t".join([name, part, t.kind, program, str(t.ranks), str(t.expect_exit), str(limit),
+        for name, part, kind, limit, args in t.parts():
+            rows.append("\t".join([name, part, kind, program, str(t.ranks), str(t.expect_exit), str(limit),
                                    " ".join(t.env) or "-", " ".join(t.mpi_args) or "-", " ".join(args) or "-"]))
         for path in t.files + ([t.source] if t.source else []):
             if os.path.isfile(os.path.join(ROOT, path)):

@@ -5,8 +5,9 @@ The folder holds
     journal.tsv          lines "bundle DIGEST", "call DATE", "fact NAME VALUE" and
                          "step NAME ATTEMPT PART KIND RESULT SECONDS REASON", where RESULT is "began", an exit code,
                          "skipped" or "left out"
-    details.tar.gz       logs/NAME.ATTEMPT.out and .err of the steps that have ended, metrics/NAME.jsonl of training runs,
-                         gpus.csv and clocks.csv of nvidia-smi
+    details.tar.gz       logs/NAME.ATTEMPT.out and .err of the steps that have ended, .nccl where NCCL wrote a log,
+                         metrics/NAME.jsonl of training runs, gpus.csv and clocks.csv of nvidia-smi, machine/: settings,
+                         libraries and what the driver told the kernel
     running.out, .err    the output of the last step that began, if details.tar.gz does not have it yet
     clocks.csv           while run.sh runs
 
@@ -31,6 +32,7 @@ class Step:
     def __init__(self, name):
         self.name, self.part, self.kind, self.result, self.seconds, self.reason = name, "", "", "", 0, ""
         self.attempts = []  # (output, errors) of each attempt
+        self.nccl = ""  # NCCL's log of the last attempt
 
     @property
     def output(self):
@@ -75,6 +77,7 @@ class Journal:
                 else:
                     said = [self.files.get(log + stream, "") for stream in ("out", "err")]
                 self.steps[name].attempts.append(tuple(said))
+                self.steps[name].nccl = self.files.get(log + "nccl", "")
 
     def _read_details(self):
         try:

@@ -85,3 +85,31 @@ watch_gpus() {
       >>"$out/clocks.csv" 2>/dev/null </dev/null &
   fi
 }
+
+# Keeps in the details what may explain a failure: how the machine is set up, and what it has loaded.
+note_machine() {
+  local program
+  mkdir -p "$details/machine"
+  (
+    for line in 'df -h /dev/shm /tmp' free 'ulimit -a' "env | grep -E '^(CUDA|NCCL|LD_)'"; do
+      echo "== $line" && timeout 10 bash -c "$line"
+    done
+  ) >"$details/machine/system.txt" 2>&1 </dev/null
+  ((gpus)) || return
+  if command -v nvidia-smi >/dev/null; then
+    timeout 20 nvidia-smi -q >"$details/machine/nvidia-smi.txt" 2>&1 </dev/null &
+    await $!
+  fi
+  for program in "$annulus" "$bundle"/tests/*gpu_kernel_test; do
+    in_bundle timeout 20 ldd "$program" >"$details/machine/ldd.${program##*/}.txt" 2>&1 </dev/null &
+    await $!
+  done
+}
+
+# Adds what the driver has told the kernel since the last time.
+note_dmesg() { # WHEN
+  local file=$details/machine/dmesg.txt
+  touch "$file"
+  timeout 10 dmesg 2>&1 </dev/null | grep -iE 'xid|nvrm|not permitted' | grep -vxFf "$file" >"$scratch/dmesg"
+  [[ ! -s $scratch/dmesg ]] || { echo "== $1" && cat "$scratch/dmesg"; } >>"$file"
+}

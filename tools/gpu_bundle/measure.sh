@@ -13,12 +13,6 @@ attend_check() { # NAME RANDOM WORDS...
   if ! ready; then skip "$1" operators plain "$why" && return; fi
   step "$1" operators plain "$cap" "$annulus" attend --device cuda --backward --check --random "${@:2}"
 }
-ready() {
-  why=$obstacle
-  [[ $why ]] || { ((gpus)) || why=$no_gpu; }
-  [[ ! $why ]]
-}
-
 text_of_training() { # prints the options for another text if LibTorch has no Python sources to train on
   compgen -G "$torch/*.py" >/dev/null || printf -- '--set\ndata.train=["%s/text/documents.txt"]\n' "$bundle"
 }

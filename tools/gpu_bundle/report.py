@@ -23,9 +23,10 @@ from journal import Journal, text_of  # noqa: E402
 from tables import tables  # noqa: E402
 
 LINES_SHOWN = (8, 4)  # of a message: at its beginning, where the cause stands, and at its end
-# Lines that say nothing of the cause: the stack that follows an error of LibTorch, with mpirun's marks before it, and
-# what the tests of attention print after each case.
-NOISE = re.compile(r"(^|>:|\s)frame #\d+: |^refused so far: |^\S+:\d+: Skipped$")
+WARNINGS_SHOWN = 3  # of NCCL
+# Lines that say nothing of the cause: the stack that follows an error of LibTorch, with mpirun's marks before it, what
+# the tests of attention print after each case, and what cases.py and stuck.py tell those who look for the cause.
+NOISE = re.compile(r"(^|>:|\s)frame #\d+: |^refused so far: |^\S+:\d+: Skipped$|^(alone|stuck):")
 MOST_PRINTED = 8000  # characters of the summary; whoever runs run.sh from afar may get only the end of its output
 SIGNALS = {134: "aborted", 135: "bus error", 136: "arithmetic fault", 137: "killed", 139: "segmentation fault"}
 
@@ -69,6 +70,12 @@ def tail(output, errors=""):
     wrote = short(errors[failed.start():] if failed else errors).splitlines()
     said = [l for l in output.splitlines() if l.strip() and not NOISE.search(l.strip())]
     return "\n".join(said[-max(LINES_SHOWN[1], sum(LINES_SHOWN) - len(wrote)):] + wrote)
+
+
+def sanitizer_says(output):
+    """The first error that compute-sanitizer found, and how many there are; what the test said if it found none."""
+    lines = [l for l in output.splitlines() if re.match(r"=========\s+\S", l) and not re.search(r"Host Frame|COMPUTE-SANITIZER", l)]
+    return short("\n".join(lines)) if len(lines) > 1 else tail(output)
 
 
 class Report:
@@ -124,7 +131,9 @@ class Report:
         if skipped and step.result == "0":  # a step that skipped itself need not print what is expected of it
             self.add(step.name, step.part, "skipped", step.seconds, skipped.group(1))
         elif why:
-            self.add(step.name, step.part, "failed", step.seconds, "\n".join(filter(None, [why, tail(output, errors)])))
+            said = sanitizer_says(output) if step.kind == "memcheck" else tail(output, errors)
+            warnings = list(dict.fromkeys(re.findall(r"NCCL WARN .*", step.nccl)))[:WARNINGS_SHOWN]
+            self.add(step.name, step.part, "failed", step.seconds, "\n".join(filter(None, [why, said, *warnings])))
         else:
             self.add(step.name, step.part, "passed", step.seconds)
 
@@ -197,7 +206,7 @@ class Report:
             self.add(step.name, step.part, "failed", step.seconds, "it ended with exit code 0, but left no results")
         elif not read.ran and not (code == 1 and any(c.result == "failed" for c in cases)):
             why += " in " + current.name if current else ""
-            self.add(step.name, step.part, "failed", step.seconds, "\n".join([why, tail("" if step.last[1] else step.last[0], step.last[1])]))
+            self.add(step.name, step.part, "failed", step.seconds, "\n".join([why, tail("" if short(step.last[1]) else step.last[0], step.last[1])]))
         elif code and not any(c.result == "failed" for c in cases):
             self.add(step.name, step.part, "failed", step.seconds, "\n".join([why, tail(*step.last)]))
 

@@ -8,7 +8,8 @@
 #                                FlexAttention with the same patterns
 #                    others      all other tests
 #                    scaling, quickstart     the same work on 1, 2, 4, 8 GPUs; a short training
-#                  tests: operators, merges and others; bench: dense to longest
+#                    memcheck    tests of kernels under compute-sanitizer, if it is here and a minute is left
+#                  tests: operators, merges, others and memcheck; bench: dense to longest
 #   --minutes N    how long it may take (default: 9); steps for which there is no time are left out, and named
 #   --limit N      ends each step, and each case of a test, after N seconds at the latest (default: 130, or a bit more than
 #                  a fifth of --minutes if that is longer)
@@ -32,9 +33,9 @@ while (($#)); do
   case $1 in
     --only)
       case ${2-} in
-        tests) only+='operators merges others ' ;;
+        tests) only+='operators merges others memcheck ' ;;
         bench) only+='dense ring train patterns flex longest ' ;;
-        operators | merges | dense | ring | train | patterns | flex | longest | others | scaling | quickstart) only+="$2 " ;;
+        operators | merges | dense | ring | train | patterns | flex | longest | others | scaling | quickstart | memcheck) only+="$2 " ;;
         *) echo "run.sh: --only needs tests, bench, or one of their parts (see --help), not \"${2-}\"" >&2 && exit 2 ;;
       esac
       shift 2
@@ -96,8 +97,15 @@ trap 'exit 130' INT TERM HUP
 # Like `wait PID`, but a signal is handled at once. With `wait`, a signal that comes just before it would be handled
 # only after the process has ended.
 mkfifo "$scratch/never" && exec {never}<>"$scratch/never"
-await() { # PID
-  while kill -0 "$1" 2>/dev/null; do read -r -t 0.1 -u "$never"; done
+await() { # PID [WHEN]: if it still runs WHEN ($SECONDS), its errors say where it hangs
+  local when=${2-}
+  while kill -0 "$1" 2>/dev/null; do
+    read -r -t 0.1 -u "$never"
+    if [[ $when ]] && ((SECONDS >= when)); then
+      when=''
+      timeout 10 "$python" "$bundle/stuck.py" "$1" 2>>"$out/running.err" </dev/null &
+    fi
+  done
   wait "$1"
 }
 
@@ -119,7 +127,7 @@ note() {
   results[$1]=$4
   [[ $4 == began ]] || printf '%-44s %s\n' "$1" "$4${6:+: $6}" >&2
 }
-log_of() { echo "$details/logs/$1.$2.$3"; } # NAME ATTEMPT out|err
+log_of() { echo "$details/logs/$1.$2.$3"; } # NAME ATTEMPT out|err|nccl
 # Moves the output of the step that ended to the details. Of a long output the beginning and the end are kept.
 put_away() { # NAME ATTEMPT
   local stream from to size
@@ -133,6 +141,12 @@ put_away() { # NAME ATTEMPT
       cp "$from" "$to"
     fi
   done
+  # NCCL's own log has a file of its own, because tests count the lines of the others.
+  for from in "$scratch"/nccl/*; do
+    [[ -e $from ]] || continue
+    { echo "== ${from##*/}" && tail -c 512K "$from"; } >>"$(log_of "$1" "$2" nccl)"
+    rm -f "$from"
+  done
 }
 # Puts away the output of the latest step and makes the report. $scratch/report is its summary or, with `--said NAME`,
 # only the figures of this step.
@@ -144,7 +158,7 @@ keep() {
   [[ ! $python ]] || "$python" "$bundle/report.py" "$out" "$@" >"$scratch/report" 2>&1
 }
 if ((!${#command[@]})); then
-  mkdir -p "$details/logs" "$details/metrics" "$scratch/runs"
+  mkdir -p "$details/logs" "$details/metrics" "$scratch"/{runs,nccl}
   if [[ $(head -n 1 "$out/journal.tsv" 2>/dev/null) == "bundle"$'\t'"$BUILT_DIGEST" ]]; then
     tar -C "$details" -xzf "$out/details.tar.gz" 2>/dev/null
     cp "$out/clocks.csv" "$details" 2>/dev/null
@@ -200,6 +214,8 @@ fi
 
 note_facts
 watch_gpus
+note_machine
+note_dmesg "at the start of the call of $(date -u +%Y-%m-%dT%H:%M:%SZ)"
 
 # ---- Steps.
 
@@ -220,17 +236,20 @@ is_done() { # NAME KIND
   esac
 }
 step() { # NAME PART KIND LIMIT COMMAND...; its exit code should be `expected`
-  local name=$1 part=$2 kind=$3 wanted=$4 limit rc pid
+  local name=$1 part=$2 kind=$3 wanted=$4 limit rc pid look=''
   limit=$(at_most "$wanted" "$(left)")
   shift 4
   if ((limit < 10)); then note "$name" "$part" "$kind" "left out" 0 "no time left of $minutes minutes" && return; fi
   [[ ${results[$name]-} ]] && ((++attempts[$name]))
   began=$SECONDS current=("$name" "$part" "$kind") latest=$name
   note "$name" "$part" "$kind" began 0 ''
+  : >"$out/running.out" && : >"$out/running.err"
   (cd "$workfolder" && exec timeout --kill-after=15 "$limit" env "${environment[@]}" "$@") \
-    >"$out/running.out" 2>"$out/running.err" </dev/null &
+    >>"$out/running.out" 2>>"$out/running.err" </dev/null &
   pid=$! # in the background, so that Ctrl-C is handled at once
-  await "$pid"
+  # Before mpirun ends the ranks. cases.py looks at its program itself.
+  if [[ $python && $kind != gtest ]] && ((limit >= 10)); then look=$((began + limit - 8)); fi
+  await "$pid" "$look"
   rc=$?
   local reason=''
   if ((rc == 124 || rc == 137 && SECONDS - began >= limit)); then
@@ -239,7 +258,10 @@ step() { # NAME PART KIND LIMIT COMMAND...; its exit code should be `expected`
   fi
   # A test that skips itself exits with 0, whatever else was expected.
   if [[ $rc != 'left out' ]] && ((rc != expected)) &&
-    ! { ((rc == 0)) && grep -q '^SKIPPED: ' "$out/running.out"; }; then worst=1; fi
+    ! { ((rc == 0)) && grep -q '^SKIPPED: ' "$out/running.out"; }; then
+    worst=1
+    note_dmesg "after $name"
+  fi
   note "$name" "$part" "$kind" "$rc" $((SECONDS - began)) "$reason"
   current=()
   keep --said "$name"
@@ -278,19 +300,38 @@ read_test() { # ENV MPI_ARGS ARGS
   [[ $3 == - ]] || eval "words=($3)" # with the quoting of Bazel's args; $bundle is this folder
 }
 
+nccl_log=(NCCL_DEBUG="${NCCL_DEBUG:-INFO}" NCCL_DEBUG_FILE="$scratch/nccl/%h.%p")
 run_gtest() { # NAME PART LIMIT PROGRAM WORDS...; with `assigned`
   local name=$1 part=$2 limit=$3 runner=()
   cat "$details/logs/$name".*.out >"$scratch/done" 2>/dev/null
   # A case that hangs leaves at least half of the step's time to the others. Without Python the program is run as it is.
-  [[ $python ]] && runner=("$python" "$bundle/cases.py" --limit "$(at_most "$cap" $((limit / 2)))" --done "$scratch/done")
-  step "$name" "$part" gtest "$limit" env "${assigned[@]}" "${runner[@]}" "$bundle/tests/$4" "${@:5}"
+  [[ $python ]] && runner=("$python" "$bundle/cases.py" --limit "$(at_most "$cap" $((limit / 2)))"
+    --time "$(at_most "$limit" "$(left)")" --done "$scratch/done")
+  step "$name" "$part" gtest "$limit" env "${nccl_log[@]}" "${assigned[@]}" "${runner[@]}" "$bundle/tests/$4" "${@:5}"
 }
 run_mpi() { # NAME PART RANKS LIMIT TEST-PROGRAM WORDS...; with `assigned` and `mpi_words`
   local name=$1 part=$2 ranks=$3 limit=$4 program=$5 seconds
   shift 5
   seconds=$(at_most "$limit" "$(left)")
-  step "$name" "$part" mpi "$limit" env "${assigned[@]}" WANT_SIZE="$ranks" "$bundle/mpi/bin/mpirun" \
+  step "$name" "$part" mpi "$limit" env "${nccl_log[@]}" "${assigned[@]}" WANT_SIZE="$ranks" "$bundle/mpi/bin/mpirun" \
     --timeout $((seconds - 5)) -np "$ranks" "${mpi_words[@]}" "$bundle/tests/$program" "$@"
+}
+
+ready() {
+  why=$obstacle
+  [[ $why ]] || { ((gpus)) || why=$no_gpu; }
+  [[ ! $why ]]
+}
+
+run_memcheck() { # NAME PROGRAM WORDS...: a test again, with each access to the GPU's memory checked
+  local sanitizer
+  if ! ready; then skip "$1" memcheck memcheck "$why" && return; fi
+  if ! sanitizer=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer); then
+    skip "$1" memcheck memcheck "there is no compute-sanitizer" && return
+  fi
+  if (($(left) < 60)); then note "$1" memcheck memcheck "left out" 0 "less than a minute was left" && return; fi
+  # It takes as long as it takes: if the time is up, that is no failure.
+  step "$1" memcheck memcheck "${most:-3600}" "$sanitizer" --tool memcheck --error-exitcode 99 "$bundle/tests/$2" "${@:3}"
 }
 
 # Runs the tests of this part that are not done. With "is_left", says only whether there are any; with "continue", runs
@@ -315,6 +356,7 @@ run_tests() { # PART [is_left|continue]
         step "$name" "$part" script "$(at_most "$limit" "${most:-$((2 * cap))}")" \
           env "${assigned[@]}" "$python" "$bundle/runfiles/$program" "${words[@]}"
         ;;
+      memcheck) run_memcheck "$name" "$program" "${words[@]}" ;;
     esac
     workfolder=$scratch expected=0
   done 3<"$bundle/tests.tsv"
@@ -347,11 +389,13 @@ wanted others && run_tests others
 for part in operators merges others; do wanted $part && run_tests $part continue; done
 wanted scaling && run_scaling
 wanted quickstart && run_quickstart
+wanted memcheck && run_tests memcheck
 
 if [[ ! $python ]]; then
   echo "run.sh: no python3 here, so there is no report.json; the results are in $out/journal.tsv and details.tar.gz" >&2
   exit "$worst"
 fi
+note_dmesg "at the end"
 keep
 rc=$?
 cat "$scratch/report"
