@@ -2,6 +2,7 @@
 """Tests `annulus attend` and `train` on GPUs, with one rank and, if there are more GPUs, with one rank on each. Skipped
 without a GPU; it has never run on a GPU."""
 
+import concurrent.futures
 import os
 import re
 import sys
@@ -10,6 +11,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cli  # noqa: E402
 
 cli.LIMIT = 280  # the first start on a GPU loads many kernels
+MOST_PROCESSES = 8
 gpus = 0
 
 
@@ -27,14 +29,22 @@ class GpuJobTest(cli.CliTest):
             "{ kind = 'dilated', segment_lengths = [64, 256], dilation_rates = [1, 4] }",
             "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 4 }",
         ]
+        wanted = [(dtype, pattern) for dtype in ("bf16", "f16", "f32", "f64") for pattern in patterns]
+
+        def attend(ranks, dtype, pattern):
+            sizes = f"batch=2,queries=304,heads=4,kv_heads=2,dim=64,dtype={dtype},seed=7"
+            return self.annulus(
+                *self.launch(ranks), "attend", "--device", "cuda", "--random", sizes, "--pattern", pattern,
+                "--layout", "zigzag", "--backward", "--check")
+
+        # A command takes several seconds to start, on one core for each rank, so several run at once.
+        processes = min(MOST_PROCESSES, max(2, len(os.sched_getaffinity(0))))
         for ranks in self.worlds():
-            for dtype in ("bf16", "f16", "f32", "f64"):
-                for pattern in patterns:
-                    sizes = f"batch=2,queries=304,heads=4,kv_heads=2,dim=64,dtype={dtype},seed=7"
+            with concurrent.futures.ThreadPoolExecutor(max(1, processes // ranks)) as pool:
+                runs = [pool.submit(attend, ranks, *what) for what in wanted]
+                for (dtype, pattern), run in zip(wanted, runs):
                     with self.subTest(ranks=ranks, dtype=dtype, pattern=pattern):
-                        code, out, err = self.annulus(
-                            *self.launch(ranks), "attend", "--device", "cuda", "--random", sizes, "--pattern", pattern,
-                            "--layout", "zigzag", "--backward", "--check")
+                        code, out, err = run.result()
                         self.assertEqual(code, 0, err)
                         self.assertRegex(out, rf"attend: {ranks} ranks? on GPUs, ")
                         self.assertIn("check: out ", out)
