@@ -257,6 +257,29 @@ sleep 600
         self.assertRegex(self.details("logs/ranks.1.err"), r"stuck: process \d+: sleep 600\nstuck: thread ")
         self.assertEqual(self.results(report, "failed")["ranks"], "did not end within 10 s\nNCCL WARN the cause", out)
 
+    def test_ranks_start_again_without_the_cases_that_failed(self):
+        self.ranks("ranks", r"""
+out=${!#} wanted=
+for c in S.a/1 S.fails/1 S.b S.crashes S.c; do [[ :${out#*=-}: == *:$c:* ]] || wanted+=" $c"; done
+echo "[==========] Running 5 tests from 1 test suite."
+for c in $wanted; do
+  echo "[ RUN      ] $c" && echo "[ RUN      ] $c" && echo $c >>"%s"
+  [[ $c == *crashes* ]] && kill -SEGV $$
+  [[ $c == *fails* ]] && echo "a.cc:3: Failure" && echo "wrong" && echo "[  FAILED  ] $c on this rank, which ends the others" && exit 1
+  echo "[       OK ] $c (3 ms)" && echo "[       OK ] $c (4 ms)"
+done
+[[ -e "%s" ]] && echo "[==========] 3 tests from 1 test suite ran. (3 ms total)"
+""" % (self.path("ran"), self.path("whole")), limit=100)
+        _, report, out, _ = self.run_sh("--only", "others")
+        self.assertEqual(self.read("ran").split(), "S.a/1 S.fails/1 S.a/1 S.b S.crashes S.a/1 S.b S.c".split(), out)
+        failed = {"ranks S.fails/1": "a.cc:3: Failure\nwrong", "ranks S.crashes": "exit code 1"}
+        self.assertEqual(self.results(report, "failed"), {**failed, "ranks": "exit code 1; not all of its other cases could be run"})
+        # The same if the last run is whole.
+        self.write("whole", "")
+        self.out = self.path("again")
+        _, report, _, _ = self.run_sh("--only", "others")
+        self.assertEqual(self.results(report, "failed"), failed)
+
     def test_tests_of_kernels_run_under_compute_sanitizer_if_it_is_there(self):
         def run():
             self.tests(t="a")

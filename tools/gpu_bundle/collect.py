@@ -88,7 +88,7 @@ PARTS = [
     Part("memcheck", KERNELS, "*Merge*"),
     Part("memcheck", "//tests/model/gpu:gpu_ops_on_gpu_test"),
 ]
-SCRIPTS = ["cases.py", "journal.py", "machine.sh", "measure.sh", "report.py", "run.sh",
+SCRIPTS = ["cases.py", "journal.py", "machine.sh", "measure.sh", "ranks.py", "report.py", "run.sh",
            "stuck.py", "tables.py"]  # of this folder, for the other machine
 
 

@@ -18,6 +18,7 @@ import statistics
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import ranks  # noqa: E402
 from cases import UNFINISHED, read_cases  # noqa: E402
 from journal import Journal, text_of  # noqa: E402
 from tables import tables  # noqa: E402
@@ -130,12 +131,26 @@ class Report:
         why = step.reason or self.unexpected(step.name, int(step.result), output + errors)
         if skipped and step.result == "0":  # a step that skipped itself need not print what is expected of it
             self.add(step.name, step.part, "skipped", step.seconds, skipped.group(1))
+        elif why and step.kind == "mpi" and self.add_failed_cases(step, why):
+            pass
         elif why:
             said = sanitizer_says(output) if step.kind == "memcheck" else tail(output, errors)
             warnings = list(dict.fromkeys(re.findall(r"NCCL WARN .*", step.nccl)))[:WARNINGS_SHOWN]
             self.add(step.name, step.part, "failed", step.seconds, "\n".join(filter(None, [why, said, *warnings])))
         else:
             self.add(step.name, step.part, "passed", step.seconds)
+
+    def add_failed_cases(self, step, why):
+        """Adds the cases that failed in the runs of several ranks. Returns false if there are none."""
+        runs = ranks.runs_of(step.last[0])
+        failed = {}
+        for text in runs:
+            failed.update(ranks.failed_cases(text))
+        for name, lines in failed.items():
+            self.add("%s %s" % (step.name, name), step.part, "failed", 0, short("\n".join(lines)) or why)
+        if failed and not read_cases(runs[-1]).ran:
+            self.add(step.name, step.part, "failed", step.seconds, why + "; not all of its other cases could be run")
+        return bool(failed)
 
     @staticmethod
     def not_ended(step):

@@ -310,13 +310,14 @@ run_gtest() { # NAME PART LIMIT PROGRAM WORDS...; with `assigned`
   step "$name" "$part" gtest "$limit" env "${nccl_log[@]}" "${assigned[@]}" "${runner[@]}" "$bundle/tests/$4" "${@:5}"
 }
 run_mpi() { # NAME PART RANKS LIMIT TEST-PROGRAM WORDS...; with `assigned` and `mpi_words`
-  local name=$1 part=$2 ranks=$3 limit=$4 program=$5 seconds
+  local name=$1 part=$2 ranks=$3 limit=$4 program=$5 seconds mpirun
   shift 5
   seconds=$(at_most "$limit" "$(left)")
-  step "$name" "$part" mpi "$limit" env "${nccl_log[@]}" "${assigned[@]}" WANT_SIZE="$ranks" "$bundle/mpi/bin/mpirun" \
-    --timeout $((seconds - 5)) -np "$ranks" "${mpi_words[@]}" "$bundle/tests/$program" "$@"
+  mpirun=("$bundle/mpi/bin/mpirun" --timeout $((seconds - 5)))
+  [[ $python ]] && mpirun=("$python" "$bundle/ranks.py" --time "$seconds" "$bundle/mpi/bin/mpirun")
+  step "$name" "$part" mpi "$limit" env "${nccl_log[@]}" "${assigned[@]}" WANT_SIZE="$ranks" "${mpirun[@]}" \
+    -np "$ranks" "${mpi_words[@]}" "$bundle/tests/$program" "$@"
 }
-
 ready() {
   why=$obstacle
   [[ $why ]] || { ((gpus)) || why=$no_gpu; }
