@@ -9,6 +9,9 @@ import tempfile
 import unittest
 
 SCRIPTS = os.path.dirname(os.path.abspath(sys.argv.pop(1)))
+sys.path.insert(0, SCRIPTS)
+import cases  # noqa: E402
+
 GPU_JOB_TEST = os.path.abspath(sys.argv.pop(1))
 
 # Does what gpu_job_test.py expects of annulus. The first `attend` waits for a second one to begin. That of float16 with
@@ -35,6 +38,51 @@ else:
     print("attend: 1 rank on GPUs, \ncheck: out ")
 """
 
+# A GoogleTest program with the cases A.c0 to A.c11 and P/B.x/0 to P/B.x/3, in lines as GoogleTest prints them. The first
+# two cases wait for one another. Each process notes its cases in $HERE/PID.
+PROGRAM = r"""#!/usr/bin/env python3
+import os, signal, sys, time
+here = os.path.dirname(os.path.abspath(sys.argv[0]))
+cases = ["A.c%d" % n for n in range(12)] + ["P/B.x/%d" % n for n in range(4)]
+filters = [a.split("=")[1] for a in sys.argv if a.startswith("--gtest_filter=")] or [""]
+wanted, _, out = filters[-1].partition("-")
+cases = [c for c in cases if c not in out.split(":") and (not wanted or c in wanted.split(":"))]
+if "--gtest_list_tests" in sys.argv:
+    print("a line\nA.\n" + "".join("  %s\n" % c[2:] for c in cases if c[0] == "A"), end="")
+    print("P/B.  # TypeParam = int\n" + "".join("  %s  # GetParam() = 4-byte\n" % c[4:] for c in cases if c[0] == "P"), end="")
+    print("  DISABLED_y")
+    sys.exit()
+def say(text):
+    print(text, flush=True)
+alone = "CUDA_LAUNCH_BLOCKING" in os.environ
+say("Note: Google Test filter = x\n[==========] Running %d tests from 2 test suites.\n[----------] 12 tests from A" % len(cases))
+failed = []
+for case in cases:
+    if not alone:
+        with open(os.path.join(here, "ran.%d" % os.getpid()), "a") as f:
+            f.write(case + "\n")
+    say("[ RUN      ] " + case)
+    until = time.monotonic() + 20
+    while case in ("A.c0", "A.c1") and len([n for n in os.listdir(here) if n.startswith("ran.")]) < 2:
+        if time.monotonic() > until:
+            sys.exit("no other process has begun")
+        time.sleep(0.01)
+    how = os.environ.get(case.replace("/", "_").replace(".", "_"), "")
+    if how == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if how == "hang":
+        time.sleep(600)
+    if how == "fail":
+        failed.append(case)
+        say("a.cc:3: Failure\nwrong in %s\n[  FAILED  ] %s (1 ms)" % (case, case))
+    else:
+        say("of %s\n[       OK ] %s (1 ms)" % (case, case))
+say("[==========] %d tests from 2 test suites ran. (3 ms total)\n[  PASSED  ] %d tests." % (len(cases), len(cases) - len(failed)))
+for case in failed:
+    say("[  FAILED  ] " + case)
+sys.exit(bool(failed))
+"""
+
 
 class GpuProgramsTest(unittest.TestCase):
     def setUp(self):
@@ -56,6 +104,62 @@ class GpuProgramsTest(unittest.TestCase):
         self.assertEqual(len(failed), 1, done.stderr)
         self.assertRegex(failed[0], r"^FAIL: test_attend_equals_the_oracle .*ranks=1, dtype='f16', pattern=.* kind = 'window'")
         self.assertIn("Ran 2 tests", done.stderr)
+
+    def cases(self, *options, **how):
+        """Runs cases.py with several processes. Returns the exit code, the results by name, and the output."""
+        program = self.program("program", PROGRAM)
+        done = subprocess.run([sys.executable, os.path.join(SCRIPTS, "cases.py"), "--processes", "4", *options, program],
+                              capture_output=True, text=True, env=dict(os.environ, **how))
+        read = cases.read_cases(done.stdout)
+        for name, case in read.cases.items():
+            if case.result == "passed":
+                self.assertEqual(case.lines, ["of " + name], "lines of several cases are mixed")
+        return done.returncode, {name: case.result for name, case in read.cases.items()}, read, done.stdout
+
+    def test_several_processes_say_what_one_says(self):
+        code, results, read, out = self.cases()
+        self.assertEqual((code, set(results.values()), len(results)), (0, {"passed"}, 16), out)
+        self.assertEqual((read.found, read.ran, read.current), (16, True, None))
+        self.assertEqual(sum("[======" in line for line in out.splitlines()), 2, out)
+        shares = [n for n in os.listdir(self.folder.name) if n.startswith("ran.")]
+        self.assertGreater(len(shares), 1)
+        ran = []
+        for name in shares:
+            with open(self.path(name)) as f:
+                ran += f.read().split()
+        self.assertEqual(sorted(ran), sorted(results))
+
+    def test_a_case_of_several_processes_that_fails_crashes_or_hangs_costs_no_other_its_result(self):
+        code, results, read, out = self.cases("--limit", "2", A_c2="fail", A_c5="crash", A_c6="hang", P_B_x_1="crash")
+        bad = ("A.c2", "A.c5", "A.c6", "P/B.x/1")
+        self.assertEqual(results, {name: "failed" if name in bad else "passed" for name in results}, out)
+        self.assertEqual((code, len(results), read.ran), (1, 16, True))
+        self.assertEqual(read.cases["A.c2"].lines[:2], ["a.cc:3: Failure", "wrong in A.c2"])
+        self.assertEqual(read.cases["A.c5"].lines[0], "segmentation fault")
+        self.assertEqual(read.cases["A.c6"].lines, ["did not end within 2 s"])
+        self.assertTrue(read.cases["A.c2"].message.endswith("CUDA_LAUNCH_BLOCKING=1: failed"), read.cases["A.c2"].message)
+        # Another call runs nothing again.
+        with open(self.path("done"), "w") as f:
+            f.write(out)
+        code, results, _, out = self.cases("--done", self.path("done"))
+        self.assertEqual(results, {}, out)
+
+    def test_cases_that_run_when_the_time_is_up_are_named(self):
+        command = ["timeout", "4", sys.executable, os.path.join(SCRIPTS, "cases.py"), "--processes", "2", self.program("program", PROGRAM)]
+        done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ, A_c4="hang"))
+        self.assertEqual(done.returncode, 124)
+        self.assertIn("stuck: [ RUN      ] A.c4\n", done.stderr)
+        results = {name: case.result for name, case in cases.read_cases(done.stdout).cases.items()}
+        self.assertEqual(set(results.values()), {"passed"})
+        self.assertNotIn("A.c4", results)
+
+    def test_processes_that_stop_again_and_again_are_given_up(self):
+        crashes = {name: "crash" for name in ["A_c%d" % n for n in range(2, 10)]}
+        code, results, read, out = self.cases(**crashes)
+        self.assertEqual((code, read.ran), (cases.UNFINISHED, False), out)
+        self.assertIn("cases were not run", out)
+        code, results, _, out = self.cases("--done", self.program("done", out), **crashes)
+        self.assertEqual({results.get("P/B.x/%d" % n, "passed") for n in range(4)}, {"passed"}, out)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,9 @@ wanted, _, out = filters[-1].partition("-")
 out = out.split(":")
 cases = [c for c in "CASES".split() if "S." + c not in out and (not wanted or "S." + c in wanted.split(":"))]
 alone = os.environ.get("CUDA_LAUNCH_BLOCKING")
+if "--gtest_list_tests" in sys.argv:
+    print("S.\\n  " + "\\n  ".join(cases))
+    sys.exit()
 def say(text):
     print(text, flush=True)
 say("Note: Google Test filter = " + "-".join(out))
@@ -95,6 +98,7 @@ class GpuRunTest(unittest.TestCase):
         self.write("dev/nvidia0", "")
         self.write("bundle/configs/llama-1b.toml", "")
         self.annulus("")
+        self.processes = "1"
         self.tests()
 
     def path(self, *names):
@@ -130,7 +134,7 @@ class GpuRunTest(unittest.TestCase):
         for name, cases in programs.items():
             self.write("bundle/tests/" + name, PROGRAM.replace("CASES", cases), 0o755)
             part = name if name in ("operators", "merges") else "others"
-            rows.append("\t".join([name, part, "gtest", name, "1", "0", "300", "-", "-", "-"]) + "\n")
+            rows.append("\t".join([name, part, "gtest", name, self.processes, "0", "300", "-", "-", "-"]) + "\n")
         self.write("bundle/tests.tsv", "".join(rows))
 
     def ranks(self, name, text, limit=60):
@@ -196,15 +200,22 @@ exec sleep 600
         return found
 
     def limits(self, first=""):
-        """Notes in limits.txt how long each program of a step may take, and ends the first one named so after a second."""
+        """Notes in limits.txt how long each program of a step may take, and how it is called. Ends the first one named so
+        as soon as a case of it hangs, as if its time were up."""
         self.write("tools/timeout", """#!/bin/bash
-program=${@: -1}
+program=${@: -1} folder="%s"
 if [[ $1 == --kill-after=15 ]]; then
-  echo "${program##*/} $2" >>"%s"
-  if [[ ${program##*/} == "%s" && ! -e "%s" ]]; then touch "%s" && set -- "$1" 1 "${@:3}"; fi
+  echo "${program##*/} $2 $*" >>"$folder/limits.txt"
+  if [[ ${program##*/} == "%s" && ! -e $folder/ended ]]; then
+    touch "$folder/ended"
+    "${@:3}" &
+    until [[ -e $folder/bundle/hanging ]]; do sleep 0.02; done
+    kill $! && wait $!
+    exit 124
+  fi
 fi
 exec %s "$@"
-""" % (self.path("limits.txt"), first, self.path("ended"), self.path("ended"), shutil.which("timeout")), 0o755)
+""" % (self.folder.name, first, shutil.which("timeout")), 0o755)
 
     def limit_of(self, program):
         return [int(line.split()[1]) for line in self.read("limits.txt").splitlines() if line.split()[0] == program]
@@ -416,14 +427,17 @@ done
         self.assertEqual([t.label for t in tests], listed + ["//b:new", "//a:ranks"])
         self.assertEqual([t.label.split(":")[1] for t in tests][1:6], ["gpu_ops_on_gpu_test", "gpu_training_test", "gpu_job_test",
                                                                       "nccl_device_test", "nccl_test"])
-        limits = {name: limit for t in tests for name, _, _, limit, _ in t.parts()}
+        parts = [part for t in tests for part in t.parts()]
+        self.assertEqual([(name, processes) for name, _, _, processes, _, _ in parts][0],
+                         ("tests.attention.kernels.gpu_kernel_test.operators", 4))
+        limits = {name: limit for name, _, _, _, limit, _ in parts}
         self.assertEqual((limits["tests.comm.nccl_test"], limits["tests.training.gpu_training_test"]), (60, 900))
 
     def test_the_operators_leave_time_for_the_other_tests_and_go_on_after_them(self):
         self.tests(operators="a once b", merges="m", t="c")
         self.limits(first="operators")
         _, report, out, _ = self.run_sh("--only", "tests", "--limit", "400")
-        self.assertEqual(self.read("bundle/ran").split()[:4], ["a", "once", "m", "c"], out)
+        self.assertEqual(self.read("bundle/ran").split(), ["a", "once", "m", "c", "once", "b"], out)
         passed = {"operators S.a", "operators S.once", "operators S.b", "merges S.m", "t S.c"}
         self.assertLessEqual(passed, set(self.results(report, "passed")))
         self.assertEqual((report["failed"], report["left_out"]), (0, 0))
@@ -435,11 +449,13 @@ done
         self.assertIn("train-quickstart", self.results(report, "passed"), out)
 
     def test_a_short_call_shortens_no_step(self):
+        self.processes = "4"
         self.tests(operators="a", t="b")
         self.ranks("ranks", "exit 0", limit=130)
         self.limits()
         self.run_sh("--only", "tests", "--minutes", "6")
         self.assertEqual(self.limit_of("ranks"), [130])
+        self.assertRegex(self.read("limits.txt"), r"(?m)^operators .* --processes 4 ")
         self.assertTrue(150 < self.limit_of("operators")[0] <= 180 < self.limit_of("t")[0], self.read("limits.txt"))
 
     def test_calls_go_on_part_by_part_and_another_bundle_begins_anew(self):

@@ -2,24 +2,29 @@
 """Runs a GoogleTest program of the bundle so that one case costs no other case its result. Called by run.sh; report.py
 reads what it prints with read_cases.
 
-    cases.py [--limit SECONDS] [--time SECONDS] [--done FILE] PROGRAM ARGUMENTS...
+    cases.py [--limit SECONDS] [--time SECONDS] [--processes N] [--done FILE] PROGRAM ARGUMENTS...
 
 The program's lines are passed on as they come, so what has passed is known even if everything is killed. A case that
 lasts longer than SECONDS is ended (and a process, END seconds after its last case), and a line says so:
 
     [ STOPPED  ] Suite.Case: did not end within 60 s
 
-Before that, standard error says where its threads are (stuck.py). After that, after a crash, and after a failure that leaves the process unable to use its GPU, another process runs the
-cases that are left. At the end the first failed cases run again, each alone and with CUDA_LAUNCH_BLOCKING=1, which makes
-an error appear at its cause. What they say goes to standard error, and how they ended to the message of the failure:
+Before that, standard error says where its threads are (stuck.py). After that, after a crash, and after a failure that
+leaves the process unable to use its GPU, another process runs the cases that are left. FILE holds the output of earlier
+calls, whose finished cases are left out. With `--processes`, up to N processes run at once, each a share of the cases;
+the lines of a case then come together, when it has ended.
+
+At the end the first failed cases run again, each alone and with CUDA_LAUNCH_BLOCKING=1, which makes an error appear at
+its cause. What they say goes to standard error, and how they ended to the message of the failure:
 
     [ ALONE    ] Suite.Case: segmentation fault
 
-`--time` is how long all of this may take; no case runs again if it might not end by then. FILE holds the output of earlier calls, whose finished cases are left out. Exits with 0 if all cases
-passed, 1 if some failed or stopped, and UNFINISHED if the program ended before it had run all of its cases.
+No case runs again that might not end before the `--time` for all is over. Exits with 0 if all cases passed, 1 if some
+failed or stopped, and UNFINISHED if the program ended before it had run all of its cases.
 """
 
 import argparse
+import concurrent.futures
 import os
 import re
 import selectors
@@ -27,6 +32,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -127,8 +133,8 @@ def end(process):
 class Run:
     """One process of the program, which runs the cases that have no result yet."""
 
-    def __init__(self, program, reader, limit):
-        self.reader, self.limit = reader, limit
+    def __init__(self, program, reader, limit, say):
+        self.reader, self.limit, self.say = reader, limit, say
         done = [name for name, case in reader.cases.items() if case.result]
         self.ended_before = reader.ended
         reader.found, reader.ran, reader.current = 0, False, None
@@ -168,7 +174,7 @@ class Run:
         for line in self.lines():
             if line is not None:
                 text, before = line.decode(errors="replace"), self.reader.current
-                print(text, flush=True)
+                self.say(text)
                 self.reader.add(text)
                 if self.reader.current is not before:
                     since = time.monotonic()
@@ -184,6 +190,8 @@ class Run:
         except subprocess.TimeoutExpired:
             self.end(look=True)
             return "did not end within %d s" % self.patience
+        if code == -signal.SIGTERM:
+            time.sleep(1)  # when the time of the step is over, this process gets the signal as well, and it is no failure
         return how_ended(code) if code < 0 else ""
 
     @property
@@ -215,11 +223,12 @@ def say(text):
     print(text, flush=True)
 
 
-def run(program, reader, limit, started):
-    """Runs the program until all cases have a result. `started` is told each process. Returns the exit code."""
-    stopped = 0
+def run(program, reader, limit, started, say=say, stopped=None):
+    """Runs the program until all cases have a result. `started` is told each process, `say` each line, and `stopped` is the
+    list of the cases that hung or crashed. Returns the exit code."""
+    stopped = [] if stopped is None else stopped
     while True:
-        one = Run(program, reader, limit)
+        one = Run(program, reader, limit, say)
         started(one.process)
         why = one.go()
         if reader.ran:
@@ -230,17 +239,86 @@ def run(program, reader, limit, started):
         why = why or "exit code %d" % one.process.returncode
         if reader.current:  # it was running when the process ended
             line = "[ STOPPED  ] %s: %s" % (reader.current.name, why)
+            stopped.append(reader.current)
             say(line)
             reader.add(line)
-            stopped += 1
         left = reader.found - one.cases_ended
         if reader.found and left <= 0:
             say("after its last case: " + why)
             return 1
-        if not one.cases_ended or stopped >= MOST_STOPPED or not one.ended:
+        if not one.cases_ended or len(stopped) >= MOST_STOPPED or not one.ended:
             say("%s; %s cases were not run" % (why, left if reader.found else "its"))
             return UNFINISHED
         say("%s; another process runs the %d cases that are left" % (why, left))
+
+
+def list_cases(program, done):
+    """The cases that the program would run; empty if it does not say."""
+    filters = ["--gtest_filter=" + filter_without(program, done)] if done else []
+    try:
+        listed = subprocess.run([*program, *filters, "--gtest_list_tests"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=60)
+    except subprocess.TimeoutExpired:
+        return []
+    suite, names = None, []
+    for line in listed.stdout.decode(errors="replace").splitlines() if listed.returncode == 0 else []:
+        name = line.partition("#")[0].rstrip()
+        if re.fullmatch(r"\S+\.", name):
+            suite = name
+        elif suite and re.fullmatch(r"  \S+", name):
+            names.append(suite + name.strip())
+    return [name for name in names if "DISABLED_" not in name]
+
+
+class Blocks:
+    """Passes on the lines of one of several processes: those of a case together, when it has ended, so that the output is as
+    that of one process. The lines in which a process counts its cases are left out."""
+
+    def __init__(self, reader, lock):
+        self.all, self.own, self.lock, self.lines = reader, Reader(), lock, []
+
+    def __call__(self, text):
+        before = self.own.current
+        self.own.add(text)
+        if before and self.own.current is not before:  # it has ended, or the next one began without its end
+            ended = self.lines if self.own.current else self.lines + [text]
+            self.lines = [text] if self.own.current else []
+            self.pass_on(ended)
+        elif self.own.current:
+            self.lines.append(text)
+        elif not text.startswith(("[", "Note: Google Test filter")):
+            self.pass_on([text])
+
+    def pass_on(self, lines):
+        with self.lock:
+            say("\n".join(lines))
+            for line in lines:
+                self.all.add(line)
+
+
+def run_at_once(program, reader, limit, started, most, blocks):
+    """The same as run(), with up to `most` processes at once, each with its share of the cases. `blocks` is filled with
+    what each of them has said of its current case."""
+    if most < 2:
+        return run(program, reader, limit, started)
+    names = list_cases(program, [name for name, case in reader.cases.items() if case.result])
+    most = min(most, max(2, len(os.sched_getaffinity(0))), len(names))
+    if most < 2:
+        return run(program, reader, limit, started)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // most)))
+    lock, stopped, readers = threading.Lock(), [], [Reader() for _ in range(most)]
+    Blocks(reader, lock).pass_on(["[==========] Running %d tests from %d processes." % (len(names), most)])
+
+    blocks += [Blocks(reader, lock) for _ in range(most)]
+
+    def run_share(i):
+        share = [*program, "--gtest_filter=" + ":".join(names[i::most])]
+        return run(share, readers[i], limit, started, blocks[i], stopped)
+
+    with concurrent.futures.ThreadPoolExecutor(most) as pool:
+        codes = list(pool.map(run_share, range(most)))
+    if all(r.ran for r in readers):
+        Blocks(reader, lock).pass_on(["[==========] %d tests from %d processes ran." % (len(names), most)])
+    return UNFINISHED if UNFINISHED in codes else max(codes)
 
 
 def run_alone(program, names, until, started):
@@ -274,6 +352,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", type=float, default=60)
     parser.add_argument("--time", type=float, default=3600)
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--done", metavar="FILE")
     parser.add_argument("program", nargs=argparse.REMAINDER)
     options = parser.parse_args()
@@ -282,13 +361,20 @@ def main():
     if options.done:
         with open(options.done, errors="replace") as f:
             done = f.read()
-    processes = []
+    processes, blocks = [], []
 
     def end_all(number, _):  # the step's time is over, or the user ends run.sh
-        for process in processes[-1:]:
+        for block in blocks[:1]:
+            block.lock.acquire(timeout=1)  # not released, so that nothing is said of the processes that are ended here
+        running = [process for process in list(processes) if process.poll() is None]
+        for process in running:
             process.terminate()
+        for line in (line for block in blocks if block.own.current for line in block.lines):
+            print("stuck: " + line, file=sys.stderr)
+        until = time.monotonic() + 2
+        for process in running:
             try:
-                process.wait(2)
+                process.wait(max(0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
         os._exit(128 + number)
@@ -298,7 +384,7 @@ def main():
     try:
         reader = read_cases(done)
         before = {case.name for case in reader.cases.values() if case.result}
-        code = run(options.program, reader, options.limit, processes.append)
+        code = run_at_once(options.program, reader, options.limit, processes.append, options.processes, blocks)
         failed = [c for c in reader.cases.values() if c.result == "failed" and c.name not in before and not c.hung]
         run_alone(options.program, [c.name for c in failed], until, processes.append)
         sys.exit(code)

@@ -71,6 +71,7 @@ class Part(typing.NamedTuple):
     label: str
     cases: str = ""  # a filter of GoogleTest; empty: all
     limit: int = 3600  # seconds for the step if the test itself allows more
+    processes: int = 1  # that run its cases at once. No case may need more than an eighth of a GPU's memory
 
 
 KERNELS = "//tests/attention/kernels:gpu_kernel_test"
@@ -78,7 +79,7 @@ KERNELS = "//tests/attention/kernels:gpu_kernel_test"
 # of one process, then those of several ranks, which may hang because they wait for one another. NCCL may hang with one
 # process as well.
 PARTS = [
-    Part("operators", KERNELS, "-*Merge*"),
+    Part("operators", KERNELS, "-*Merge*", processes=4),  # cuDNN prepares each shape for seconds, on one core
     Part("merges", KERNELS, "*Merge*"),
     Part("others", "//tests/model/gpu:gpu_ops_on_gpu_test"),
     Part("others", "//tests/training:gpu_training_test"),
@@ -145,12 +146,13 @@ class Test:
         return re.sub(r"\$\((?:rootpath|location) ([^)]*)\)", place, argument)
 
     def parts(self):
-        """(name, part, kind, limit, arguments) of each step that runs this test: one, or one for each of its PARTS."""
+        """(name, part, kind, processes, limit, arguments) of each step that runs this test: one, or one for each of its
+        PARTS. A test of several ranks has as many processes."""
         for part in [p for p in PARTS if p.label == self.label] or [Part("others", self.label)]:
             name = self.name if part.name == "others" else "%s.%s" % (self.name, part.name)
             kind = "memcheck" if part.name == "memcheck" else self.kind
             chosen = ["'--gtest_filter=%s'" % part.cases] if part.cases else []
-            yield name, part.name, kind, min(self.limit, part.limit), self.args + chosen
+            yield name, part.name, kind, max(self.ranks, part.processes), min(self.limit, part.limit), self.args + chosen
 
     @property
     def place(self):
@@ -385,8 +387,8 @@ def collect(tests, binaries, out):
         bundle.add_binary(os.path.join(binaries, program), "tests", in_tests(program))
     for t in tests:
         program = t.source if t.kind == "script" else in_tests(t.program)
-        for name, part, kind, limit, args in t.parts():
-            rows.append("\t".join([name, part, kind, program, str(t.ranks), str(t.expect_exit), str(limit),
+        for name, part, kind, processes, limit, args in t.parts():
+            rows.append("\t".join([name, part, kind, program, str(processes), str(t.expect_exit), str(limit),
                                    " ".join(t.env) or "-", " ".join(t.mpi_args) or "-", " ".join(args) or "-"]))
         for path in t.files + ([t.source] if t.source else []):
             if os.path.isfile(os.path.join(ROOT, path)):

@@ -301,13 +301,13 @@ read_test() { # ENV MPI_ARGS ARGS
 }
 
 nccl_log=(NCCL_DEBUG="${NCCL_DEBUG:-INFO}" NCCL_DEBUG_FILE="$scratch/nccl/%h.%p")
-run_gtest() { # NAME PART LIMIT PROGRAM WORDS...; with `assigned`
-  local name=$1 part=$2 limit=$3 runner=()
+run_gtest() { # NAME PART PROCESSES LIMIT PROGRAM WORDS...; with `assigned`
+  local name=$1 part=$2 limit=$4 runner=()
   cat "$details/logs/$name".*.out >"$scratch/done" 2>/dev/null
   # A case that hangs leaves at least half of the step's time to the others. Without Python the program is run as it is.
   [[ $python ]] && runner=("$python" "$bundle/cases.py" --limit "$(at_most "$cap" $((limit / 2)))"
-    --time "$(at_most "$limit" "$(left)")" --done "$scratch/done")
-  step "$name" "$part" gtest "$limit" env "${nccl_log[@]}" "${assigned[@]}" "${runner[@]}" "$bundle/tests/$4" "${@:5}"
+    --processes "$3" --time "$(at_most "$limit" "$(left)")" --done "$scratch/done")
+  step "$name" "$part" gtest "$limit" env "${nccl_log[@]}" "${assigned[@]}" "${runner[@]}" "$bundle/tests/$5" "${@:6}"
 }
 run_mpi() { # NAME PART RANKS LIMIT TEST-PROGRAM WORDS...; with `assigned` and `mpi_words`
   local name=$1 part=$2 ranks=$3 limit=$4 program=$5 seconds mpirun
@@ -338,8 +338,8 @@ run_memcheck() { # NAME PROGRAM WORDS...: a test again, with each access to the 
 # Runs the tests of this part that are not done. With "is_left", says only whether there are any; with "continue", runs
 # only those whose time was up.
 run_tests() { # PART [is_left|continue]
-  local name part kind program ranks expect limit variables mpi_args args
-  while IFS=$'\t' read -r name part kind program ranks expect limit variables mpi_args args <&3; do
+  local name part kind program processes expect limit variables mpi_args args
+  while IFS=$'\t' read -r name part kind program processes expect limit variables mpi_args args <&3; do
     [[ $part == "$1" ]] && ! is_done "$name" "$kind" || continue
     [[ ${2-} == is_left ]] && return
     if [[ ${2-} == continue ]]; then
@@ -350,8 +350,8 @@ run_tests() { # PART [is_left|continue]
     workfolder=$scratch expected=$expect
     if [[ -d $bundle/runfiles ]]; then workfolder=$bundle/runfiles; fi
     case $kind in
-      gtest) run_gtest "$name" "$part" "$limit" "$program" "${words[@]}" ;;
-      mpi) run_mpi "$name" "$part" "$ranks" "$(at_most "$limit" "$cap")" "$program" "${words[@]}" ;;
+      gtest) run_gtest "$name" "$part" "$processes" "$limit" "$program" "${words[@]}" ;;
+      mpi) run_mpi "$name" "$part" "$processes" "$(at_most "$limit" "$cap")" "$program" "${words[@]}" ;;
       script) # it starts the program many times
         if [[ ! $python ]]; then skip "$name" "$part" "$kind" "no python3 here" && continue; fi
         step "$name" "$part" script "$(at_most "$limit" "${most:-$((2 * cap))}")" \
