@@ -369,6 +369,17 @@ done
         subprocess.run([sys.executable, os.path.join(self.bundle, "report.py"), self.out], stdout=subprocess.DEVNULL)
         self.assertEqual(self.results(self.report(), "left out")["t"], "the time was up after 60 s; 2 of its cases are left from S.hangs on")
 
+    def test_libraries_are_read_in_the_background_from_the_start(self):
+        self.annulus('touch "%s"\nsleep 600' % self.path("bundle", "hanging"))
+        pipes = [self.path("torch/lib/x.so.1"), self.path("nvidia/cudnn/lib/y.so.9")]
+        os.makedirs(self.path("nvidia/cudnn/lib"))
+        for pipe in pipes:
+            os.mkfifo(pipe)
+        started = self.start("--only", "dense")
+        for pipe in pipes:
+            subprocess.run(["timeout", "20", "sh", "-c", ': >"$0"', pipe], check=True)  # waits until somebody reads it
+        self.kill_when(started, self.hanging)
+
     def test_each_figure_is_on_disk_as_soon_as_it_is_known(self):
         self.annulus("echo '%s'\ntouch '%s'\nsleep 600" % (json.dumps(FIGURE), self.path("bundle", "hanging")))
         self.kill_when(self.start("--only", "dense"), self.hanging)

@@ -51,6 +51,12 @@ count_gpus() { # sets gpus
   fi
 }
 
+# Reads the large libraries once in the background, so that the first steps do not wait for the disk.
+read_ahead() {
+  ((gpus)) && [[ ! $obstacle ]] || return
+  xargs -0 -n 1 -P 4 cat < <(printf '%s\0' "$torch"/lib/*.so* "${torch%/*}"/nvidia/*/lib/*.so*) >/dev/null 2>&1 &
+}
+
 note_facts() {
   fact built_from "$BUILT_COMMIT"
   fact "annulus" "$BUILT_ANNULUS"

@@ -212,6 +212,7 @@ if ((${#command[@]})); then
   exit
 fi
 
+read_ahead
 note_facts
 watch_gpus
 note_machine
