@@ -144,8 +144,11 @@ class LinearCrossEntropySum : public Function<LinearCrossEntropySum> {
       loss = loss.defined() ? loss.add_(c.loss) : c.loss;
       if (!with_gradient) continue;
       product_into(dhidden.narrow(0, first, n), c.dlogits, head);
-      const at::Tensor dhead_part = wide_product(c.dlogits.t(), part);
-      dhead = dhead.defined() ? dhead.add_(dhead_part) : dhead_part;
+      if (dhead.defined()) {
+        add_wide_product(dhead, c.dlogits.t(), part);
+      } else {
+        dhead = wide_product(c.dlogits.t(), part);
+      }
     }
     if (with_gradient) ctx->save_for_backward({dhidden, dhead.to(head.scalar_type())});
     return loss.mul_(scale).to(at::toOpMathType(hidden.scalar_type()));
@@ -249,12 +252,13 @@ Part loss_charges(int64_t rows, int64_t dim, int64_t vocab, const Computes& on) 
   const bool several = chunk < rows, copies = e != wide;
   // What a chunk holds, one after the other: its logits; on a CPU their gradient in another dtype; and the head's
   // gradient from it, which is added to that of the chunks before; on a CPU also the factors of the products in the
-  // wider dtype. On a GPU the gradient lies in the memory of the logits.
+  // wider dtype. On a GPU the gradient lies in the memory of the logits, and that of the head in that of the chunks
+  // before.
   const int64_t before = several ? head * wide : 0;
   const int64_t widened = copies && !on.gpu ? wide * (chunk * dim + std::max(head, logits)) : 0;
   const int64_t of_product = logits * wide + before + (copies && !on.gpu ? wide * (chunk * dim + head) : 0) +
                              (on.loops() ? chunk * dim * e : 0);  // product_into
-  const int64_t of_gradient = logits * (on.gpu ? wide : e) + head * wide + before + widened;
+  const int64_t of_gradient = logits * (on.gpu ? wide : e) + head * wide + (on.gpu ? 0 : before) + widened;
   const int64_t of_cast = copies && !on.gpu ? logits * (wide + e) + before : 0;
   const int64_t most = std::max({of_product, of_gradient, of_cast, head * (copies ? wide + e : wide)});
   return {"loss",

@@ -5,6 +5,7 @@
 #include <ATen/OpMathType.h>
 #include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -93,6 +94,15 @@ at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b) {
   if (wide == a.scalar_type()) return product(a, b);
   // The product with a wider result exists only for GPUs.
   return a.is_cuda() ? at::mm(a, b, wide) : at::mm(a.to(wide), b.to(wide));
+}
+
+void add_wide_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+  if (a.is_cuda()) {
+    // As `sum` is also what is added to, LibTorch copies nothing and has cuBLAS add to it with a factor of 1.
+    at::addmm_out(sum, sum, a, b, sum.scalar_type());
+  } else {
+    sum.add_(wide_product(a, b));
+  }
 }
 
 }  // namespace annulus

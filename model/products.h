@@ -21,4 +21,8 @@ void product_into(const at::Tensor& out, const at::Tensor& a, const at::Tensor& 
 // The same, where sums and result are fp32 if a and b are bf16 or fp16.
 at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b);
 
+// Adds that to `sum`, which has its dtype and is contiguous. On a GPU the product adds to the memory of `sum`;
+// otherwise it is a tensor of its own first.
+void add_wide_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);
+
 }  // namespace annulus
