@@ -1,6 +1,6 @@
-// Cross entropy and its gradient as one kernel on a GPU, which reads the logits of a row twice (the second time mostly
-// from the cache) and overwrites them with their gradient. Launched by cross_entropy.cu, and run on a CPU by tests
-// (elements.h); model/gpu_ops.cc fills the arguments.
+// Cross entropy and its gradient as one kernel on a GPU, which reads the logits of a row twice and overwrites them with
+// their gradient. Launched by cross_entropy.cu, and run on a CPU by tests (elements.h); model/gpu_ops.cc fills the
+// arguments.
 #pragma once
 
 #include <cmath>
@@ -24,13 +24,18 @@ struct CrossEntropyArguments {
   int vocab = 0;
 };
 
-// The number of warps that compute a row. With 32, an H100 computes 132 or 264 rows at a time: those of a vocabulary of
-// 32,768 take 17 or 35 MB and stay in its cache of 50 MB until they are read again.
+// The number of warps that compute a row. With 32, an H100 computes 264 rows at a time. Its cache of 50 MB can keep
+// those of a vocabulary of 32,768 (35 MB) until they are read again, but not those of 128,256 (135 MB; one row on each
+// of its 132 multiprocessors would be 68 MB), which it reads from memory twice.
 inline constexpr int cross_entropy_warps(int64_t vocab) { return vocab < 4096 ? 8 : 32; }
 
 template <typename T, int kWidth, int kWarps_>
 struct CrossEntropy {
   static constexpr int kWarps = kWarps_;
+  static constexpr int kWarpsAtOnce = 64;  // two rows with 32 warps each, so one is read while the other is added up
+  // Copies of the first loop. They take registers, and with 16 bytes in each load 64 warps have 32 KB under way
+  // without.
+  static constexpr int kCopies = kWidth == 1 ? 4 : 1;
   using Logits = Pack<float, kWidth>;
 
   CrossEntropyArguments a;
@@ -43,15 +48,19 @@ struct CrossEntropy {
     for (int64_t row = group.worker(); row < a.rows; row += group.workers()) {
       float* const logits = a.logits + row * a.vocab;
       T* const gradient = reinterpret_cast<T*>(logits);
-      const int64_t target = a.targets[row];
+      const int target = static_cast<int>(a.targets[row]);
       if (target < 0) {
         if (group.thread() == 0) a.losses[row] = 0;
         for (int c = first; a.with_gradient && c < a.vocab; c += kStep) store(gradient + c, Pack<T, kWidth>{});
         continue;
       }
 
+      // Read now, it arrives during the pass. The sums below wait, so no thread has written a gradient yet.
+      const float of_target = group.thread() == 0 ? logits[target] : 0.0F;
+
       // Softmax online (arXiv 1805.02867): the largest logit so far, and the sum of exponentials relative to it.
       float most = -INFINITY, sum = 0;
+      ANNULUS_UNROLL_BY(kCopies)
       for (int c = first; c < a.vocab; c += kStep) {
         const Logits x = load<kWidth>(logits + c);
         float higher = most;
@@ -66,10 +75,9 @@ struct CrossEntropy {
       }
       const float top = group.most(most);
       const float total = group.sum(sum * expf(most - top));
-      if (group.thread() == 0) a.losses[row] = logf(total) + (top - logits[target]);
+      if (group.thread() == 0) a.losses[row] = logf(total) + (top - of_target);
       if (!a.with_gradient) continue;
 
-      group.sync();  // the logit of the target has been read
       const float factor = a.scale / total;
       for (int begin = 0; begin < a.vocab; begin += kStep) {
         const int c = begin + first;

@@ -75,8 +75,11 @@ class CudaGroup {
   int64_t worker_, workers_;
 };
 
+// The compiler limits the registers of a thread so that kWarpsAtOnce warps run on a multiprocessor: 64 of them may have
+// 32 registers each, 32 may have 64.
 template <typename Kernel>
-__global__ void __launch_bounds__(CudaGroup<Kernel::kWarps>::kThreads* CudaGroup<Kernel::kWarps>::kInBlock)
+__global__ void __launch_bounds__(CudaGroup<Kernel::kWarps>::kThreads* CudaGroup<Kernel::kWarps>::kInBlock,
+                                  Kernel::kWarpsAtOnce / (Kernel::kWarps * CudaGroup<Kernel::kWarps>::kInBlock))
     run(Kernel kernel, int64_t workers) {
   using Group = CudaGroup<Kernel::kWarps>;
   const int64_t worker = static_cast<int64_t>(blockIdx.x) * Group::kInBlock + threadIdx.y;

@@ -10,12 +10,17 @@
 #include <cstdint>
 #include <cstring>
 
+#include "simd/device_store.h"
+
 #ifdef __CUDACC__
 #define ANNULUS_DEVICE __device__ __forceinline__
 #define ANNULUS_UNROLL _Pragma("unroll")
+#define ANNULUS_PRAGMA(text) _Pragma(#text)
+#define ANNULUS_UNROLL_BY(times) ANNULUS_PRAGMA(unroll times)
 #else
 #define ANNULUS_DEVICE inline
 #define ANNULUS_UNROLL
+#define ANNULUS_UNROLL_BY(times)
 #endif
 
 namespace annulus::gpu {
@@ -52,7 +57,7 @@ ANNULUS_DEVICE Pack<T, kWidth> load(const T* address) {
 template <typename T, int kWidth>
 ANNULUS_DEVICE void store(T* address, const Pack<T, kWidth>& pack) {
 #ifdef __CUDACC__
-  *reinterpret_cast<Pack<T, kWidth>*>(address) = pack;
+  store_whole(reinterpret_cast<Pack<T, kWidth>*>(address), pack);
 #else
   assert(reinterpret_cast<uintptr_t>(address) % sizeof(pack) == 0);
   std::memcpy(address, &pack, sizeof(pack));

@@ -2,8 +2,8 @@
 // is read once and written once. fused::add_rms_norm (model/fused_loops.h) has the formulas. Launched by norm.cu, and
 // run on a CPU by tests (elements.h); model/gpu_ops.cc fills the arguments.
 //
-// A *group* of threads computes a row. A kernel is a struct with its arguments, whose operator() every thread of every
-// group calls with its group:
+// A *group* of threads computes a row. A kernel is a struct with its arguments, kWarps (of a group), kWarpsAtOnce (that
+// run on a multiprocessor; cuda_group.h) and an operator() that every thread of every group calls with its group:
 //   kThreads, thread()     the number of threads of a group, and which of them calls
 //   worker(), workers()    which group it is, and how many there are
 //   sync()                 waits for all threads of the group, which then see what the others have written
@@ -92,6 +92,7 @@ ANNULUS_DEVICE int64_t statistic_of(const NormRows& at, int64_t row) {
 template <typename T, int kWidth, int kWarps_>
 struct Norm {
   static constexpr int kWarps = kWarps_;
+  static constexpr int kWarpsAtOnce = 32;
   using Packed = Pack<T, kWidth>;
 
   NormArguments a;
@@ -158,6 +159,7 @@ struct Norm {
 template <typename T, int kWidth, int kWarps_>
 struct NormGradient {
   static constexpr int kWarps = kWarps_;
+  static constexpr int kWarpsAtOnce = 16;  // norm_workers
   using Packed = Pack<T, kWidth>;
 
   NormGradientArguments a;
@@ -234,6 +236,7 @@ struct NormGradient {
 template <typename T, int kWarps_>
 struct Columns {
   static constexpr int kWarps = kWarps_;
+  static constexpr int kWarpsAtOnce = 64;
 
   ColumnArguments a;
 
