@@ -9,6 +9,7 @@
 #include <cassert>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "simd/device_store.h"
 
@@ -63,6 +64,34 @@ ANNULUS_DEVICE void store(T* address, const Pack<T, kWidth>& pack) {
   std::memcpy(address, &pack, sizeof(pack));
 #endif
 }
+
+// A pack as it lies in memory, at first zeros. The compiler for GPUs keeps every 16-bit element of a Pack in a register
+// of its own, which it fills as soon as the pack arrives, so that later loads are issued late. Two of them share one
+// here.
+template <typename T, int kWidth>
+class alignas(sizeof(T) * kWidth) Folded {
+ public:
+  Folded() = default;
+  ANNULUS_DEVICE explicit Folded(const Pack<T, kWidth>& pack) { std::memcpy(words_, &pack, sizeof(pack)); }
+
+  // The address must be a multiple of the pack's size.
+  ANNULUS_DEVICE void load_from(const T* address) {
+#ifdef __CUDACC__
+    *this = *reinterpret_cast<const Folded*>(address);
+#else
+    *this = Folded(load<kWidth>(address));
+#endif
+  }
+  ANNULUS_DEVICE Pack<T, kWidth> unfold() const {
+    Pack<T, kWidth> pack;
+    std::memcpy(&pack, words_, sizeof(pack));
+    return pack;
+  }
+
+ private:
+  using Word = std::conditional_t<sizeof(T) * kWidth % sizeof(uint32_t) == 0, uint32_t, uint16_t>;
+  Word words_[sizeof(T) * kWidth / sizeof(Word)] = {};
+};
 
 // Calls f(T()) with the type of these elements.
 template <typename F>

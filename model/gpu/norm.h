@@ -71,7 +71,7 @@ inline constexpr int kHeld = 2;
 // The number of warps that compute a row.
 inline constexpr int norm_warps(int64_t dim, Element element, bool aligned) {
   const int64_t of_a_warp = kWarp * kHeld * (aligned ? kVectorBytes / bytes_of(element) : 1);
-  return !aligned ? 4 : dim <= of_a_warp ? 1 : dim <= 4 * of_a_warp ? 4 : 16;
+  return !aligned ? 4 : dim <= of_a_warp ? 1 : dim <= 4 * of_a_warp ? 4 : dim <= 8 * of_a_warp ? 8 : 16;
 }
 
 // The number of groups of the backward. The order of the sums depends on it, so it does not depend on the device. It
@@ -94,6 +94,7 @@ struct Norm {
   static constexpr int kWarps = kWarps_;
   static constexpr int kWarpsAtOnce = 32;
   using Packed = Pack<T, kWidth>;
+  using Held = Folded<T, kWidth>;
 
   NormArguments a;
 
@@ -111,10 +112,8 @@ struct Norm {
 
       // The statistics are those of the sum as it is stored, which the backward reads.
       float squares = 0;
-      const auto add = [&](int c) {
-        Packed s = load<kWidth>(x + c);
+      const auto add = [&](int c, Packed s, const Packed& d) {
         if (delta != nullptr) {
-          const Packed d = load<kWidth>(delta + c);
           ANNULUS_UNROLL
           for (int e = 0; e < kWidth; ++e) {
             s.value[e] = static_cast<T>(static_cast<float>(s.value[e]) + static_cast<float>(d.value[e]));
@@ -128,12 +127,23 @@ struct Norm {
         }
         return s;
       };
-      Packed held[kHeld];
+      // Loads of all columns are under way before the first is needed.
+      Held held[kHeld], added[kHeld];
       ANNULUS_UNROLL
       for (int i = 0; i < kHeld; ++i) {
-        if (first + i * kStep < dim) held[i] = add(first + i * kStep);
+        const int c = first + i * kStep;
+        if (c < dim) held[i].load_from(x + c);
+        if (c < dim && delta != nullptr) added[i].load_from(delta + c);
       }
-      for (int c = first + kHeld * kStep; c < dim; c += kStep) add(c);
+      ANNULUS_UNROLL
+      for (int i = 0; i < kHeld; ++i) {
+        const int c = first + i * kStep;
+        if (c < dim) held[i] = Held(add(c, held[i].unfold(), added[i].unfold()));
+      }
+      ANNULUS_UNROLL_BY(1)
+      for (int c = first + kHeld * kStep; c < dim; c += kStep) {
+        add(c, load<kWidth>(x + c), delta != nullptr ? load<kWidth>(delta + c) : Packed{});
+      }
 
       const float inverse = 1.0F / sqrtf(group.sum(squares) / static_cast<float>(dim) + a.eps);
       const auto write = [&](int c, const Packed& s) {
@@ -147,9 +157,10 @@ struct Norm {
       };
       ANNULUS_UNROLL
       for (int i = 0; i < kHeld; ++i) {
-        if (first + i * kStep < dim) write(first + i * kStep, held[i]);
+        if (first + i * kStep < dim) write(first + i * kStep, held[i].unfold());
       }
       // A thread reads again what it has read or written itself.
+      ANNULUS_UNROLL_BY(1)
       for (int c = first + kHeld * kStep; c < dim; c += kStep) write(c, load<kWidth>((sum != nullptr ? sum : x) + c));
       if (group.thread() == 0) a.inv_rms[statistic_of(a.at, row)] = inverse;
     }
@@ -161,6 +172,7 @@ struct NormGradient {
   static constexpr int kWarps = kWarps_;
   static constexpr int kWarpsAtOnce = 16;  // norm_workers
   using Packed = Pack<T, kWidth>;
+  using Held = Folded<T, kWidth>;
 
   NormGradientArguments a;
 
@@ -171,6 +183,12 @@ struct NormGradient {
     const T* const weight = static_cast<const T*>(a.weight);
     float* const partial = a.partial + group.worker() * dim;
     float dweight[kHeld][kWidth] = {};
+    Held held_weight[kHeld];
+    ANNULUS_UNROLL
+    for (int i = 0; i < kHeld; ++i) {
+      const int c = first + i * kStep;
+      if (c < dim) held_weight[i].load_from(weight + c);
+    }
     for (int64_t row = group.worker(); row < a.at.rows; row += group.workers()) {
       const int64_t begin = begin_of(a.at, row);
       const T* const dy = static_cast<const T*>(a.dy) + begin;
@@ -180,47 +198,58 @@ struct NormGradient {
       const float inverse = a.inv_rms[statistic_of(a.at, row)];
 
       float dot = 0;  // of the gradient of the normed row with the sum
-      const auto multiply = [&](int c, const Packed& g, const Packed& s) {
-        const Packed w = load<kWidth>(weight + c);
+      const auto multiply = [&](const Packed& g, const Packed& s, const Packed& w) {
         ANNULUS_UNROLL
         for (int e = 0; e < kWidth; ++e) {
           dot += static_cast<float>(g.value[e]) * static_cast<float>(w.value[e]) * static_cast<float>(s.value[e]);
         }
       };
-      Packed held_dy[kHeld], held_sum[kHeld];
+      // Loads of all columns are under way before the first is needed.
+      Held held_dy[kHeld], held_sum[kHeld], held_dsum[kHeld];
       ANNULUS_UNROLL
       for (int i = 0; i < kHeld; ++i) {
         const int c = first + i * kStep;
-        if (c < dim) multiply(c, held_dy[i] = load<kWidth>(dy + c), held_sum[i] = load<kWidth>(sum + c));
+        if (c < dim) held_dy[i].load_from(dy + c), held_sum[i].load_from(sum + c);
+        if (c < dim && dsum != nullptr) held_dsum[i].load_from(dsum + c);
       }
+      ANNULUS_UNROLL
+      for (int i = 0; i < kHeld; ++i) {
+        if (first + i * kStep < dim) multiply(held_dy[i].unfold(), held_sum[i].unfold(), held_weight[i].unfold());
+      }
+      ANNULUS_UNROLL_BY(1)
       for (int c = first + kHeld * kStep; c < dim; c += kStep) {
-        multiply(c, load<kWidth>(dy + c), load<kWidth>(sum + c));
+        multiply(load<kWidth>(dy + c), load<kWidth>(sum + c), load<kWidth>(weight + c));
       }
 
       const float back = group.sum(dot) * inverse * inverse * inverse / static_cast<float>(dim);
-      const auto write = [&](int c, const Packed& g, const Packed& s, float* of_weight) {
-        const Packed w = load<kWidth>(weight + c);
+      const auto write = [&](int c, const Packed& g, const Packed& s, const Packed& w, const Packed& given,
+                             float* of_weight) {
         Packed result;
-        if (dsum != nullptr) result = load<kWidth>(dsum + c);
         ANNULUS_UNROLL
         for (int e = 0; e < kWidth; ++e) {
           const float through = static_cast<float>(g.value[e]) * inverse, v = static_cast<float>(s.value[e]);
           of_weight[e] += through * v;
-          const float given = dsum != nullptr ? static_cast<float>(result.value[e]) : 0.0F;
-          result.value[e] = static_cast<T>(given + (through * static_cast<float>(w.value[e]) - v * back));
+          result.value[e] = static_cast<T>(static_cast<float>(given.value[e]) +
+                                           (through * static_cast<float>(w.value[e]) - v * back));
         }
         store(dx + c, result);
       };
       ANNULUS_UNROLL
       for (int i = 0; i < kHeld; ++i) {
-        if (first + i * kStep < dim) write(first + i * kStep, held_dy[i], held_sum[i], dweight[i]);
+        const int c = first + i * kStep;
+        if (c < dim) {
+          write(c, held_dy[i].unfold(), held_sum[i].unfold(), held_weight[i].unfold(), held_dsum[i].unfold(),
+                dweight[i]);
+        }
       }
       // These columns are added up in memory. Only this thread reads and writes them.
+      ANNULUS_UNROLL_BY(1)
       for (int c = first + kHeld * kStep; c < dim; c += kStep) {
         if (row == group.worker()) {
           for (int e = 0; e < kWidth; ++e) partial[c + e] = 0;
         }
-        write(c, load<kWidth>(dy + c), load<kWidth>(sum + c), partial + c);
+        write(c, load<kWidth>(dy + c), load<kWidth>(sum + c), load<kWidth>(weight + c),
+              dsum != nullptr ? load<kWidth>(dsum + c) : Packed{}, partial + c);
       }
     }
     ANNULUS_UNROLL
@@ -261,6 +290,7 @@ void choose(const NormArguments& a, const Start& start) {
     if (!a.aligned) return start(Norm<T, 1, 4>{a}, a.at.rows);
     if (warps == 1) return start(Norm<T, kVector<T>, 1>{a}, a.at.rows);
     if (warps == 4) return start(Norm<T, kVector<T>, 4>{a}, a.at.rows);
+    if (warps == 8) return start(Norm<T, kVector<T>, 8>{a}, a.at.rows);
     return start(Norm<T, kVector<T>, 16>{a}, a.at.rows);
   });
 }
@@ -272,6 +302,7 @@ void choose(const NormGradientArguments& a, const Start& start) {
     if (!a.aligned) return start(NormGradient<T, 1, 4>{a}, a.workers);
     if (warps == 1) return start(NormGradient<T, kVector<T>, 1>{a}, a.workers);
     if (warps == 4) return start(NormGradient<T, kVector<T>, 4>{a}, a.workers);
+    if (warps == 8) return start(NormGradient<T, kVector<T>, 8>{a}, a.workers);
     return start(NormGradient<T, kVector<T>, 16>{a}, a.workers);
   });
 }

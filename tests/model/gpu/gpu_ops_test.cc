@@ -106,9 +106,10 @@ struct Width {
   bool aligned = true;
 };
 
-// A warp keeps 256 elements of fp32, and a group of 16 warps 4,096; twice as many of 16 bits.
-constexpr Width kWidths[] = {{1},    {3},    {8},           {64},   {64, false}, {100},  {512},   {520},         {1024},
-                             {1032}, {2048}, {2048, false}, {4097}, {4104},      {8200}, {16400}, {17000, false}};
+// A warp keeps 256 elements of fp32, and groups of 8 and 16 warps 2,048 and 4,096; twice as many of 16 bits.
+constexpr Width kWidths[] = {{1},    {3},    {8},    {64},   {64, false}, {100},
+                             {512},  {520},  {1024}, {1032}, {2048},      {2048, false},
+                             {4096}, {4097}, {4104}, {8200}, {16400},     {17000, false}};
 
 TEST_F(GpuOps, RmsNorm) {
   for (const at::ScalarType type : kTypes) {
@@ -173,7 +174,8 @@ TEST_F(GpuOps, RmsNormGradient) {
 
 // A group computes several rows if there are more than groups, and each group has a row of the sums.
 TEST_F(GpuOps, RmsNormGradientOfManyRows) {
-  for (const auto& [rows, dim] : {std::pair<int64_t, int64_t>{5000, 8}, {1100, 520}, {300, 4104}, {700, 1030}}) {
+  for (const auto& [rows, dim] :
+       {std::pair<int64_t, int64_t>{5000, 8}, {1100, 520}, {400, 2048}, {300, 4104}, {700, 1030}}) {
     const at::Tensor sum = random({rows, dim}, at::kFloat), weight = random({dim}, at::kFloat);
     const at::Tensor dy = random({rows, dim}, at::kFloat);
     const at::Tensor inv_rms = exact.add_rms_norm(wide(sum), {}, wide(weight), 1e-5).inv_rms;
