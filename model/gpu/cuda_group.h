@@ -33,11 +33,19 @@ class CudaGroup {
     }
   }
 
+  template <int kNeighbours = kThreads>
   __device__ float sum(float x) const {
-    return over_all(x, [](float a, float b) { return a + b; });
+    return over<kNeighbours>(x, [](float a, float b) { return a + b; });
   }
   __device__ float most(float x) const {
-    return over_all(x, [](float a, float b) { return fmaxf(a, b); });
+    return over<kThreads>(x, [](float a, float b) { return fmaxf(a, b); });
+  }
+  template <int kApart>
+  __device__ float sum_across(float x) const {
+    static_assert(kWarps == 1);
+#pragma unroll
+    for (int distance = kWarp / 2; distance >= kApart; distance /= 2) x += __shfl_xor_sync(0xffffffffU, x, distance);
+    return x;
   }
 
   __device__ float sum_of_warps(float x) const {
@@ -54,13 +62,14 @@ class CudaGroup {
   }
 
  private:
-  template <typename Combine>
-  __device__ float over_all(float x, const Combine& combine) const {
+  template <int kNeighbours, typename Combine>
+  __device__ float over(float x, const Combine& combine) const {
+    static_assert(kNeighbours <= kWarp || kNeighbours == kThreads);
 #pragma unroll
-    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    for (int distance = (kNeighbours < kWarp ? kNeighbours : kWarp) / 2; distance > 0; distance /= 2) {
       x = combine(x, __shfl_xor_sync(0xffffffffU, x, distance));
     }
-    if constexpr (kWarps > 1) {
+    if constexpr (kNeighbours > kWarp) {
       __shared__ float shared[kWarps];
       if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = x;
       __syncthreads();

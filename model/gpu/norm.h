@@ -8,6 +8,8 @@
 //   worker(), workers()    which group it is, and how many there are
 //   sync()                 waits for all threads of the group, which then see what the others have written
 //   sum(x), most(x)        the sum or the maximum over all threads, on every thread; added in a fixed order; it waits
+//   sum<n>(x)              the same over n neighbouring threads of a warp, or over all
+//   sum_across<n>(x)       in a group of one warp the sum over every n-th thread, on every thread; it waits
 //   sum_of_warps(x)        for the threads of the first warp, the sum over the threads of the same lane; it waits
 // All threads of a group must make the same calls that wait.
 #pragma once
@@ -41,8 +43,8 @@ struct NormArguments {
   float* inv_rms = nullptr;
 };
 
-// Group g of `workers` computes rows g, g + workers, ... and writes their part of the weight's gradient to row g of
-// `partial`, fp32 [workers, dim].
+// Rows are taken norm_rows() at a time. Group g of `workers` computes the g-th of these, the (g + workers)-th, ... and
+// writes their part of the weight's gradient to row g of `partial`, fp32 [workers, dim].
 struct NormGradientArguments {
   Element element = Element::kFloat;
   bool aligned = false;
@@ -74,11 +76,23 @@ inline constexpr int norm_warps(int64_t dim, Element element, bool aligned) {
   return !aligned ? 4 : dim <= of_a_warp ? 1 : dim <= 4 * of_a_warp ? 4 : dim <= 8 * of_a_warp ? 8 : 16;
 }
 
+// The number of rows that a group computes at once, each with as many threads. A row of a quarter of what a warp keeps,
+// such as a head of 128 elements of 16 bits, would leave threads without work.
+inline constexpr int norm_rows(int64_t dim, Element element, bool aligned) {
+  return aligned && dim * bytes_of(element) * 4 <= kWarp * kHeld * kVectorBytes ? 4 : 1;
+}
+
+// The number of groups that are needed.
+inline constexpr int64_t norm_groups(int64_t rows, int64_t dim, Element element, bool aligned) {
+  const int at_once = norm_rows(dim, element, aligned);
+  return (rows + at_once - 1) / at_once;
+}
+
 // The number of groups of the backward. The order of the sums depends on it, so it does not depend on the device. It
 // makes 16 warps for each of the 132 multiprocessors of an H100 or H200.
 inline constexpr int64_t norm_workers(int64_t rows, int64_t dim, Element element, bool aligned) {
-  const int64_t most = 16 * 132 / norm_warps(dim, element, aligned);
-  return rows < most ? rows : most;
+  const int64_t most = 16 * 132 / norm_warps(dim, element, aligned), groups = norm_groups(rows, dim, element, aligned);
+  return groups < most ? groups : most;
 }
 
 // The place of a row's first element.
@@ -89,7 +103,7 @@ ANNULUS_DEVICE int64_t statistic_of(const NormRows& at, int64_t row) {
   return at.inner == 1 ? row * at.statistics_stride : row / at.inner * at.statistics_stride + row % at.inner;
 }
 
-template <typename T, int kWidth, int kWarps_>
+template <typename T, int kWidth, int kWarps_, int kRows = 1>
 struct Norm {
   static constexpr int kWarps = kWarps_;
   static constexpr int kWarpsAtOnce = 32;
@@ -100,10 +114,13 @@ struct Norm {
 
   template <typename Group>
   ANNULUS_DEVICE void operator()(Group& group) const {
-    constexpr int kStep = Group::kThreads * kWidth;  // columns that all threads load at once
-    const int dim = a.at.dim, first = group.thread() * kWidth;
+    constexpr int kThreads = Group::kThreads / kRows;  // of a row
+    constexpr int kStep = kThreads * kWidth;           // columns that they load at once
+    const int first = group.thread() % kThreads * kWidth;
     const T* const weight = static_cast<const T*>(a.weight);
-    for (int64_t row = group.worker(); row < a.at.rows; row += group.workers()) {
+    for (int64_t rows = group.worker() * kRows; rows < a.at.rows; rows += group.workers() * kRows) {
+      const int64_t row = rows + group.thread() / kThreads;
+      const int dim = kRows == 1 || row < a.at.rows ? a.at.dim : 0;  // a thread without a row has no columns
       const int64_t begin = begin_of(a.at, row);
       const T* const x = static_cast<const T*>(a.x) + begin;
       const T* const delta = a.delta != nullptr ? static_cast<const T*>(a.delta) + begin : nullptr;
@@ -145,7 +162,7 @@ struct Norm {
         add(c, load<kWidth>(x + c), delta != nullptr ? load<kWidth>(delta + c) : Packed{});
       }
 
-      const float inverse = 1.0F / sqrtf(group.sum(squares) / static_cast<float>(dim) + a.eps);
+      const float inverse = 1.0F / sqrtf(group.template sum<kThreads>(squares) / static_cast<float>(a.at.dim) + a.eps);
       const auto write = [&](int c, const Packed& s) {
         const Packed w = load<kWidth>(weight + c);
         Packed result;
@@ -162,12 +179,12 @@ struct Norm {
       // A thread reads again what it has read or written itself.
       ANNULUS_UNROLL_BY(1)
       for (int c = first + kHeld * kStep; c < dim; c += kStep) write(c, load<kWidth>((sum != nullptr ? sum : x) + c));
-      if (group.thread() == 0) a.inv_rms[statistic_of(a.at, row)] = inverse;
+      if (first == 0 && dim != 0) a.inv_rms[statistic_of(a.at, row)] = inverse;
     }
   }
 };
 
-template <typename T, int kWidth, int kWarps_>
+template <typename T, int kWidth, int kWarps_, int kRows = 1>
 struct NormGradient {
   static constexpr int kWarps = kWarps_;
   static constexpr int kWarpsAtOnce = 16;  // norm_workers
@@ -178,24 +195,27 @@ struct NormGradient {
 
   template <typename Group>
   ANNULUS_DEVICE void operator()(Group& group) const {
-    constexpr int kStep = Group::kThreads * kWidth;
-    const int dim = a.at.dim, first = group.thread() * kWidth;
+    constexpr int kThreads = Group::kThreads / kRows;
+    constexpr int kStep = kThreads * kWidth;
+    const int first = group.thread() % kThreads * kWidth;
     const T* const weight = static_cast<const T*>(a.weight);
-    float* const partial = a.partial + group.worker() * dim;
+    float* const partial = a.partial + group.worker() * a.at.dim;
     float dweight[kHeld][kWidth] = {};
     Held held_weight[kHeld];
     ANNULUS_UNROLL
     for (int i = 0; i < kHeld; ++i) {
       const int c = first + i * kStep;
-      if (c < dim) held_weight[i].load_from(weight + c);
+      if (c < a.at.dim) held_weight[i].load_from(weight + c);
     }
-    for (int64_t row = group.worker(); row < a.at.rows; row += group.workers()) {
+    for (int64_t rows = group.worker() * kRows; rows < a.at.rows; rows += group.workers() * kRows) {
+      const int64_t row = rows + group.thread() / kThreads;
+      const int dim = kRows == 1 || row < a.at.rows ? a.at.dim : 0;
       const int64_t begin = begin_of(a.at, row);
       const T* const dy = static_cast<const T*>(a.dy) + begin;
       const T* const dsum = a.dsum != nullptr ? static_cast<const T*>(a.dsum) + begin : nullptr;
       const T* const sum = static_cast<const T*>(a.sum) + begin;
       T* const dx = static_cast<T*>(a.dx) + begin;
-      const float inverse = a.inv_rms[statistic_of(a.at, row)];
+      const float inverse = dim != 0 ? a.inv_rms[statistic_of(a.at, row)] : 0.0F;
 
       float dot = 0;  // of the gradient of the normed row with the sum
       const auto multiply = [&](const Packed& g, const Packed& s, const Packed& w) {
@@ -221,7 +241,7 @@ struct NormGradient {
         multiply(load<kWidth>(dy + c), load<kWidth>(sum + c), load<kWidth>(weight + c));
       }
 
-      const float back = group.sum(dot) * inverse * inverse * inverse / static_cast<float>(dim);
+      const float back = group.template sum<kThreads>(dot) * inverse * inverse * inverse / static_cast<float>(a.at.dim);
       const auto write = [&](int c, const Packed& g, const Packed& s, const Packed& w, const Packed& given,
                              float* of_weight) {
         Packed result;
@@ -245,7 +265,7 @@ struct NormGradient {
       // These columns are added up in memory. Only this thread reads and writes them.
       ANNULUS_UNROLL_BY(1)
       for (int c = first + kHeld * kStep; c < dim; c += kStep) {
-        if (row == group.worker()) {
+        if (rows == group.worker() * kRows) {
           for (int e = 0; e < kWidth; ++e) partial[c + e] = 0;
         }
         write(c, load<kWidth>(dy + c), load<kWidth>(sum + c), load<kWidth>(weight + c),
@@ -255,9 +275,12 @@ struct NormGradient {
     ANNULUS_UNROLL
     for (int i = 0; i < kHeld; ++i) {
       const int c = first + i * kStep;
-      if (c >= dim) continue;
       ANNULUS_UNROLL
-      for (int e = 0; e < kWidth; ++e) partial[c + e] = dweight[i][e];
+      for (int e = 0; e < kWidth; ++e) {
+        float total = dweight[i][e];
+        if constexpr (kRows > 1) total = group.template sum_across<kThreads>(total);
+        if (c < a.at.dim && group.thread() < kThreads) partial[c + e] = total;
+      }
     }
   }
 };
@@ -287,11 +310,13 @@ template <typename Start>
 void choose(const NormArguments& a, const Start& start) {
   by_element(a.element, [&]<typename T>(T) {
     const int warps = norm_warps(a.at.dim, a.element, a.aligned);
-    if (!a.aligned) return start(Norm<T, 1, 4>{a}, a.at.rows);
-    if (warps == 1) return start(Norm<T, kVector<T>, 1>{a}, a.at.rows);
-    if (warps == 4) return start(Norm<T, kVector<T>, 4>{a}, a.at.rows);
-    if (warps == 8) return start(Norm<T, kVector<T>, 8>{a}, a.at.rows);
-    return start(Norm<T, kVector<T>, 16>{a}, a.at.rows);
+    const int64_t groups = norm_groups(a.at.rows, a.at.dim, a.element, a.aligned);
+    if (!a.aligned) return start(Norm<T, 1, 4>{a}, groups);
+    if (norm_rows(a.at.dim, a.element, a.aligned) == 4) return start(Norm<T, kVector<T>, 1, 4>{a}, groups);
+    if (warps == 1) return start(Norm<T, kVector<T>, 1>{a}, groups);
+    if (warps == 4) return start(Norm<T, kVector<T>, 4>{a}, groups);
+    if (warps == 8) return start(Norm<T, kVector<T>, 8>{a}, groups);
+    return start(Norm<T, kVector<T>, 16>{a}, groups);
   });
 }
 
@@ -300,6 +325,7 @@ void choose(const NormGradientArguments& a, const Start& start) {
   by_element(a.element, [&]<typename T>(T) {
     const int warps = norm_warps(a.at.dim, a.element, a.aligned);
     if (!a.aligned) return start(NormGradient<T, 1, 4>{a}, a.workers);
+    if (norm_rows(a.at.dim, a.element, a.aligned) == 4) return start(NormGradient<T, kVector<T>, 1, 4>{a}, a.workers);
     if (warps == 1) return start(NormGradient<T, kVector<T>, 1>{a}, a.workers);
     if (warps == 4) return start(NormGradient<T, kVector<T>, 4>{a}, a.workers);
     if (warps == 8) return start(NormGradient<T, kVector<T>, 8>{a}, a.workers);

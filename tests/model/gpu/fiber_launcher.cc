@@ -89,11 +89,18 @@ class FiberGroup {
   int64_t workers() const { return workers_; }
   void sync() const { Fibers::instance().wait(); }
 
+  template <int kNeighbours = kThreads>
   float sum(float x) const {
-    return over_all(x, [](float a, float b) { return a + b; });
+    x = over(x, 1, std::min(kNeighbours, gpu::kWarp), [](float a, float b) { return a + b; });
+    return kNeighbours > gpu::kWarp ? over_warps(x, [](float a, float b) { return a + b; }) : x;
   }
   float most(float x) const {
-    return over_all(x, [](float a, float b) { return fmaxf(a, b); });
+    x = over(x, 1, gpu::kWarp, [](float a, float b) { return fmaxf(a, b); });
+    return over_warps(x, [](float a, float b) { return fmaxf(a, b); });
+  }
+  template <int kApart>
+  float sum_across(float x) const {
+    return over(x, kApart, gpu::kWarp, [](float a, float b) { return a + b; });
   }
   float sum_of_warps(float x) const {
     shared_.values[static_cast<size_t>(thread_)] = x;
@@ -110,21 +117,26 @@ class FiberGroup {
   }
 
  private:
+  // Combines what lanes of this thread's warp have whose numbers differ in the bits from `least` to below `end`.
   template <typename Combine>
-  float over_all(float x, const Combine& combine) const {
+  float over(float x, int least, int end, const Combine& combine) const {
     shared_.values[static_cast<size_t>(thread_)] = x;
     sync();
-    if (thread_ % gpu::kWarp == 0) {
-      std::array<float, gpu::kWarp> lanes;
-      std::copy_n(shared_.values.begin() + thread_, gpu::kWarp, lanes.begin());
-      for (size_t distance = gpu::kWarp / 2; distance > 0; distance /= 2) {
-        const std::array<float, gpu::kWarp> before = lanes;
-        for (size_t lane = 0; lane < lanes.size(); ++lane) {
-          lanes[lane] = combine(before[lane], before[lane ^ distance]);
-        }
-      }
-      shared_.of_warps[static_cast<size_t>(thread_ / gpu::kWarp)] = lanes[0];
+    const int lane = thread_ % gpu::kWarp;
+    std::array<float, gpu::kWarp> lanes;
+    std::copy_n(shared_.values.begin() + (thread_ - lane), gpu::kWarp, lanes.begin());
+    for (int distance = end / 2; distance >= least; distance /= 2) {
+      const std::array<float, gpu::kWarp> before = lanes;
+      for (size_t i = 0; i < lanes.size(); ++i)
+        lanes[i] = combine(before[i], before[i ^ static_cast<size_t>(distance)]);
     }
+    sync();
+    return lanes[static_cast<size_t>(lane)];
+  }
+  // Combines what the warps have.
+  template <typename Combine>
+  float over_warps(float x, const Combine& combine) const {
+    if (thread_ % gpu::kWarp == 0) shared_.of_warps[static_cast<size_t>(thread_ / gpu::kWarp)] = x;
     sync();
     x = shared_.of_warps[0];
     for (size_t warp = 1; warp < kWarps; ++warp) x = combine(x, shared_.of_warps[warp]);

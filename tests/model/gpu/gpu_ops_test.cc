@@ -125,9 +125,10 @@ TEST_F(GpuOps, RmsNorm) {
           return {r.sum, r.y, r.inv_rms};
         });
         const bool vectors = aligned && dim * x.element_size() % 16 == 0;
+        const bool several = vectors && dim * x.element_size() <= 256;  // four rows at once
         for (const FiberLauncher::Started& s : started) {
           EXPECT_EQ(s.vectors, vectors) << what;
-          EXPECT_EQ(s.groups, rows) << what;
+          EXPECT_EQ(s.groups, several ? 2 : rows) << what;
         }
         if (residual) {
           expect_near(got[0], wide(x) + wide(delta), 0, what + ": sum");
@@ -175,7 +176,7 @@ TEST_F(GpuOps, RmsNormGradient) {
 // A group computes several rows if there are more than groups, and each group has a row of the sums.
 TEST_F(GpuOps, RmsNormGradientOfManyRows) {
   for (const auto& [rows, dim] :
-       {std::pair<int64_t, int64_t>{5000, 8}, {1100, 520}, {400, 2048}, {300, 4104}, {700, 1030}}) {
+       {std::pair<int64_t, int64_t>{9000, 8}, {1100, 520}, {400, 2048}, {300, 4104}, {700, 1030}}) {
     const at::Tensor sum = random({rows, dim}, at::kFloat), weight = random({dim}, at::kFloat);
     const at::Tensor dy = random({rows, dim}, at::kFloat);
     const at::Tensor inv_rms = exact.add_rms_norm(wide(sum), {}, wide(weight), 1e-5).inv_rms;
