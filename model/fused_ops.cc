@@ -265,7 +265,8 @@ Part loss_charges(int64_t rows, int64_t dim, int64_t vocab, const Computes& on) 
           {{"gradient of the hidden states", rows * dim * e, When::kKept},
            {"gradient of the head", head * e, When::kKept},
            {"hidden states", rows * dim * e, When::kForward},
-           {"a chunk of logits, and gradients", most - head * e, When::kForward}}};
+           {"a chunk of logits, and gradients", most - head * e, When::kForward},
+           {"products of both with the gradient of the loss", on.gpu ? (rows * dim + head) * e : 0, When::kBackward}}};
 }
 
 at::Tensor linear_cross_entropy_sum(const at::Tensor& hidden, const at::Tensor& head, const at::Tensor& targets,
