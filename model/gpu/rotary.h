@@ -23,7 +23,7 @@ struct RotaryArguments {
 template <typename T, int kWidth, bool kBackward>
 struct Rotary {
   static constexpr int kWarps = 4;
-  static constexpr int kWarpsAtOnce = 32;
+  static constexpr int kWarpsAtOnce = 40;
   using Packed = Pack<T, kWidth>;
 
   RotaryArguments a;

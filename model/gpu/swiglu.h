@@ -22,7 +22,7 @@ struct SwiGluArguments {
 template <typename T, int kWidth, bool kBackward>
 struct SwiGlu {
   static constexpr int kWarps = 8;
-  static constexpr int kWarpsAtOnce = 32;
+  static constexpr int kWarpsAtOnce = kBackward ? 32 : 48;
   using Packed = Pack<T, kWidth>;
 
   SwiGluArguments a;
