@@ -182,6 +182,9 @@ TEST_F(Operators, ErrorsOfMemoryAndOfTheDeviceAreNoRefusals) {
         case 1:
           throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, 719, "CUDA error: unspecified launch failure");
         case 2:
+          TORCH_CHECK(false, "cuDNN error: CUDNN_STATUS_ALLOC_FAILED");
+          break;
+        case 3:
           if (any_band()) TORCH_CHECK(false, "not a refusal, because the operator prepares nothing");
           break;
       }
@@ -195,6 +198,7 @@ TEST_F(Operators, ErrorsOfMemoryAndOfTheDeviceAreNoRefusals) {
                             history);
     EXPECT_THROW(forward(list, 16), c10::OutOfMemoryError);
     EXPECT_THROW(forward(list, 16), c10::AcceleratorError);
+    EXPECT_THROW(forward(list, 16), c10::Error);
     if (any_band) {
       EXPECT_THROW(forward(list, 16), c10::Error);
     }
