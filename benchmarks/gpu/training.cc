@@ -293,6 +293,17 @@ void bench_longest_sequence(GpuBench& bench) {
       next = shortest;
     }
   }
+  // Between the last row and one that failed, the longest that is planned to fit.
+  if (memory > 0 && trained.size() >= 2 && past < rows.size()) {
+    const int64_t step = std::max<int64_t>(1, o.length / 16);
+    int64_t fits = trained.back().length / step, above = rows[past] / step;  // in steps
+    while (above - fits > 1) {
+      const int64_t middle = (fits + above) / 2;
+      (planned(config_for(middle * step), o.device).total() <= memory ? fits : above) = middle;
+    }
+    const int64_t length = fits * step;
+    if (length > trained.back().length && expected_seconds(trained, length) <= left()) trains(length);
+  }
   const double longest = trained.empty() ? 0 : static_cast<double>(trained.back().length);
   bench.figure({"longest row trained", "tokens", longest, longest});
 }

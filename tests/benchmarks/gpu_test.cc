@@ -262,6 +262,13 @@ TEST(GpuBench, TrainingPartsNeedAModelAndStopAtTheTextLength) {
   EXPECT_TRUE(figures.at("train").contains("training, MFU")) << out.str();
   // The text has 2,700 bytes: rows of 2,048 can be drawn, but not rows of 4,096.
   EXPECT_TRUE(figures.at("longest").contains("longest 2048")) << out.str();
+  // After a row that failed, a longer one than 2,048 that is planned to fit is tried.
+  options.parts = {"longest"};
+  const double planned = entries_in(out.str()).at("longest 2048, planned memory").at("value");
+  options.longest_memory = static_cast<int64_t>(1.03 * planned * (int64_t{1} << 30));
+  std::ostringstream closer;
+  run_gpu_bench(options, closer);
+  EXPECT_GT(entries_in(closer.str()).at("longest row trained").at("value"), 2048) << closer.str();
   EXPECT_FALSE(figures.at("longest").contains("longest 4096")) << out.str();
 }
 
