@@ -151,8 +151,9 @@ class Composer {
     const auto is_whole = [](const Piece& p) { return p.rectangle.whole() && !p.rectangle.reversed; };
     if (static_cast<size_t>(std::count_if(pieces_.begin(), pieces_.end(), is_whole)) > kFew) return false;
     for (size_t i = 0; i < pieces_.size(); ++i) {
+      if (!is_whole(pieces_[i])) continue;
       for (size_t j = 0; j < pieces_.size();) {
-        if (i == j || !is_whole(pieces_[i]) || !is_whole(pieces_[j]) || !take_in(pieces_[i], pieces_[j])) {
+        if (i == j || !is_whole(pieces_[j]) || !take_in(pieces_[i], pieces_[j])) {
           ++j;
           continue;
         }

@@ -174,9 +174,29 @@ class RowSums {
     waiting_bytes_ = 0;
   }
 
+  // Merges what waits into the accumulators, in place. Only batch rows, heads and rows from the first to the last of a
+  // part's are looked at.
+  void merge_in_place() {
+    const auto hull = [&](Span MergePart::*member) {
+      int64_t begin = std::numeric_limits<int64_t>::max(), end = 0;
+      for (const MergePart& part : waiting_) {
+        const Span& span = part.*member;
+        begin = std::min(begin, span.begin), end = std::max(end, span.last() + 1);
+      }
+      for (MergePart& part : waiting_) (part.*member).begin -= begin;
+      return Span::range(begin, end);
+    };
+    const Span batch = hull(&MergePart::batch), heads = hull(&MergePart::heads), rows = hull(&MergePart::rows);
+    const at::Tensor values = rows_view(values_, batch, heads, rows);
+    const at::Tensor lse = merges_ ? rows_view(lse_, batch, heads, rows) : at::Tensor();
+    merge_parts(values, lse, values, lse, waiting_);
+    waiting_.clear();
+    waiting_bytes_ = 0;
+  }
+
   void settle() {
     if (values_.defined() && waiting_.empty()) return;
-    if (values_.defined()) return merge_waiting(values_, merges_ ? lse_.transpose(1, 2) : at::Tensor());
+    if (values_.defined()) return merge_in_place();
     const at::Tensor values = at::empty(like_.sizes(), options());
     const at::Tensor lse = merges_ ? at::empty({like_.size(0), like_.size(1), like_.size(2)}, options()) : at::Tensor();
     merge_waiting(values, merges_ ? lse.transpose(1, 2) : at::Tensor());

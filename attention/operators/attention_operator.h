@@ -18,6 +18,9 @@ struct OperatorSize {
   int64_t multiprocessors = 0;  // the multiprocessors of the GPU; 0: not known
 };
 
+// Whether LibTorch raises an error for operators that are not deterministic, and does not only warn.
+bool deterministic_only();
+
 // Shapes: q, dout, out [b, n, h, D]; k, v [b, m, hk, D], where h is a multiple of hk; lse [b, h, n]. n, m, D >= 1, D is
 // a multiple of 8, and b < 65536. The tensors may be views with a contiguous last dimension, strides that are multiples
 // of 8 elements and addresses that are multiples of 16 bytes; dout and out have q's strides, and lse is contiguous.
@@ -26,9 +29,6 @@ struct OperatorSize {
 // with n = m (causal); or, if any_band(), any other band with n <= m, where each row and each key is in some counted
 // pair and sides that cut nothing are unbounded.
 //
-// Whether LibTorch raises an error for operators that are not deterministic, and does not only warn.
-bool deterministic_only();
-
 // Implementations have no state and are thread safe.
 class AttentionOperator {
  public:

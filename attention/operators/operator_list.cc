@@ -160,7 +160,9 @@ auto OperatorList::compute(const Call& call, const Compute& run) const {
     } catch (const c10::AcceleratorError&) {
       throw;
     } catch (const c10::Error& error) {
-      const bool memory = std::string_view(error.what_without_backtrace()).find("ALLOC_FAILED") != std::string::npos;
+      // CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED, or that of the host
+      const std::string_view text = error.what_without_backtrace();
+      const bool memory = text.find("ALLOCATION_FAILED") != std::string_view::npos;
       if (memory || !o.prepares_shapes()) throw;
       refuse(error);
     }

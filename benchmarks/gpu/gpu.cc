@@ -118,7 +118,8 @@ GpuBenchOptions gpu_bench_options(at::Device device) {
   return o;
 }
 
-std::vector<BenchRatio> run_gpu_bench(const GpuBenchOptions& options, std::ostream& out) {
+std::vector<BenchRatio> run_gpu_bench(const GpuBenchOptions& options, std::ostream& out,
+                                      const std::function<void(const std::vector<BenchRatio>&)>& keep) {
   validate_options(options);
   if (wanted(options, "train") || wanted(options, "longest")) check_training_part(options);
   GpuBench bench{options, device_facts(options.device), out, {}, {}, 0, {}};
@@ -141,6 +142,7 @@ std::vector<BenchRatio> run_gpu_bench(const GpuBenchOptions& options, std::ostre
     bench.end_figures(name);
     release_cached_memory(options.device);
   }
+  if (keep) keep(bench.ratios);
   if (!bench.wrong.empty()) {
     std::string text;
     for (const std::string& each : bench.wrong) text += (text.empty() ? "" : "; ") + each;

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -48,8 +49,9 @@ GpuBenchOptions gpu_bench_options(at::Device device);
 //   {"bench":"gpu","part":"dense","device":...,"versions":...,"highest_mhz":...,
 //    "figures":[{"name":...,"unit":...,"value":...,"median":...,"operators":...,"invalid":...},...],"ratios":[...]}
 // with the ratios in the form of a report (report/report.h), and the last two keys of a figure where they say
-// something. Raises Error(kUsage) or Error(kPlan) for invalid options, before it allocates memory, and Error(kInternal)
-// if a result is too far from its reference.
-std::vector<BenchRatio> run_gpu_bench(const GpuBenchOptions& options, std::ostream& out);
+// something. Raises Error(kUsage) or Error(kPlan) for invalid options, before it allocates memory. A result that is too
+// far from its reference is left out, and Error(kInternal) is raised at the end, after `keep` has got the ratios.
+std::vector<BenchRatio> run_gpu_bench(const GpuBenchOptions& options, std::ostream& out,
+                                      const std::function<void(const std::vector<BenchRatio>&)>& keep = {});
 
 }  // namespace annulus

@@ -293,8 +293,9 @@ void bench_longest_sequence(GpuBench& bench) {
       next = shortest;
     }
   }
-  // Between the last row and one that failed, the longest that is planned to fit.
-  if (memory > 0 && trained.size() >= 2 && past < rows.size()) {
+  // Between the last row and one that failed and was not planned to fit, the longest that is.
+  const bool too_long = past < rows.size() && memory > 0 && planned(config_for(rows[past]), o.device).total() > memory;
+  if (too_long && trained.size() >= 2) {
     const int64_t step = std::max<int64_t>(1, o.length / 16);
     int64_t fits = trained.back().length / step, above = rows[past] / step;  // in steps
     while (above - fits > 1) {

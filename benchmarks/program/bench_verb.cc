@@ -281,7 +281,7 @@ class GpuWord : public Word {
     if (kv_heads_ > 0) options.kv_heads = kv_heads_;
     if (head_dim_ > 0) options.head_dim = head_dim_;
     if (rounds_ > 0) options.rounds = rounds_;
-    write_json(json_, run_gpu_bench(options, std::cout));
+    run_gpu_bench(options, std::cout, [this](const std::vector<BenchRatio>& ratios) { write_json(json_, ratios); });
     return 0;
   }
 

@@ -3,8 +3,8 @@
 // Threads. The mutex of the watch guards NCCL's handle, the operations on the device, and the communicator that carries
 // their headers. The caller's thread and the watching thread use these, and neither holds the mutex for longer than a
 // deadline, nor in calls that wait while the caller's stream has as much to do as it can hold. Only the caller's thread
-// uses the host communicator. Both threads may call MPI at the same time; the mutex
-// of MpiRuntime, which is held for one call at a time, makes that safe.
+// uses the host communicator. Both threads may call MPI at the same time; the mutex of MpiRuntime, which is held for
+// one call at a time, makes that safe.
 //
 // Memory. Transfers run on this communicator's stream, between two events:
 // - `ready` is recorded on the caller's stream at the start, and this stream waits for it. So a receive buffer is not
@@ -248,7 +248,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   // Orders the current stream after op and releases its tensors.
-  void follow(CudaOperation& op, WaitFor what) {
+  void follow(CudaOperation& op, OpLabel label, WaitFor what) {
     const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream();
     if (spare_.empty()) spare_.push_back(std::make_unique<Wait>());
     std::unique_ptr<Wait> wait = std::move(spare_.back());
@@ -259,6 +259,7 @@ class NcclCommunicator final : public Communicator {
     wait->after.record(current.stream());
     waits_.push_back(std::move(wait));
     std::lock_guard<std::mutex> lock(watch_.mutex());
+    if (!op.complete()) raise_failure(label);  // it may have been aborted while this thread waited above
     if (current != *op.issued_on) {
       for (const at::Tensor& tensor : op.tensors) {
         c10::cuda::CUDACachingAllocator::recordStream(tensor.storage().data_ptr(), stream_);
@@ -336,7 +337,7 @@ class NcclWork final : public Work {
     if (waited_) return;
     waited_ = true;
     if (!complete()) comm_.look_after(label_);
-    comm_.on_device(label_, [&] { comm_.follow(*op_, what_); });
+    comm_.on_device(label_, [&] { comm_.follow(*op_, label_, what_); });
   }
 
  private:

@@ -291,6 +291,35 @@ TEST(NcclWatchIssue, UnissuedOperationsAreNotQueriedAndNotDue) {
   EXPECT_TRUE(operation->complete());
 }
 
+// The caller issues an operation without the mutex for a while, in which the ones before it are watched.
+TEST(NcclWatchIssue, WhatIsNotIssuedYetKeepsItsPlaceAndItsMemory) {
+  class Unissued final : public Operation {
+   public:
+    Unissued() : Operation("x", "y", Seconds(0.1)) {}
+    HeaderVerdict headers() override { return {}; }
+    bool reached() override { return true; }
+    bool done() override { return true; }
+    void release() override { ++releases; }
+    int releases = 0;
+  };
+  Scene scene;
+  const auto unissued = std::make_shared<Unissued>();
+  scene.watch.add(unissued);
+  scene.first->over = true;
+  scene.watch.look();
+  EXPECT_TRUE(scene.first->complete());
+  scene.second->at_it = true;
+  scene.watch.look();
+  scene.clock.set(1);
+  scene.watch.look();  // the second one is late
+  ASSERT_TRUE(scene.watch.failure());
+  EXPECT_EQ(scene.watch.failure()->text, std::string(kSecond) + "not done within 0.3 s");
+  unissued->set_issued();
+  scene.watch.look();
+  EXPECT_FALSE(unissued->complete());
+  EXPECT_EQ(unissued->releases, 0);
+}
+
 TEST(NcclWatchIssue, LaterHeadersExplainAFailedCall) {
   Scene scene;
   scene.nccl.says = "unhandled system error";

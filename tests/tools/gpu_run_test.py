@@ -297,13 +297,14 @@ done
             with open(self.path("bundle", "tests.tsv"), "a") as f:
                 f.write("t.memcheck\tmemcheck\tmemcheck\tt\t1\t0\t300\t-\t-\t'--gtest_filter=*Merge*'\n")
             return self.run_sh("--only", "tests")[1]
-
         self.assertEqual(self.results(run(), "skipped"), {"t.memcheck": "there is no compute-sanitizer"})
-        said = ["========= COMPUTE-SANITIZER", "a line", "========= Invalid __global__ write of size 4 bytes", "=========     at f(int)",
+        said = ["========= COMPUTE-SANITIZER", "[       OK ] S.a (0 ms)", "========= Invalid __global__ write of size 4 bytes", "=========     at f(int)",
                 *["=========         Host Frame: g"] * 20, "========= ERROR SUMMARY: 1 error"]
         self.write("tools/compute-sanitizer", '#!/bin/bash\necho "$*" >"%s"\ncat <<"E"\n%s\nE\nexit 99\n' % (
             self.path("called"), "\n".join(said)), 0o755)
-        report = run()
+        self.out = self.path("again")
+        self.run_sh("--only", "memcheck")
+        report = run()  # S.a was run under compute-sanitizer only
         self.assertIn("t S.a", self.results(report, "passed"))
         self.assertEqual(self.results(report, "failed"), {"t.memcheck": "\n".join(["exit code 99", said[2], said[3], said[-1]])})
         self.assertEqual(self.read("called").strip(), "--tool memcheck --error-exitcode 99 %s --gtest_filter=*Merge*" % (

@@ -16,6 +16,8 @@ import subprocess
 import sys
 import time
 
+import cases
+
 MOST_AGAIN = 3
 LEAST = 20  # seconds that must be left to start again
 EARLIER = 5  # seconds before the time is over
@@ -98,7 +100,7 @@ def main():
         if not failed_now or until - time.monotonic() < LEAST:
             break
         print("".join("[ WITHOUT  ] %s\n" % name for name in failed), end="", flush=True)
-        code, text = run([*options.command, "--gtest_filter=-" + ":".join(failed)], until, started)
+        code, text = run([*options.command, "--gtest_filter=" + cases.filter_without(options.command, failed)], until, started)
     sys.exit(first if first >= 0 else 128 - first)
 
 

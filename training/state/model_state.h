@@ -40,7 +40,8 @@ class ModelState final : public WeightUse {
   void begin_pass(int64_t step, bool first, bool last);
   void end_pass();
   // Returns the sum of the squares of this rank's shard of the gradients, fp64 []. It is computed in chunks of a fixed
-  // size, so that it does not depend on the number of threads.
+  // size, so that it does not depend on the number of threads. On a GPU the norm of a chunk is in the gradients' dtype,
+  // so in fp32 it is infinite for a gradient above 1.8e19.
   at::Tensor squares() const;
   void finish_gradients();
   // Called before a forward outside a step, such as a validation's.

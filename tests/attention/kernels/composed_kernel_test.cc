@@ -214,6 +214,24 @@ TEST(WaitingResults, SomeHeadsAndStridedRowsWaitToo) {
   EXPECT_LT((lse - once.lse - std::log(3)).abs().max().item<double>(), kExact);
 }
 
+// Eight results of two heads, then eight of a batch row's last rows and other heads, which are merged in place, and one
+// more of the first heads.
+TEST(WaitingResults, PartsOfFewRowsAreMergedInTheirPlace) {
+  at::set_num_threads(1);
+  Case c = whole_case(at::kDouble);
+  Tile some = c.tiles[0], few = c.tiles[0];
+  some.heads = {0, 1, 2};
+  few.batch = {1, 1, 1}, few.heads = {2, 1, 2};
+  few.query_rows = few.query_positions = {32, 1, 32};
+  c.tiles = std::vector<Tile>(8, some);
+  c.tiles.insert(c.tiles.end(), 8, few);
+  c.tiles.push_back(some);
+  const auto recorded = std::make_shared<Recorded>();
+  const Result got = testing::run(c, [&] { return make_composed_kernel({recorded}, without_gathering()); });
+  EXPECT_LT(worst(got, by_definition(c)), kExact);
+  EXPECT_EQ(recorded->forwards.size(), 17u);
+}
+
 // A part of 2 x 64 rows x 4 heads x 16 takes 64 KiB.
 TEST(WaitingResults, HoldAtMostWhatTheKernelDeclares) {
   at::set_num_threads(1);

@@ -182,7 +182,7 @@ TEST_F(Operators, ErrorsOfMemoryAndOfTheDeviceAreNoRefusals) {
         case 1:
           throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, 719, "CUDA error: unspecified launch failure");
         case 2:
-          TORCH_CHECK(false, "cuDNN error: CUDNN_STATUS_ALLOC_FAILED");
+          TORCH_CHECK(false, "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED");
           break;
         case 3:
           if (any_band()) TORCH_CHECK(false, "not a refusal, because the operator prepares nothing");
