@@ -92,7 +92,10 @@ end() {
   exit "$rc"
 }
 trap end EXIT
-trap 'exit 130' INT TERM HUP
+# The handler only notes the signal, and await() ends the script: bash 5.2 crashes now and then if it exits from a handler
+# that runs within `read`.
+interrupted=''
+trap 'interrupted=1' INT TERM HUP
 
 # Like `wait PID`, but a signal is handled at once. With `wait`, a signal that comes just before it would be handled
 # only after the process has ended.
@@ -101,6 +104,7 @@ await() { # PID [WHEN]: if it still runs WHEN ($SECONDS), its errors say where i
   local when=${2-}
   while kill -0 "$1" 2>/dev/null; do
     read -r -t 0.1 -u "$never"
+    if [[ $interrupted ]]; then exit 130; fi
     if [[ $when ]] && ((SECONDS >= when)); then
       when=''
       timeout 10 "$python" "$bundle/stuck.py" "$1" 2>>"$out/running.err" </dev/null &
