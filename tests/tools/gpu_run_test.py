@@ -19,13 +19,15 @@ SCRIPTS = os.path.dirname(os.path.abspath(sys.argv.pop(1)))
 sys.path.insert(0, SCRIPTS)
 import collect  # noqa: E402
 
+HANG = "exec tail -f /dev/null --pid=$PPID\n"  # until somebody ends it, or it has no parent any more
 # What Bazel says of a test, in the words of `bazel query --output=xml`.
 RULE = '<rule class="%s" name="%s"><string name="size" value="large"/><list name="srcs"><label value="//a:b.py"/></list></rule>'
 
 # Prints the lines of GoogleTest for the cases in $CASES, except those that --gtest_filter leaves out. The name of a case
 # says how it ends. What it ran is noted in $BUNDLE/ran.
 PROGRAM = r"""#!/usr/bin/env python3
-import os, signal, sys, time
+import os, signal, sys
+signal.alarm(600)  # so that nothing that hangs is left behind
 here = os.path.dirname(os.path.abspath(sys.argv[0]))
 filters = [a.split("=")[1] for a in sys.argv if a.startswith("--gtest_filter=")] or [""]
 wanted, _, out = filters[-1].partition("-")
@@ -45,12 +47,11 @@ for case in cases:
         f.write(case + "\n")
     say("[ RUN      ] S." + case)
     if case.startswith("hangs") or case.startswith("once") and not os.path.exists(os.path.join(here, "..", "hanging")):
-        with open(os.path.join(here, "..", "hanging"), "w") as f:
-            f.write("x")
-        time.sleep(600)
+        open(os.path.join(here, "..", "hanging"), "w").close()
+        signal.pause()
     elif case.startswith("deaf"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(600)
+        signal.pause()
     elif case.startswith("crashes"):
         os.kill(os.getpid(), signal.SIGSEGV)
     elif case.startswith("exits"):
@@ -69,10 +70,10 @@ for case in cases:
         sys.stdout.write("no newline")
         say("[       OK ] S.%s (2 ms)" % case)
 if "stuck_before_its_end" in cases:
-    time.sleep(600)
+    signal.pause()
 say("[==========] %d tests from 1 test suite ran. (1 ms total)" % len(cases))
 if "stuck_at_its_end" in cases:
-    time.sleep(600)
+    signal.pause()
 sys.exit(failed)
 """
 
@@ -150,8 +151,7 @@ class GpuRunTest(unittest.TestCase):
 [[ $1 == -q ]] && echo "attached GPUs: 1"
 [[ "$*" == *-lms* ]] || exit 0
 for _ in {1..3}; do echo "0, 1980, 3201, 60, 690"; done
-exec sleep 600
-""" % self.path("dev", "nvidia0"), 0o755)
+%s""" % (self.path("dev", "nvidia0"), HANG), 0o755)
 
     def start(self, *args):
         env = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
@@ -175,8 +175,9 @@ exec sleep 600
 
     def kill_when(self, started, there):
         """Kills run.sh and all that it has started, without warning, as soon as there() is true."""
+        until = time.monotonic() + 60
         while not there():
-            self.assertIsNone(started.poll(), "run.sh has ended")
+            self.assertTrue(started.poll() is None and time.monotonic() < until, "run.sh has ended, or does not come to it")
             time.sleep(0.02)
         os.killpg(started.pid, signal.SIGKILL)
         started.communicate()
@@ -202,14 +203,14 @@ exec sleep 600
     def limits(self, first=""):
         """Notes in limits.txt how long each program of a step may take, and how it is called. Ends the first one named so
         as soon as a case of it hangs, as if its time were up."""
+        os.mkfifo(self.path("never"))
         self.write("tools/timeout", """#!/bin/bash
 program=${@: -1} folder="%s"
 if [[ $1 == --kill-after=15 ]]; then
   echo "${program##*/} $2 $*" >>"$folder/limits.txt"
   if [[ ${program##*/} == "%s" && ! -e $folder/ended ]]; then
-    touch "$folder/ended"
-    "${@:3}" &
-    until [[ -e $folder/bundle/hanging ]]; do sleep 0.02; done
+    "${@:3}" & touch "$folder/ended"
+    until [[ -e $folder/bundle/hanging ]]; do ((SECONDS < 60)) || exit 125; read -rt 0.02 <>"$folder/never"; done
     kill $! && wait $!
     exit 124
   fi
@@ -250,8 +251,7 @@ exec %s "$@"
         self.tests(t="fails")
         self.ranks("ranks", """
 echo "$NCCL_DEBUG" >>"${NCCL_DEBUG_FILE//%?/x}" && echo "host:1 NCCL WARN the cause" >>"${NCCL_DEBUG_FILE//%?/x}"
-sleep 600
-""")
+""" + HANG)
         self.nvidia_smi()
         self.write("tools/dmesg", '#!/bin/bash\necho x >>"%s"\ncat -n "%s" | sed "s/x/NVRM: Xid/"\necho another\n' % (
             (self.path("messages"),) * 2), 0o755)
@@ -265,7 +265,7 @@ sleep 600
                                       "== at the end", " 4 NVRM: Xid"])
         self.assertEqual(self.details("logs/ranks.1.out"), "")
         self.assertIn("INFO\nhost:1 NCCL WARN the cause\n", self.details("logs/ranks.1.nccl"))
-        self.assertRegex(self.details("logs/ranks.1.err"), r"stuck: process \d+: sleep 600\nstuck: thread ")
+        self.assertRegex(self.details("logs/ranks.1.err"), r"stuck: process \d+: tail .*\nstuck: thread ")
         self.assertEqual(self.results(report, "failed")["ranks"], "did not end within 10 s\nNCCL WARN the cause", out)
 
     def test_ranks_start_again_without_the_cases_that_failed(self):
@@ -371,7 +371,7 @@ done
         self.assertEqual(self.results(self.report(), "left out")["t"], "the time was up after 60 s; 2 of its cases are left from S.hangs on")
 
     def test_libraries_are_read_in_the_background_from_the_start(self):
-        self.annulus('touch "%s"\nsleep 600' % self.path("bundle", "hanging"))
+        self.annulus('touch "%s"\n' % self.path("bundle", "hanging") + HANG)
         pipes = [self.path("torch/lib/x.so.1"), self.path("nvidia/cudnn/lib/y.so.9")]
         os.makedirs(self.path("nvidia/cudnn/lib"))
         for pipe in pipes:
@@ -382,7 +382,7 @@ done
         self.kill_when(started, self.hanging)
 
     def test_each_figure_is_on_disk_as_soon_as_it_is_known(self):
-        self.annulus("echo '%s'\ntouch '%s'\nsleep 600" % (json.dumps(FIGURE), self.path("bundle", "hanging")))
+        self.annulus("echo '%s'\ntouch '%s'\n%s" % (json.dumps(FIGURE), self.path("bundle", "hanging"), HANG))
         self.kill_when(self.start("--only", "dense"), self.hanging)
         self.few_files()
         subprocess.run([sys.executable, os.path.join(self.bundle, "report.py"), self.out], stdout=subprocess.DEVNULL)
