@@ -13,6 +13,8 @@ namespace {
 
 // The most keys of one gathered problem. Longer lists of keys are cut, and the parts' results are merged.
 constexpr int64_t kMostKeys = 16384;
+// The most triangles, or rectangles without a band, that are compared with each other.
+constexpr int64_t kFew = 64;
 // The most problems in one call. Operators limit their batch to 65535.
 constexpr int64_t kMostProblems = 32768;
 
@@ -103,9 +105,8 @@ class Composer {
   // Joins two triangles along the diagonal and the rectangle between them to one triangle. So the causal part of a
   // rank's own two zigzag chunks becomes one call (docs/attention.md has a drawing).
   void join_triangles() {
-    constexpr size_t kFew = 64;  // the limit for comparing all pairs
     const auto is_triangle = [](const Piece& p) { return p.rectangle.lower_triangle() && !p.rectangle.reversed; };
-    if (static_cast<size_t>(std::count_if(pieces_.begin(), pieces_.end(), is_triangle)) > kFew) return;
+    if (std::count_if(pieces_.begin(), pieces_.end(), is_triangle) > kFew) return;
     for (size_t i = 0; i < pieces_.size(); ++i) {
       while (is_triangle(pieces_[i])) {
         size_t next = pieces_.size(), between = pieces_.size();
@@ -147,9 +148,8 @@ class Composer {
   // whether there were any.
   bool join_rectangles() {
     bool any = false;
-    constexpr size_t kFew = 64;  // the limit for comparing all pairs
     const auto is_whole = [](const Piece& p) { return p.rectangle.whole() && !p.rectangle.reversed; };
-    if (static_cast<size_t>(std::count_if(pieces_.begin(), pieces_.end(), is_whole)) > kFew) return false;
+    if (std::count_if(pieces_.begin(), pieces_.end(), is_whole) > kFew) return false;
     for (size_t i = 0; i < pieces_.size(); ++i) {
       if (!is_whole(pieces_[i])) continue;
       for (size_t j = 0; j < pieces_.size();) {

@@ -160,16 +160,19 @@ class RowSums {
     // The last pass writes the result in its final dtype.
     Result result{at::empty_like(like_), {}};
     if (merges_) result.lse = at::empty({like_.size(0), like_.size(2), like_.size(1)}, options());
-    merge_waiting(result.values, result.lse);
+    merge_waiting(by_head(result.values), result.lse, by_head(values_), by_head(lse_));
     return result;
   }
 
  private:
   at::TensorOptions options() const { return like_.options().dtype(type_); }
 
-  void merge_waiting(const at::Tensor& values, const at::Tensor& lse) {
-    const auto by_head = [](const at::Tensor& t) { return t.defined() ? t.transpose(1, 2) : t; };
-    merge_parts(by_head(values), lse, by_head(values_), by_head(lse_), waiting_);
+  static at::Tensor by_head(const at::Tensor& t) { return t.defined() ? t.transpose(1, 2) : t; }
+
+  // As merge_parts, with what waits.
+  void merge_waiting(const at::Tensor& values, const at::Tensor& lse, const at::Tensor& before_values,
+                     const at::Tensor& before_lse) {
+    merge_parts(values, lse, before_values, before_lse, waiting_);
     waiting_.clear();
     waiting_bytes_ = 0;
   }
@@ -199,7 +202,7 @@ class RowSums {
     if (values_.defined()) return merge_in_place();
     const at::Tensor values = at::empty(like_.sizes(), options());
     const at::Tensor lse = merges_ ? at::empty({like_.size(0), like_.size(1), like_.size(2)}, options()) : at::Tensor();
-    merge_waiting(values, merges_ ? lse.transpose(1, 2) : at::Tensor());
+    merge_waiting(by_head(values), by_head(lse), {}, {});
     values_ = values, lse_ = lse;
   }
 
