@@ -27,6 +27,7 @@ import argparse
 import concurrent.futures
 import os
 import re
+import select
 import selectors
 import signal
 import subprocess
@@ -42,6 +43,7 @@ UNFINISHED = 75
 MOST_STOPPED = 4  # cases of one program that hang or crash; a device that is lost would stop them all
 PATIENCE = 5  # seconds that a process has to end after SIGTERM, and after SIGKILL
 END = 15  # seconds that it has to end after its last case
+ENDING = os.pipe()  # can be read once this process was told to end; a handler may write to it, unlike to an Event
 MOST_ALONE = 5  # failed cases that run again
 ALONE = 20  # seconds that each of them may take
 
@@ -191,7 +193,8 @@ class Run:
             self.end(look=True)
             return "did not end within %d s" % self.patience
         if code == -signal.SIGTERM:
-            time.sleep(1)  # when the time of the step is over, this process gets the signal as well, and it is no failure
+            # When the time of the step is over, this process is told to end as well, and it is no failure.
+            select.select([ENDING[0]], [], [], 1)
         return how_ended(code) if code < 0 else ""
 
     @property
@@ -364,6 +367,7 @@ def main():
     processes, blocks = [], []
 
     def end_all(number, _):  # the step's time is over, or the user ends run.sh
+        os.write(ENDING[1], b"1")
         for block in blocks[:1]:
             block.lock.acquire(timeout=1)  # not released, so that nothing is said of the processes that are ended here
         running = [process for process in list(processes) if process.poll() is None]
