@@ -3,9 +3,11 @@
 gpu_run_test.py tests run.sh as a whole."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 SCRIPTS = os.path.dirname(os.path.abspath(sys.argv.pop(1)))
@@ -72,6 +74,7 @@ for case in cases:
     if how == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     if how == "hang":
+        open(os.path.join(here, "hangs"), "w").close()
         signal.pause()
     if how == "fail":
         failed.append(case)
@@ -81,6 +84,7 @@ for case in cases:
 say("[==========] %d tests from 2 test suites ran. (3 ms total)\n[  PASSED  ] %d tests." % (len(cases), len(cases) - len(failed)))
 for case in failed:
     say("[  FAILED  ] " + case)
+open(os.path.join(here, "ends"), "w").close()
 sys.exit(bool(failed))
 """
 
@@ -117,6 +121,13 @@ class GpuProgramsTest(unittest.TestCase):
                 self.assertEqual(case.lines, ["of " + name], "lines of several cases are mixed")
         return done.returncode, {name: case.result for name, case in read.cases.items()}, read, done.stdout
 
+    def wait_for(self, path, running):
+        until = time.monotonic() + 60
+        while not os.path.exists(path):
+            self.assertIsNone(running.poll(), "it has ended")
+            self.assertLess(time.monotonic(), until, "no " + path)
+            time.sleep(0.01)
+
     def test_several_processes_say_what_one_says(self):
         code, results, read, out = self.cases()
         self.assertEqual((code, set(results.values()), len(results)), (0, {"passed"}, 16), out)
@@ -146,13 +157,21 @@ class GpuProgramsTest(unittest.TestCase):
         self.assertEqual(results, {}, out)
 
     def test_cases_that_run_when_the_time_is_up_are_named(self):
-        command = ["timeout", "4", sys.executable, os.path.join(SCRIPTS, "cases.py"), "--processes", "2", self.program("program", PROGRAM)]
-        done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ, A_c4="hang"))
-        self.assertEqual(done.returncode, 124)
-        self.assertIn("stuck: [ RUN      ] A.c4\n", done.stderr)
-        results = {name: case.result for name, case in cases.read_cases(done.stdout).cases.items()}
-        self.assertEqual(set(results.values()), {"passed"})
-        self.assertNotIn("A.c4", results)
+        command = [sys.executable, os.path.join(SCRIPTS, "cases.py"), "--processes", "2", self.program("program", PROGRAM)]
+        for tell in (os.kill, os.killpg):  # timeout does both
+            with self.subTest(tell=tell.__name__):
+                running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                           env=dict(os.environ, A_c4="hang"), start_new_session=True)
+                for what in ("hangs", "ends"):  # the one process and the other
+                    self.wait_for(self.path(what), running)
+                    os.remove(self.path(what))
+                tell(running.pid, signal.SIGTERM)
+                out, errors = running.communicate(timeout=60)
+                self.assertEqual(running.returncode, 128 + signal.SIGTERM, errors)
+                self.assertEqual(errors, "stuck: [ RUN      ] A.c4\n")
+                results = {name: case.result for name, case in cases.read_cases(out).cases.items()}
+                ended = ["A.c0", "A.c2"] + ["A.c%d" % n for n in range(1, 12, 2)] + ["P/B.x/1", "P/B.x/3"]
+                self.assertEqual(results, dict.fromkeys(ended, "passed"), out)
 
     def test_processes_that_stop_again_and_again_are_given_up(self):
         crashes = {name: "crash" for name in ["A_c%d" % n for n in range(2, 10)]}

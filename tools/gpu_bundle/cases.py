@@ -42,8 +42,9 @@ import stuck  # noqa: E402
 UNFINISHED = 75
 MOST_STOPPED = 4  # cases of one program that hang or crash; a device that is lost would stop them all
 PATIENCE = 5  # seconds that a process has to end after SIGTERM, and after SIGKILL
+SHORT_PATIENCE = 2  # the same once this one was told to end; run.sh kills it after 15 s
 END = 15  # seconds that it has to end after its last case
-ENDING = os.pipe()  # can be read once this process was told to end; a handler may write to it, unlike to an Event
+TOLD = os.pipe()  # can be read once this process was told to end; a handler may write to it, unlike to an Event
 MOST_ALONE = 5  # failed cases that run again
 ALONE = 20  # seconds that each of them may take
 
@@ -122,11 +123,20 @@ def read_cases(text):
     return reader
 
 
-def end(process):
+class ToldToEnd(Exception):
+    """The step's time is over, or the user ends run.sh: what runs is ended, and nothing is said of how it ended."""
+
+
+def told_to_end(seconds=0):
+    """Whether this process was told to end, or is within these seconds."""
+    return bool(select.select([TOLD[0]], [], [], seconds)[0])
+
+
+def end(process, patience=PATIENCE):
     for ask in (process.terminate, process.kill):
         ask()
         try:
-            process.wait(PATIENCE)
+            process.wait(patience)
             return
         except subprocess.TimeoutExpired:
             pass  # a call of the driver may keep it; poll() tells
@@ -145,15 +155,20 @@ class Run:
         os.set_blocking(self.process.stdout.fileno(), False)
 
     def lines(self):
-        """Yields the lines as they come, and None whenever a second has passed without one. Ends with the process."""
+        """Yields the lines as they come, and None whenever a second has passed without one. Ends with the process, which it
+        ends if this one is told to end."""
         rest = b""
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
+            selector.register(TOLD[0], selectors.EVENT_READ)
             while True:
                 selector.select(timeout=1)
+                told = told_to_end()
+                if told:
+                    end(self.process, SHORT_PATIENCE)
                 # A child of the test may hold the pipe open, so the end of the process is the end of the output. It is
                 # asked before the pipe is read, so that no line is missed.
-                ended = self.process.poll() is not None
+                ended = told or self.process.poll() is not None
                 read = self.process.stdout.read(1 << 16)
                 while read:
                     *whole, rest = (rest + read).split(b"\n")
@@ -171,7 +186,7 @@ class Run:
         end(self.process)
 
     def go(self):
-        """Passes the lines on until the process has ended. Returns why it did; empty if it ended by itself."""
+        """Passes the lines on until the process has ended. Returns why it did; empty if it ended by itself. Raises ToldToEnd."""
         since = time.monotonic()  # when the current case began, or the last one ended
         for line in self.lines():
             if line is not None:
@@ -188,13 +203,13 @@ class Run:
                 self.end(look=True)
                 return why
         try:
-            code = self.process.wait(self.patience)
+            code = None if told_to_end() else self.process.wait(self.patience)
         except subprocess.TimeoutExpired:
             self.end(look=True)
             return "did not end within %d s" % self.patience
-        if code == -signal.SIGTERM:
-            # When the time of the step is over, this process is told to end as well, and it is no failure.
-            select.select([ENDING[0]], [], [], 1)
+        # Those who tell this process to end may tell the program as well, and its end may be seen first.
+        if told_to_end(PATIENCE if code in (-signal.SIGTERM, -signal.SIGINT) else 0):
+            raise ToldToEnd
         return how_ended(code) if code < 0 else ""
 
     @property
@@ -366,32 +381,28 @@ def main():
             done = f.read()
     processes, blocks = [], []
 
-    def end_all(number, _):  # the step's time is over, or the user ends run.sh
-        os.write(ENDING[1], b"1")
-        for block in blocks[:1]:
-            block.lock.acquire(timeout=1)  # not released, so that nothing is said of the processes that are ended here
-        running = [process for process in list(processes) if process.poll() is None]
-        for process in running:
-            process.terminate()
-        for line in (line for block in blocks if block.own.current for line in block.lines):
-            print("stuck: " + line, file=sys.stderr)
-        until = time.monotonic() + 2
-        for process in running:
-            try:
-                process.wait(max(0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-        os._exit(128 + number)
+    def tell(number, _):
+        for n in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(n, lambda *_: None)  # programs that are started now would ignore what is ignored here
+        os.write(TOLD[1], b"%d" % number)
+        raise ToldToEnd
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end_all)
     try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, tell)
         reader = read_cases(done)
         before = {case.name for case in reader.cases.values() if case.result}
         code = run_at_once(options.program, reader, options.limit, processes.append, options.processes, blocks)
         failed = [c for c in reader.cases.values() if c.result == "failed" and c.name not in before and not c.hung]
         run_alone(options.program, [c.name for c in failed], until, processes.append)
         sys.exit(code)
+    except ToldToEnd:
+        for process in processes:  # of several, each has been ended by the thread that read its lines
+            if process.poll() is None:
+                end(process, SHORT_PATIENCE)
+        for line in (line for block in blocks if block.own.current for line in block.lines):
+            print("stuck: " + line, file=sys.stderr)
+        sys.exit(128 + int(os.read(TOLD[0], 4)))
     except OSError as error:
         sys.exit("the test cannot be started: %s" % error)
 
