@@ -142,13 +142,13 @@ class GpuProgramsTest(unittest.TestCase):
         self.assertEqual(sorted(ran), sorted(results))
 
     def test_a_case_of_several_processes_that_fails_crashes_or_hangs_costs_no_other_its_result(self):
-        code, results, read, out = self.cases("--limit", "2", A_c2="fail", A_c5="crash", A_c6="hang", P_B_x_1="crash")
+        code, results, read, out = self.cases("--limit", "4", A_c2="fail", A_c5="crash", A_c6="hang", P_B_x_1="crash")
         bad = ("A.c2", "A.c5", "A.c6", "P/B.x/1")
         self.assertEqual(results, {name: "failed" if name in bad else "passed" for name in results}, out)
         self.assertEqual((code, len(results), read.ran), (1, 16, True))
         self.assertEqual(read.cases["A.c2"].lines[:2], ["a.cc:3: Failure", "wrong in A.c2"])
         self.assertEqual(read.cases["A.c5"].lines[0], "segmentation fault")
-        self.assertEqual(read.cases["A.c6"].lines, ["did not end within 2 s"])
+        self.assertEqual(read.cases["A.c6"].lines, ["did not end within 4 s"])
         self.assertTrue(read.cases["A.c2"].message.endswith("CUDA_LAUNCH_BLOCKING=1: failed"), read.cases["A.c2"].message)
         # Another call runs nothing again.
         with open(self.path("done"), "w") as f:
