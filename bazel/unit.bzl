@@ -87,7 +87,11 @@ def cc_unit(name = "unit", deps = [], cuda_defines = [], local_defines = [], cop
         if "part of " + name in rule.get("tags", [])
     }
     sources = [":" + part + ".sources" for part in sorted(tags) if "source of " + name in tags[part]]
-    headers = [":" + part + ".headers" for part in sorted(tags)]
+    native.filegroup(  # lists a header once that belongs to two parts
+        name = name + "_headers",
+        srcs = [":" + part + ".headers" for part in sorted(tags)],
+        visibility = ["//visibility:private"],
+    )
     native.genrule(
         name = name + "_source",
         srcs = sources,
@@ -103,7 +107,7 @@ def cc_unit(name = "unit", deps = [], cuda_defines = [], local_defines = [], cop
             "//bazel:separate": sources,
             "//conditions:default": [name + ".cc"],
         }),
-        hdrs = headers,
+        hdrs = [":" + name + "_headers"],
         textual_hdrs = select({
             "//bazel:separate": [],
             "//conditions:default": sources,
