@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests what runs the programs of a bundle for GPUs and reads what they say, over scripts in place of the programs;
-gpu_run_test.py tests run.sh as a whole."""
+"""Tests which tests a bundle for GPUs has, and what runs their programs and reads what they say, over scripts in place of the
+programs; gpu_run_test.py tests run.sh as a whole."""
 
 import os
 import signal
@@ -13,8 +13,12 @@ import unittest
 SCRIPTS = os.path.dirname(os.path.abspath(sys.argv.pop(1)))
 sys.path.insert(0, SCRIPTS)
 import cases  # noqa: E402
+import collect  # noqa: E402
 
 GPU_JOB_TEST = os.path.abspath(sys.argv.pop(1))
+
+# What Bazel says of a test, in the words of `bazel query --output=xml`.
+RULE = '<rule class="%s" name="%s"><string name="size" value="large"/><list name="srcs"><label value="//a:b.py"/></list></rule>'
 
 # Does what gpu_job_test.py expects of annulus. The first `attend` waits for a second one to begin. That of float16 with
 # a window fails.
@@ -73,6 +77,13 @@ for case in cases:
     how = os.environ.get(case.replace("/", "_").replace(".", "_"), "")
     if how == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
+    if how == "hold":
+        open(os.path.join(here, "holds"), "w").close()
+        until = time.monotonic() + 60
+        while not os.path.exists(os.path.join(here, "go")) and time.monotonic() < until:
+            time.sleep(0.01)
+    while how == "talk":
+        os.write(1, b"I talk\n" * 9000)
     if how == "hang":
         open(os.path.join(here, "hangs"), "w").close()
         signal.pause()
@@ -103,6 +114,20 @@ class GpuProgramsTest(unittest.TestCase):
         os.chmod(self.path(name), 0o755)
         return self.path(name)
 
+    def test_the_bundle_lists_tests_in_the_order_in_which_they_run(self):
+        listed = list(dict.fromkeys(part.label for part in collect.PARTS))
+        others = [("_mpi_run_test", "//a:ranks"), ("cc_test", "//b:new"), *(("cc_test", label) for label in sorted(listed))]
+        self.program("tests.xml", '<?xml version="1.1"?><query>%s</query>' % "".join(RULE % rule for rule in others))
+        tests = collect.read_tests(self.path("tests.xml"))
+        self.assertEqual([t.label for t in tests], listed + ["//b:new", "//a:ranks"])
+        self.assertEqual([t.label.split(":")[1] for t in tests][1:6], ["gpu_ops_on_gpu_test", "gpu_training_test", "gpu_job_test",
+                                                                      "nccl_device_test", "nccl_test"])
+        parts = [part for t in tests for part in t.parts()]
+        self.assertEqual([(name, processes) for name, _, _, processes, _, _ in parts][0],
+                         ("tests.attention.kernels.gpu_kernel_test.operators", 4))
+        limits = {name: limit for name, _, _, _, limit, _ in parts}
+        self.assertEqual((limits["tests.comm.nccl_test"], limits["tests.training.gpu_training_test"]), (60, 900))
+
     def test_commands_that_depend_on_nothing_run_at_the_same_time(self):
         done = subprocess.run([sys.executable, GPU_JOB_TEST, self.program("annulus", ANNULUS)], capture_output=True, text=True)
         failed = [line for line in done.stderr.splitlines() if line.startswith(("FAIL:", "ERROR:"))]
@@ -120,6 +145,11 @@ class GpuProgramsTest(unittest.TestCase):
             if case.result == "passed":
                 self.assertEqual(case.lines, ["of " + name], "lines of several cases are mixed")
         return done.returncode, {name: case.result for name, case in read.cases.items()}, read, done.stdout
+
+    def kill(self, running):
+        if running.poll() is None:
+            os.killpg(running.pid, signal.SIGKILL)
+            running.communicate()
 
     def wait_for(self, path, running):
         until = time.monotonic() + 60
@@ -142,13 +172,13 @@ class GpuProgramsTest(unittest.TestCase):
         self.assertEqual(sorted(ran), sorted(results))
 
     def test_a_case_of_several_processes_that_fails_crashes_or_hangs_costs_no_other_its_result(self):
-        code, results, read, out = self.cases("--limit", "4", A_c2="fail", A_c5="crash", A_c6="hang", P_B_x_1="crash")
+        code, results, read, out = self.cases("--limit", "8", A_c2="fail", A_c5="crash", A_c6="hang", P_B_x_1="crash")
         bad = ("A.c2", "A.c5", "A.c6", "P/B.x/1")
         self.assertEqual(results, {name: "failed" if name in bad else "passed" for name in results}, out)
         self.assertEqual((code, len(results), read.ran), (1, 16, True))
         self.assertEqual(read.cases["A.c2"].lines[:2], ["a.cc:3: Failure", "wrong in A.c2"])
         self.assertEqual(read.cases["A.c5"].lines[0], "segmentation fault")
-        self.assertEqual(read.cases["A.c6"].lines, ["did not end within 4 s"])
+        self.assertEqual(read.cases["A.c6"].lines, ["did not end within 8 s"])
         self.assertTrue(read.cases["A.c2"].message.endswith("CUDA_LAUNCH_BLOCKING=1: failed"), read.cases["A.c2"].message)
         # Another call runs nothing again.
         with open(self.path("done"), "w") as f:
@@ -162,6 +192,7 @@ class GpuProgramsTest(unittest.TestCase):
             with self.subTest(tell=tell.__name__):
                 running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                            env=dict(os.environ, A_c4="hang"), start_new_session=True)
+                self.addCleanup(self.kill, running)
                 for what in ("hangs", "ends"):  # the one process and the other
                     self.wait_for(self.path(what), running)
                     os.remove(self.path(what))
@@ -172,6 +203,26 @@ class GpuProgramsTest(unittest.TestCase):
                 results = {name: case.result for name, case in cases.read_cases(out).cases.items()}
                 ended = ["A.c0", "A.c2"] + ["A.c%d" % n for n in range(1, 12, 2)] + ["P/B.x/1", "P/B.x/3"]
                 self.assertEqual(results, dict.fromkeys(ended, "passed"), out)
+
+    def test_what_was_said_before_the_time_was_up_is_not_lost(self):
+        command = [sys.executable, os.path.join(SCRIPTS, "cases.py"), self.program("program", PROGRAM), "--gtest_filter=A.c2:A.c4:A.c6"]
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ, A_c4="hold", A_c6="hang"),
+                                   start_new_session=True)
+        self.addCleanup(self.kill, running)
+        self.wait_for(self.path("holds"), running)
+        os.kill(running.pid, signal.SIGSTOP)
+        open(self.path("go"), "w").close()
+        self.wait_for(self.path("hangs"), running)
+        os.kill(running.pid, signal.SIGTERM)
+        os.kill(running.pid, signal.SIGCONT)
+        out, _ = running.communicate(timeout=60)
+        read = cases.read_cases(out)
+        self.assertEqual({name: case.result for name, case in read.cases.items()}, {"A.c2": "passed", "A.c4": "passed", "A.c6": None})
+        self.assertEqual((running.returncode, read.current.name), (128 + signal.SIGTERM, "A.c6"))
+
+    def test_a_case_that_prints_without_end_is_ended(self):
+        code, results, _, _ = self.cases("--limit", "8", A_c7="talk")
+        self.assertEqual((code, len(results), results.pop("A.c7"), set(results.values())), (1, 16, "failed", {"passed"}))
 
     def test_processes_that_stop_again_and_again_are_given_up(self):
         crashes = {name: "crash" for name in ["A_c%d" % n for n in range(2, 10)]}

@@ -241,7 +241,7 @@ class BundleTest(unittest.TestCase):
     def test_a_test_that_crashes_hangs_or_vanishes_is_recorded_and_the_rest_runs(self):
         bundle = self.copy("faulty")
         self.script(os.path.join(bundle, "tests", "crash"), 'echo "[ RUN      ] A.b"\nkill -SEGV $$\n')
-        self.script(os.path.join(bundle, "tests", "hang"), "trap '' TERM\nsleep 600\n")
+        self.script(os.path.join(bundle, "tests", "hang"), "trap '' TERM\nexec tail -f /dev/null --pid=$PPID\n")
         self.script(os.path.join(bundle, "tests", "silent"), "exit 0\n")
         with open(os.path.join(bundle, "tests.tsv")) as f:
             real = next(line for line in f if "\tgtest\t" in line)
@@ -263,7 +263,7 @@ class BundleTest(unittest.TestCase):
         bundle = self.copy("interrupted")
         mark = os.path.join(self.work, "pid")
         os.mkfifo(mark)
-        self.script(os.path.join(bundle, "tests", "hang"), 'echo $$ >"%s"\nexec sleep 600\n' % mark)
+        self.script(os.path.join(bundle, "tests", "hang"), 'echo $$ >"%s"\nexec tail -f /dev/null --pid=$PPID\n' % mark)
         with open(os.path.join(bundle, "tests.tsv"), "w") as f:
             f.write("hang\tothers\tgtest\thang\t1\t0\t300\t-\t-\t-\n")
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -27,24 +27,20 @@ import argparse
 import concurrent.futures
 import os
 import re
-import select
-import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import processes  # noqa: E402
 import stuck  # noqa: E402
 
 UNFINISHED = 75
 MOST_STOPPED = 4  # cases of one program that hang or crash; a device that is lost would stop them all
-PATIENCE = 5  # seconds that a process has to end after SIGTERM, and after SIGKILL
-SHORT_PATIENCE = 2  # the same once this one was told to end; run.sh kills it after 15 s
 END = 15  # seconds that it has to end after its last case
-TOLD = os.pipe()  # can be read once this process was told to end; a handler may write to it, unlike to an Event
+LISTING = 60  # seconds that it has to list its cases
 MOST_ALONE = 5  # failed cases that run again
 ALONE = 20  # seconds that each of them may take
 
@@ -123,25 +119,6 @@ def read_cases(text):
     return reader
 
 
-class ToldToEnd(Exception):
-    """The step's time is over, or the user ends run.sh: what runs is ended, and nothing is said of how it ended."""
-
-
-def told_to_end(seconds=0):
-    """Whether this process was told to end, or is within these seconds."""
-    return bool(select.select([TOLD[0]], [], [], seconds)[0])
-
-
-def end(process, patience=PATIENCE):
-    for ask in (process.terminate, process.kill):
-        ask()
-        try:
-            process.wait(patience)
-            return
-        except subprocess.TimeoutExpired:
-            pass  # a call of the driver may keep it; poll() tells
-
-
 class Run:
     """One process of the program, which runs the cases that have no result yet."""
 
@@ -152,64 +129,40 @@ class Run:
         reader.found, reader.ran, reader.current = 0, False, None
         filters = ["--gtest_filter=" + filter_without(program, done)] if done else []
         self.process = subprocess.Popen(program + filters, stdout=subprocess.PIPE)
-        os.set_blocking(self.process.stdout.fileno(), False)
-
-    def lines(self):
-        """Yields the lines as they come, and None whenever a second has passed without one. Ends with the process, which it
-        ends if this one is told to end."""
-        rest = b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
-            selector.register(TOLD[0], selectors.EVENT_READ)
-            while True:
-                selector.select(timeout=1)
-                told = told_to_end()
-                if told:
-                    end(self.process, SHORT_PATIENCE)
-                # A child of the test may hold the pipe open, so the end of the process is the end of the output. It is
-                # asked before the pipe is read, so that no line is missed.
-                ended = told or self.process.poll() is not None
-                read = self.process.stdout.read(1 << 16)
-                while read:
-                    *whole, rest = (rest + read).split(b"\n")
-                    yield from whole
-                    read = self.process.stdout.read(1 << 16)
-                if read == b"" or ended:
-                    if rest:
-                        yield rest
-                    return
-                yield None
 
     def end(self, look=False):
         if look:
             stuck.say_all(self.process.pid)
-        end(self.process)
+        processes.end(self.process)
 
     def go(self):
-        """Passes the lines on until the process has ended. Returns why it did; empty if it ended by itself. Raises ToldToEnd."""
-        since = time.monotonic()  # when the current case began, or the last one ended
-        for line in self.lines():
+        """Passes the lines on until the process has ended. Returns why it did; empty if it ended by itself."""
+        lasted, looked = 0.0, time.monotonic()  # since the current case began or the last one ended
+        for line in processes.lines(self.process):
             if line is not None:
                 text, before = line.decode(errors="replace"), self.reader.current
                 self.say(text)
                 self.reader.add(text)
                 if self.reader.current is not before:
-                    since = time.monotonic()
+                    lasted = 0.0
                     if before and before.result == "failed" and LOST.search(before.message) and not self.reader.ran:
                         self.end()
                         return "its process has lost the GPU"
-            elif time.monotonic() - since > self.patience:
+                continue
+            # Longer than a second between two looks is a stall of this process, and perhaps of the other one.
+            now = time.monotonic()
+            lasted, looked = lasted + min(1, now - looked), now
+            if lasted > self.patience:
                 why = "did not end within %d s" % self.patience
                 self.end(look=True)
                 return why
-        try:
-            code = None if told_to_end() else self.process.wait(self.patience)
-        except subprocess.TimeoutExpired:
+        code = processes.wait(self.process, self.patience)
+        if code is None:
             self.end(look=True)
             return "did not end within %d s" % self.patience
         # Those who tell this process to end may tell the program as well, and its end may be seen first.
-        if told_to_end(PATIENCE if code in (-signal.SIGTERM, -signal.SIGINT) else 0):
-            raise ToldToEnd
+        if code in (-signal.SIGTERM, -signal.SIGINT) and processes.is_told(processes.PATIENCE):
+            raise processes.ToldToEnd
         return how_ended(code) if code < 0 else ""
 
     @property
@@ -241,13 +194,14 @@ def say(text):
     print(text, flush=True)
 
 
-def run(program, reader, limit, started, say=say, stopped=None):
-    """Runs the program until all cases have a result. `started` is told each process, `say` each line, and `stopped` is the
-    list of the cases that hung or crashed. Returns the exit code."""
+def run(program, reader, limit, say=say, stopped=None):
+    """Runs the program until all cases have a result. `say` is told each line, and `stopped` is the list of the cases that
+    hung or crashed. Returns the exit code."""
     stopped = [] if stopped is None else stopped
     while True:
+        if processes.is_told():
+            raise processes.ToldToEnd
         one = Run(program, reader, limit, say)
-        started(one.process)
         why = one.go()
         if reader.ran:
             if why:
@@ -273,12 +227,9 @@ def run(program, reader, limit, started, say=say, stopped=None):
 def list_cases(program, done):
     """The cases that the program would run; empty if it does not say."""
     filters = ["--gtest_filter=" + filter_without(program, done)] if done else []
-    try:
-        listed = subprocess.run([*program, *filters, "--gtest_list_tests"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=60)
-    except subprocess.TimeoutExpired:
-        return []
+    code, text = processes.output_of([*program, *filters, "--gtest_list_tests"], LISTING)
     suite, names = None, []
-    for line in listed.stdout.decode(errors="replace").splitlines() if listed.returncode == 0 else []:
+    for line in text.splitlines() if code == 0 else []:
         name = line.partition("#")[0].rstrip()
         if re.fullmatch(r"\S+\.", name):
             suite = name
@@ -313,15 +264,15 @@ class Blocks:
                 self.all.add(line)
 
 
-def run_at_once(program, reader, limit, started, most, blocks):
+def run_at_once(program, reader, limit, most, blocks):
     """The same as run(), with up to `most` processes at once, each with its share of the cases. `blocks` is filled with
     what each of them has said of its current case."""
     if most < 2:
-        return run(program, reader, limit, started)
+        return run(program, reader, limit)
     names = list_cases(program, [name for name, case in reader.cases.items() if case.result])
     most = min(most, max(2, len(os.sched_getaffinity(0))), len(names))
     if most < 2:
-        return run(program, reader, limit, started)
+        return run(program, reader, limit)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // most)))
     lock, stopped, readers = threading.Lock(), [], [Reader() for _ in range(most)]
     Blocks(reader, lock).pass_on(["[==========] Running %d tests from %d processes." % (len(names), most)])
@@ -330,7 +281,7 @@ def run_at_once(program, reader, limit, started, most, blocks):
 
     def run_share(i):
         share = [*program, "--gtest_filter=" + ":".join(names[i::most])]
-        return run(share, readers[i], limit, started, blocks[i], stopped)
+        return run(share, readers[i], limit, blocks[i], stopped)
 
     with concurrent.futures.ThreadPoolExecutor(most) as pool:
         codes = list(pool.map(run_share, range(most)))
@@ -339,22 +290,13 @@ def run_at_once(program, reader, limit, started, most, blocks):
     return UNFINISHED if UNFINISHED in codes else max(codes)
 
 
-def run_alone(program, names, until, started):
-    """Runs each of these failed cases again, as long as they end. `started` is told each process."""
+def run_alone(program, names, until):
+    """Runs each of these failed cases again, as long as they end."""
     env = dict(os.environ, CUDA_LAUNCH_BLOCKING="1")
     for name in names[:MOST_ALONE]:
-        if time.monotonic() + ALONE + 2 * PATIENCE > until:
+        if time.monotonic() + ALONE + 2 * processes.PATIENCE > until:
             return
-        with tempfile.TemporaryFile() as output:
-            process = subprocess.Popen([*program, "--gtest_filter=" + name], env=env, stdout=output, stderr=subprocess.STDOUT)
-            started(process)
-            try:
-                code = process.wait(ALONE)
-            except subprocess.TimeoutExpired:
-                end(process)
-                code = None
-            output.seek(0)
-            text = output.read(1 << 16).decode(errors="replace")
+        code, text = processes.output_of([*program, "--gtest_filter=" + name], ALONE, env=env, stderr=subprocess.STDOUT)
         for line in text.splitlines():
             print("alone: " + line, file=sys.stderr)
         if code is None:
@@ -379,30 +321,19 @@ def main():
     if options.done:
         with open(options.done, errors="replace") as f:
             done = f.read()
-    processes, blocks = [], []
-
-    def tell(number, _):
-        for n in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(n, lambda *_: None)  # programs that are started now would ignore what is ignored here
-        os.write(TOLD[1], b"%d" % number)
-        raise ToldToEnd
-
+    blocks = []
+    processes.listen()
     try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, tell)
         reader = read_cases(done)
         before = {case.name for case in reader.cases.values() if case.result}
-        code = run_at_once(options.program, reader, options.limit, processes.append, options.processes, blocks)
+        code = run_at_once(options.program, reader, options.limit, options.processes, blocks)
         failed = [c for c in reader.cases.values() if c.result == "failed" and c.name not in before and not c.hung]
-        run_alone(options.program, [c.name for c in failed], until, processes.append)
+        run_alone(options.program, [c.name for c in failed], until)
         sys.exit(code)
-    except ToldToEnd:
-        for process in processes:  # of several, each has been ended by the thread that read its lines
-            if process.poll() is None:
-                end(process, SHORT_PATIENCE)
+    except processes.ToldToEnd:
         for line in (line for block in blocks if block.own.current for line in block.lines):
             print("stuck: " + line, file=sys.stderr)
-        sys.exit(128 + int(os.read(TOLD[0], 4)))
+        sys.exit(processes.exit_code())
     except OSError as error:
         sys.exit("the test cannot be started: %s" % error)
 

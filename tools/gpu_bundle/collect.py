@@ -89,8 +89,8 @@ PARTS = [
     Part("memcheck", KERNELS, "*Merge*"),
     Part("memcheck", "//tests/model/gpu:gpu_ops_on_gpu_test"),
 ]
-SCRIPTS = ["cases.py", "journal.py", "machine.sh", "measure.sh", "ranks.py", "report.py", "run.sh",
-           "stuck.py", "tables.py"]  # of this folder, for the other machine
+SCRIPTS = ["cases.py", "journal.py", "machine.sh", "measure.sh", "processes.py", "ranks.py", "report.py",
+           "run.sh", "stuck.py", "tables.py"]  # of this folder, for the other machine
 
 
 class Test:

@@ -39,7 +39,7 @@ count_gpus() { # sets gpus
   local visible
   # The driver makes a GPU's file when something uses the GPU for the first time.
   if command -v nvidia-smi >/dev/null; then
-    timeout 30 nvidia-smi -L >"$scratch/gpus" 2>&1 </dev/null &
+    timeout --kill-after=5 30 nvidia-smi -L >"$scratch/gpus" 2>&1 </dev/null &
     await $!
   fi
   gpus=0
@@ -54,7 +54,8 @@ count_gpus() { # sets gpus
 # Reads the large libraries once in the background, so that the first steps do not wait for the disk.
 read_ahead() {
   ((gpus)) && [[ ! $obstacle ]] || return
-  xargs -0 -n 1 -P 4 cat < <(printf '%s\0' "$torch"/lib/*.so* "${torch%/*}"/nvidia/*/lib/*.so*) >/dev/null 2>&1 &
+  timeout --kill-after=5 3600 xargs -0 -n 1 -P 4 cat \
+    < <(printf '%s\0' "$torch"/lib/*.so* "${torch%/*}"/nvidia/*/lib/*.so*) >/dev/null 2>&1 &
 }
 
 note_facts() {
@@ -78,16 +79,17 @@ watch_gpus() {
     # If the driver does not know one of the fields, nvidia-smi prints nothing. Then only fields that all drivers know are
     # requested.
     for fields in ,clocks.max.sm,clocks.max.mem,clocks.sm,memory.total,power.limit,mig.mode.current,persistence_mode ''; do
-      timeout 30 nvidia-smi --query-gpu=index,name,uuid,driver_version$fields --format=csv \
+      timeout --kill-after=5 30 nvidia-smi --query-gpu=index,name,uuid,driver_version$fields --format=csv \
         >"$details/gpus.csv" 2>"$details/logs/nvidia-smi.err" </dev/null &
       await $! && break
       rm -f "$details/gpus.csv"
     done
-    timeout 30 nvidia-smi topo -m >"$details/logs/topology.out" 2>&1 </dev/null &
+    timeout --kill-after=5 30 nvidia-smi topo -m >"$details/logs/topology.out" 2>&1 </dev/null &
     await $!
     # Records the actual clocks, temperature and power while the steps run, after those of earlier calls.
     { cat "$details/clocks.csv" 2>/dev/null; echo "call $(date -u +%Y-%m-%dT%H:%M:%SZ)"; } >"$out/clocks.csv"
-    stdbuf -oL nvidia-smi --query-gpu=index,clocks.sm,clocks.mem,temperature.gpu,power.draw --format=csv,noheader,nounits -lms 500 \
+    fields=index,clocks.sm,clocks.mem,temperature.gpu,power.draw
+    timeout --kill-after=5 $((60 * minutes + 600)) stdbuf -oL nvidia-smi --query-gpu=$fields --format=csv,noheader,nounits -lms 500 \
       >>"$out/clocks.csv" 2>/dev/null </dev/null &
   fi
 }
@@ -98,16 +100,16 @@ note_machine() {
   mkdir -p "$details/machine"
   (
     for line in 'df -h /dev/shm /tmp' free 'ulimit -a' "env | grep -E '^(CUDA|NCCL|LD_)'"; do
-      echo "== $line" && timeout 10 bash -c "$line"
+      echo "== $line" && timeout --kill-after=5 10 bash -c "$line"
     done
   ) >"$details/machine/system.txt" 2>&1 </dev/null
   ((gpus)) || return
   if command -v nvidia-smi >/dev/null; then
-    timeout 20 nvidia-smi -q >"$details/machine/nvidia-smi.txt" 2>&1 </dev/null &
+    timeout --kill-after=5 20 nvidia-smi -q >"$details/machine/nvidia-smi.txt" 2>&1 </dev/null &
     await $!
   fi
   for program in "$annulus" "$bundle"/tests/*gpu_kernel_test; do
-    in_bundle timeout 20 ldd "$program" >"$details/machine/ldd.${program##*/}.txt" 2>&1 </dev/null &
+    in_bundle timeout --kill-after=5 20 ldd "$program" >"$details/machine/ldd.${program##*/}.txt" 2>&1 </dev/null &
     await $!
   done
 }
@@ -116,6 +118,6 @@ note_machine() {
 note_dmesg() { # WHEN
   local file=$details/machine/dmesg.txt
   touch "$file"
-  timeout 10 dmesg 2>&1 </dev/null | grep -iE 'xid|nvrm|not permitted' | grep -vxFf "$file" >"$scratch/dmesg"
+  timeout --kill-after=5 10 dmesg 2>&1 </dev/null | grep -iE 'xid|nvrm|not permitted' | grep -vxFf "$file" >"$scratch/dmesg"
   [[ ! -s $scratch/dmesg ]] || { echo "== $1" && cat "$scratch/dmesg"; } >>"$file"
 }

@@ -39,7 +39,7 @@ run_flex() {
   elif ! "$torch_python" -c 'import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null; then
     reason="Triton needs Python.h, and $torch_python has none"
   else
-    timeout 60 "$torch_python" -c 'import torch, triton' 2>"$details/logs/flex-import.err" </dev/null &
+    timeout --kill-after=5 60 "$torch_python" -c 'import torch, triton' 2>"$details/logs/flex-import.err" </dev/null &
     await $! || reason="$torch_python cannot import torch and triton within 60 s"
   fi
   if [[ $reason ]]; then skip flex-attention flex flex "$reason" && return; fi

@@ -11,12 +11,12 @@ that of the first mpirun.
 
 import argparse
 import re
-import signal
 import subprocess
 import sys
 import time
 
 import cases
+import processes
 
 MOST_AGAIN = 3
 LEAST = 20  # seconds that must be left to start again
@@ -60,17 +60,31 @@ def runs_of(text):
     return ["\n".join(lines) for lines in runs]
 
 
-def run(command, until, started):
+def run(command, until):
     """Runs mpirun. Returns its exit code and what it printed."""
     seconds = max(1, int(until - time.monotonic()) - EARLIER)
     process = subprocess.Popen([command[0], "--timeout", str(seconds), *command[1:]], stdout=subprocess.PIPE)
-    started.append(process)
     text = b""
-    for line in process.stdout:
-        text += line
-        sys.stdout.buffer.write(line)
-        sys.stdout.buffer.flush()
-    return process.wait(), text.decode(errors="replace")
+    for line in processes.lines(process):
+        if line is not None:
+            text += line + b"\n"
+            sys.stdout.buffer.write(line + b"\n")
+            sys.stdout.buffer.flush()
+    return processes.wait(process, float("inf")), text.decode(errors="replace")
+
+
+def run_all(command, until):
+    """Runs mpirun again until no case fails that has not failed before. Returns the exit code of the first one."""
+    first, text = run(command, until)
+    code, failed = first, {}
+    for _ in range(MOST_AGAIN):
+        failed_now = failed_cases(text) if code else {}
+        failed.update(failed_now)
+        if not failed_now or until - time.monotonic() < LEAST:
+            break
+        print("".join("[ WITHOUT  ] %s\n" % name for name in failed), end="", flush=True)
+        code, text = run([*command, "--gtest_filter=" + cases.filter_without(command, failed)], until)
+    return first
 
 
 def main():
@@ -79,28 +93,11 @@ def main():
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     until = time.monotonic() + options.time
-    started = []
-
-    def end(number, _):  # the step's time is over, or the user ends run.sh
-        for process in started[-1:]:
-            process.terminate()
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        sys.exit(128 + number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
-    first, text = run(options.command, until, started)
-    code, failed = first, {}
-    for _ in range(MOST_AGAIN):
-        failed_now = failed_cases(text) if code else {}
-        failed.update(failed_now)
-        if not failed_now or until - time.monotonic() < LEAST:
-            break
-        print("".join("[ WITHOUT  ] %s\n" % name for name in failed), end="", flush=True)
-        code, text = run([*options.command, "--gtest_filter=" + cases.filter_without(options.command, failed)], until, started)
+    processes.listen()
+    try:
+        first = run_all(options.command, until)
+    except processes.ToldToEnd:
+        sys.exit(processes.exit_code())
     sys.exit(first if first >= 0 else 128 - first)
 
 

@@ -75,7 +75,7 @@ deadline=$((SECONDS + 60 * minutes))
 unset "${!OMPI_@}" "${!PMIX_@}" "${!PMI_@}" "${!PRTE_@}" "${!SLURM_@}" "${!ANNULUS_WORLD@}"
 # A short path, because MPI's sockets allow no long one.
 scratch=$(mktemp -d /tmp/annulus.XXXXXX) || exit 8
-python='' current=() latest='' kept='' began=0 worst=0
+python='' current=() step_pid='' latest='' kept='' began=0 worst=0
 for p in python3 python3.12; do command -v "$p" >/dev/null && python=$p && break; done
 export PYTHONDONTWRITEBYTECODE=1
 end() {
@@ -84,7 +84,10 @@ end() {
   # The shell's own list, because a process may exist before its number is in a variable.
   for pid in $(jobs -p); do kill "$pid" 2>/dev/null; done
   if ((${#command[@]} == 0)); then
-    ((${#current[@]})) && note "${current[@]}" "left out" $((SECONDS - began)) "run.sh was ended from outside during it"
+    if ((${#current[@]})); then
+      wait "$step_pid" # it still says what it knows
+      note "${current[@]}" "left out" $((SECONDS - began)) "run.sh was ended from outside during it"
+    fi
     [[ $kept ]] || keep
   fi
   wait
@@ -107,7 +110,7 @@ await() { # PID [WHEN]: if it still runs WHEN ($SECONDS), its errors say where i
     if [[ $interrupted ]]; then exit 130; fi
     if [[ $when ]] && ((SECONDS >= when)); then
       when=''
-      timeout 10 "$python" "$bundle/stuck.py" "$1" 2>>"$out/running.err" </dev/null &
+      timeout --kill-after=5 10 "$python" "$bundle/stuck.py" "$1" 2>>"$out/running.err" </dev/null &
     fi
   done
   wait "$1"
@@ -241,7 +244,7 @@ is_done() { # NAME KIND
   esac
 }
 step() { # NAME PART KIND LIMIT COMMAND...; its exit code should be `expected`
-  local name=$1 part=$2 kind=$3 wanted=$4 limit rc pid look=''
+  local name=$1 part=$2 kind=$3 wanted=$4 limit rc look=''
   limit=$(at_most "$wanted" "$(left)")
   shift 4
   if ((limit < 10)); then note "$name" "$part" "$kind" "left out" 0 "no time left of $minutes minutes" && return; fi
@@ -251,10 +254,10 @@ step() { # NAME PART KIND LIMIT COMMAND...; its exit code should be `expected`
   : >"$out/running.out" && : >"$out/running.err"
   (cd "$workfolder" && exec timeout --kill-after=15 "$limit" env "${environment[@]}" "$@") \
     >>"$out/running.out" 2>>"$out/running.err" </dev/null &
-  pid=$! # in the background, so that Ctrl-C is handled at once
+  step_pid=$! # in the background, so that Ctrl-C is handled at once
   # Before mpirun ends the ranks. cases.py looks at its program itself.
   if [[ $python && $kind != gtest ]]; then look=$((began + limit - 8)); fi
-  await "$pid" "$look"
+  await "$step_pid" "$look"
   rc=$?
   local reason=''
   if ((rc == 124 || rc == 137 && SECONDS - began >= limit)); then
@@ -279,7 +282,7 @@ no_gpu="this machine has no GPU"
 workfolder=$scratch
 starts=''
 if [[ ! $obstacle ]]; then
-  in_bundle timeout 120 "$annulus" version >"$scratch/version" 2>&1 </dev/null &
+  in_bundle timeout --kill-after=5 120 "$annulus" version >"$scratch/version" 2>&1 </dev/null &
   if await $!; then
     starts=1
     [[ ${results[start]-} ]] && note start start plain 0 0 '' # an earlier call could not start it
@@ -405,5 +408,5 @@ note_dmesg "at the end"
 keep
 rc=$?
 cat "$scratch/report"
-kept=1
+[[ $interrupted ]] || kept=1
 exit "$rc"

@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 
+import processes
+
 MOST_THREADS = 64  # of each process
 MOST_SAID = 200000  # characters of a debugger
 DEBUGGER = 20  # seconds that a debugger may take
@@ -55,11 +57,14 @@ def say_threads(pid):
 
 
 def say_all(pid):
-    """Says what there is to know of a process and its children. It is no failure if that does not succeed."""
+    """Says what there is to know of a process and its children. It is no failure if that does not succeed.
+    Raises processes.ToldToEnd."""
     try:
         for one in family(pid):
             say_threads(one)
         say_stacks(pid)
+    except processes.ToldToEnd:
+        raise
     except Exception as error:
         say("%s: %s" % (type(error).__name__, error))
 
@@ -71,9 +76,9 @@ def say_stacks(pid):
     if not debugger:
         return
     env = {k: v for k, v in os.environ.items() if k not in ("LD_LIBRARY_PATH", "LD_PRELOAD")}  # those are for the tests
-    done = subprocess.run(["timeout", "--kill-after=2", str(DEBUGGER), debugger, "-p", str(pid), "-batch", "-ex", "thread apply all bt"],
-                          env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    say(done.stdout.decode(errors="replace")[:MOST_SAID])
+    _, text = processes.output_of([debugger, "-p", str(pid), "-batch", "-ex", "thread apply all bt"], DEBUGGER, env=env,
+                                  stderr=subprocess.STDOUT)
+    say(text[:MOST_SAID])
 
 
 if __name__ == "__main__":
