@@ -87,7 +87,7 @@ def cc_unit(name = "unit", deps = [], cuda_defines = [], local_defines = [], cop
         if "part of " + name in rule.get("tags", [])
     }
     sources = [":" + part + ".sources" for part in sorted(tags) if "source of " + name in tags[part]]
-    native.filegroup(  # lists a header once that belongs to two parts
+    native.filegroup(  # because Bazel warns of a header that hdrs gets from two parts
         name = name + "_headers",
         srcs = [":" + part + ".headers" for part in sorted(tags)],
         visibility = ["//visibility:private"],

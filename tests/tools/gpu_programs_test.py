@@ -84,7 +84,9 @@ for case in cases:
             time.sleep(0.01)
     while how == "talk":
         os.write(1, b"I talk\n" * 9000)
-    if how == "hang":
+    if how == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if how in ("hang", "deaf"):
         open(os.path.join(here, "hangs"), "w").close()
         signal.pause()
     if how == "fail":
@@ -193,7 +195,7 @@ class GpuProgramsTest(unittest.TestCase):
                 running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                            env=dict(os.environ, A_c4="hang"), start_new_session=True)
                 self.addCleanup(self.kill, running)
-                for what in ("hangs", "ends"):  # the one process and the other
+                for what in ("hangs", "ends"):  # one process hangs, the other has ended
                     self.wait_for(self.path(what), running)
                     os.remove(self.path(what))
                 tell(running.pid, signal.SIGTERM)
@@ -219,6 +221,19 @@ class GpuProgramsTest(unittest.TestCase):
         read = cases.read_cases(out)
         self.assertEqual({name: case.result for name, case in read.cases.items()}, {"A.c2": "passed", "A.c4": "passed", "A.c6": None})
         self.assertEqual((running.returncode, read.current.name), (128 + signal.SIGTERM, "A.c6"))
+
+    def test_a_program_whose_threads_are_looked_at_is_ended(self):
+        self.program("cuda-gdb", '#!/bin/bash\n: >"%s"\nexec tail -f /dev/null --pid=$PPID\n' % self.path("looks"))
+        command = [sys.executable, os.path.join(SCRIPTS, "cases.py"), "--limit", "8", self.program("program", PROGRAM), "--gtest_filter=A.c4"]
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+                                   env=dict(os.environ, A_c4="deaf", PATH=self.folder.name + ":" + os.environ["PATH"]))
+        self.addCleanup(self.kill, running)
+        self.wait_for(self.path("looks"), running)
+        pid = next(n for n in os.listdir(self.folder.name) if n.startswith("ran.")).partition(".")[2]
+        os.kill(running.pid, signal.SIGTERM)
+        running.communicate(timeout=60)
+        self.assertEqual(running.returncode, 128 + signal.SIGTERM)
+        self.assertFalse(os.path.exists("/proc/" + pid))
 
     def test_a_case_that_prints_without_end_is_ended(self):
         code, results, _, _ = self.cases("--limit", "8", A_c7="talk")

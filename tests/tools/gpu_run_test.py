@@ -17,7 +17,7 @@ from gpu_stand_ins import FIGURE, HANG, StandInTest
 
 class GpuRunTest(StandInTest):
     def test_a_case_that_hangs_or_crashes_costs_no_other_case_its_result(self):
-        self.tests(t="a hangs b crashes exits loses c fails skips d")
+        self.programs(t="a hangs b crashes exits loses c fails skips d")
         self.write("tools/cuda-gdb", '#!/bin/bash\necho "#0 f () of $*"\n', 0o755)
         code, report, out, _ = self.run_sh("--only", "others", "--limit", "8")
         self.assertEqual(code, 1)
@@ -41,7 +41,7 @@ class GpuRunTest(StandInTest):
         self.assertEqual(report["operators"], {"cudnn": 8, "flash2": 4})
 
     def test_what_may_explain_a_failure_is_in_the_details(self):
-        self.tests(t="fails")
+        self.programs(t="fails")
         self.ranks("ranks", """
 echo "$NCCL_DEBUG" >>"${NCCL_DEBUG_FILE//%?/x}" && echo "host:1 NCCL WARN the cause" >>"${NCCL_DEBUG_FILE//%?/x}"
 """ + HANG)
@@ -86,7 +86,7 @@ done
 
     def test_tests_of_kernels_run_under_compute_sanitizer_if_it_is_there(self):
         def run():
-            self.tests(t="a")
+            self.programs(t="a")
             with open(self.path("bundle", "tests.tsv"), "a") as f:
                 f.write("t.memcheck\tmemcheck\tmemcheck\tt\t1\t0\t300\t-\t-\t'--gtest_filter=*Merge*'\n")
             return self.run_sh("--only", "tests")[1]
@@ -104,7 +104,7 @@ done
             self.path("bundle", "tests", "t")))
 
     def test_a_program_that_stops_again_and_again_is_given_up_and_the_next_one_runs(self):
-        self.tests(t="a crashes1 crashes2 crashes3 crashes4 b", u="c")
+        self.programs(t="a crashes1 crashes2 crashes3 crashes4 b", u="c")
         _, report, out, _ = self.run_sh("--only", "others")
         self.assertEqual(set(self.results(report, "passed")), {"t S.a", "u S.c"}, out)
         self.assertIn("not all of its cases could be run", self.results(report, "failed")["t"])
@@ -115,13 +115,13 @@ done
         self.assertEqual(self.read("bundle/ran").split().count("c"), 1)
 
     def test_a_case_that_ignores_the_request_to_end_is_ended(self):
-        self.tests(t="a deaf b")
+        self.programs(t="a deaf b")
         _, report, out, _ = self.run_sh("--only", "others", "--limit", "8")
         self.assertEqual(self.results(report, "failed"), {"t S.deaf": "did not end within 8 s"}, out)
         self.assertEqual(set(self.results(report, "passed")), {"t S.a", "t S.b"})
 
     def test_a_process_that_hangs_after_its_last_case_is_ended_soon(self):
-        self.tests(t="a stuck_at_its_end", u="b stuck_before_its_end")
+        self.programs(t="a stuck_at_its_end", u="b stuck_before_its_end")
         script = self.read("bundle/cases.py")
         self.write("bundle/cases.py", script.replace("END = 15 ", "END = 3 "))
         _, report, out, _ = self.run_sh("--only", "others")
@@ -132,7 +132,7 @@ done
             self.assertIn("after its last case: did not end within 3 s", reason)
 
     def test_a_killed_call_leaves_what_passed_and_the_next_one_goes_on(self):
-        self.tests(before="x", t="a b hangs c d", after="y")
+        self.programs(before="x", t="a b hangs c d", after="y")
         self.kill_when(self.start("--only", "others"), self.case_hanging)
         self.few_files()
         # The report of what the killed call left, made by hand, for example on another machine.
@@ -156,7 +156,7 @@ done
 
     def test_what_is_known_of_a_case_is_kept_if_run_sh_is_ended(self):
         self.processes = "4"
-        self.tests(t="a deaf b")
+        self.programs(t="a deaf b")
         started = self.start("--only", "others")
         self.wait_until(self.hanging, started)
         started.send_signal(signal.SIGTERM)
@@ -165,7 +165,7 @@ done
         self.assertIn("ended from outside", self.results(self.report(), "left out")["t"])
 
     def test_a_test_whose_time_is_up_is_left_out_and_the_next_call_runs_the_rest(self):
-        self.tests(t="a hangs b")
+        self.programs(t="a hangs b")
         started = self.start("--only", "others", "--minutes", "1", "--limit", "300")
         self.kill_when(started, self.case_hanging)
         with open(os.path.join(self.out, "journal.tsv"), "a") as f:
@@ -202,7 +202,7 @@ done
         self.assertIn("1.010 (1.010 to 1.010), met; 610 TFLOP/s by cudnn |", out)
 
     def test_files_are_few_and_the_details_whole_at_every_moment(self):
-        self.tests(operators="a", merges="b", t="c hangs", u="d")
+        self.programs(operators="a", merges="b", t="c hangs", u="d")
         self.annulus("echo '%s'" % json.dumps(FIGURE))
         self.nvidia_smi()
         started = self.start("--limit", "3")
@@ -218,7 +218,7 @@ done
         self.assertEqual(set(self.report()["clocks"]), {"0", "0, call 2"})
 
     def test_what_tells_most_comes_first_and_each_part_runs_alone(self):
-        self.tests(operators="a", merges="b", t="c")
+        self.programs(operators="a", merges="b", t="c")
         self.annulus("")
         _, report, out, _ = self.run_sh()
         names = [r["name"] for r in report["results"]]
@@ -235,7 +235,7 @@ done
                 self.assertIn(name, [r["name"] for r in report["results"]])
 
     def test_the_operators_leave_time_for_the_other_tests_and_go_on_after_them(self):
-        self.tests(operators="a once b", merges="m", t="c")
+        self.programs(operators="a once b", merges="m", t="c")
         self.limits(first="operators")
         _, report, out, _ = self.run_sh("--only", "tests", "--limit", "400")
         self.assertEqual(self.read("bundle/ran").split(), ["a", "once", "m", "c", "once", "b"], out)
@@ -251,7 +251,7 @@ done
 
     def test_a_short_call_shortens_no_step(self):
         self.processes = "4"
-        self.tests(operators="a", t="b")
+        self.programs(operators="a", t="b")
         self.ranks("ranks", "exit 0", limit=130)
         self.limits()
         self.run_sh("--only", "tests", "--minutes", "6")
@@ -260,7 +260,7 @@ done
         self.assertTrue(150 < self.limit_of("operators")[0] <= 180 < self.limit_of("t")[0], self.read("limits.txt"))
 
     def test_calls_go_on_part_by_part_and_another_bundle_begins_anew(self):
-        self.tests(operators="a", merges="b", t="fails")
+        self.programs(operators="a", merges="b", t="fails")
         self.annulus("echo '%s'" % json.dumps(FIGURE))
         self.run_sh("--only", "tests")
         with open(os.path.join(self.out, "journal.tsv"), "a") as f:
@@ -275,7 +275,7 @@ done
         self.assertEqual({r["part"] for r in report["results"]}, {"dense"})
 
     def test_the_summary_is_short_and_ends_with_what_matters(self):
-        self.tests(t=" ".join("%s%d_%s" % (how, n, "x" * 60) for how in ("skips", "fails") for n in range(400)))
+        self.programs(t=" ".join("%s%d_%s" % (how, n, "x" * 60) for how in ("skips", "fails") for n in range(400)))
         _, report, out, _ = self.run_sh("--only", "others")
         self.assertEqual(report["failed"], 400)
         self.assertLess(len(out), 9000)

@@ -1,7 +1,7 @@
 """A bundle for GPUs whose programs are scripts, which stand in for the tests, the program and the tools of the machine.
 Tests of run.sh use it (gpu_run_test.py).
 
-They are called with the path of run.sh as their first argument.
+These tests are called with the path of run.sh as their first argument.
 """
 
 import contextlib
@@ -101,7 +101,7 @@ class StandInTest(unittest.TestCase):
         self.write("bundle/configs/llama-1b.toml", "")
         self.annulus("")
         self.processes = "1"
-        self.tests()
+        self.programs()
 
     def path(self, *names):
         return os.path.join(self.folder.name, *names)
@@ -130,11 +130,11 @@ class StandInTest(unittest.TestCase):
         self.write("bundle/bin/annulus", '#!/bin/bash\necho "$*" >>"%s"\npart=$4\n[[ $1 == bench ]] || exit 0\n%s\n' % (
             self.path("bundle", "calls"), text), 0o755)
 
-    def tests(self, **programs):
+    def programs(self, **cases):
         """The tests of the bundle: name=cases of the part "others", operators=cases and merges=cases of their own."""
         rows = []
-        for name, cases in programs.items():
-            self.write("bundle/tests/" + name, PROGRAM.replace("CASES", cases), 0o755)
+        for name, of_it in cases.items():
+            self.write("bundle/tests/" + name, PROGRAM.replace("CASES", of_it), 0o755)
             part = name if name in ("operators", "merges") else "others"
             rows.append("\t".join([name, part, "gtest", name, self.processes, "0", "300", "-", "-", "-"]) + "\n")
         self.write("bundle/tests.tsv", "".join(rows))

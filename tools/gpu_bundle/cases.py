@@ -43,6 +43,7 @@ END = 15  # seconds that it has to end after its last case
 LISTING = 60  # seconds that it has to list its cases
 MOST_ALONE = 5  # failed cases that run again
 ALONE = 20  # seconds that each of them may take
+MOST_ALONE_SAID = 1 << 16  # characters of each that are kept
 
 STARTED = re.compile(r"\[ RUN      \] (\S+)\s*$")
 ENDED = re.compile(r"\[ *(OK|FAILED|SKIPPED) *\] (\S+?),? ?(?:where .*)?\((\d+) ms\)\s*$")
@@ -131,13 +132,15 @@ class Run:
         self.process = subprocess.Popen(program + filters, stdout=subprocess.PIPE)
 
     def end(self, look=False):
-        if look:
-            stuck.say_all(self.process.pid)
-        processes.end(self.process)
+        try:
+            if look:
+                stuck.say_all(self.process.pid)
+        finally:
+            processes.end(self.process)
 
     def go(self):
         """Passes the lines on until the process has ended. Returns why it did; empty if it ended by itself."""
-        lasted, looked = 0.0, time.monotonic()  # since the current case began or the last one ended
+        code, lasted, looked = None, 0.0, time.monotonic()  # lasted: since a case began or ended
         for line in processes.lines(self.process):
             if line is not None:
                 text, before = line.decode(errors="replace"), self.reader.current
@@ -149,19 +152,19 @@ class Run:
                         self.end()
                         return "its process has lost the GPU"
                 continue
-            # Longer than a second between two looks is a stall of this process, and perhaps of the other one.
+            # If more than a second lies between two looks, this process stood still, and perhaps the program as well.
             now = time.monotonic()
             lasted, looked = lasted + min(1, now - looked), now
             if lasted > self.patience:
-                why = "did not end within %d s" % self.patience
-                self.end(look=True)
-                return why
-        code = processes.wait(self.process, self.patience)
+                break
+        else:
+            code = processes.wait(self.process, self.patience)
         if code is None:
+            why = "did not end within %d s" % self.patience
             self.end(look=True)
-            return "did not end within %d s" % self.patience
+            return why
         # Those who tell this process to end may tell the program as well, and its end may be seen first.
-        if code in (-signal.SIGTERM, -signal.SIGINT) and processes.is_told(processes.PATIENCE):
+        if code and processes.is_told(processes.PATIENCE if code in (-signal.SIGTERM, -signal.SIGINT) else 0):
             raise processes.ToldToEnd
         return how_ended(code) if code < 0 else ""
 
@@ -297,6 +300,7 @@ def run_alone(program, names, until):
         if time.monotonic() + ALONE + 2 * processes.PATIENCE > until:
             return
         code, text = processes.output_of([*program, "--gtest_filter=" + name], ALONE, env=env, stderr=subprocess.STDOUT)
+        text = text[:MOST_ALONE_SAID]
         for line in text.splitlines():
             print("alone: " + line, file=sys.stderr)
         if code is None:

@@ -1,30 +1,30 @@
 """How cases.py, ranks.py and stuck.py wait for the processes that they start. When they are told to end themselves, because
 the step's time is over or the user ends run.sh, they have 15 seconds before they are killed.
 
-After listen() a signal is only noted, because an exception that is raised in its handler might come anywhere. All
-functions here that wait look whether one came: they then end the process for which they wait and raise ToldToEnd.
+After listen() a signal is only noted, because an exception that is raised in its handler might come anywhere. wait(),
+lines() and output_of() look for it while they wait. They then end their process, as far as it can be ended, and raise
+ToldToEnd.
 """
 
 import contextlib
 import os
 import select
-import selectors
 import signal
 import subprocess
 import tempfile
 import time
 
-PATIENCE = 5  # seconds that a process has to end after SIGTERM, and after SIGKILL
-MOST_SAID = 1 << 20  # bytes that are kept of what a command says
-MOST_READ = 1 << 16  # bytes at a time; as much as a pipe holds
-LOOK = 0.05  # seconds
+# Seconds that a process has to end after SIGTERM, and after SIGKILL; together less than the --kill-after of run.sh's steps.
+PATIENCE = 5
+MOST_READ = 1 << 20  # bytes at a time; no pipe holds more, so one read gets what a process left that has ended
+LOOK = 0.05  # seconds between two looks for a signal
 
 _pipe = os.pipe()  # can be read once this process was told to end
 _signals = []
 
 
-class ToldToEnd(Exception):
-    """This process was told to end, and the process for which it waited has ended."""
+class ToldToEnd(BaseException):
+    """This process was told to end, and has ended the process for which it waited."""
 
 
 def listen():
@@ -47,6 +47,7 @@ def is_told(seconds=0):
 
 
 def end(process):
+    """Ends the process, within two times PATIENCE. It does not look for signals."""
     for ask in (process.terminate, process.kill):
         ask()
         try:
@@ -74,27 +75,24 @@ def lines(process):
     pipe = process.stdout.fileno()
     os.set_blocking(pipe, False)
     rest = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(pipe, selectors.EVENT_READ)
-        selector.register(_pipe[0], selectors.EVENT_READ)
-        while True:
-            selector.select(timeout=1)
-            told = is_told()
-            if told:
-                end(process)
-            # A child of the process may hold the pipe open, so the end of the process is the end of the output. It is
-            # asked before the pipe is read, so that no line is missed.
-            ended = told or process.poll() is not None
-            read = None
-            with contextlib.suppress(BlockingIOError):
-                read = os.read(pipe, MOST_READ)
-            *whole, rest = (rest + (read or b"")).split(b"\n")
-            yield from whole
-            if read == b"" or ended:
-                if rest:
-                    yield rest
-                break
-            yield None
+    while True:
+        select.select([pipe, _pipe[0]], [], [], 1)
+        told = is_told()
+        if told:
+            end(process)
+        # A child of the process may hold the pipe open, so the end of the process is the end of the output. It is asked
+        # before the pipe is read, so that no line is missed.
+        ended = told or process.poll() is not None
+        read = None
+        with contextlib.suppress(BlockingIOError):
+            read = os.read(pipe, MOST_READ)
+        *whole, rest = (rest + (read or b"")).split(b"\n")
+        yield from whole
+        if read == b"" or ended:
+            if rest:
+                yield rest
+            break
+        yield None
     if told:
         raise ToldToEnd
 
@@ -107,4 +105,4 @@ def output_of(command, seconds, **options):
         if code is None:
             end(process)
         output.seek(0)
-        return code, output.read(MOST_SAID).decode(errors="replace")
+        return code, output.read().decode(errors="replace")

@@ -74,7 +74,7 @@ def run(command, until):
 
 
 def run_all(command, until):
-    """Runs mpirun again until no case fails that has not failed before. Returns the exit code of the first one."""
+    """Runs mpirun, and again without the cases that failed. Returns the first exit code."""
     first, text = run(command, until)
     code, failed = first, {}
     for _ in range(MOST_AGAIN):

@@ -408,5 +408,5 @@ note_dmesg "at the end"
 keep
 rc=$?
 cat "$scratch/report"
-[[ $interrupted ]] || kept=1
+[[ $interrupted ]] || kept=1 # Ctrl-C may have ended a part of keep, which end() then does again
 exit "$rc"

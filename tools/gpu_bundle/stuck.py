@@ -57,14 +57,11 @@ def say_threads(pid):
 
 
 def say_all(pid):
-    """Says what there is to know of a process and its children. It is no failure if that does not succeed.
-    Raises processes.ToldToEnd."""
+    """Says what there is to know of a process and its children. It is no failure if that does not succeed."""
     try:
         for one in family(pid):
             say_threads(one)
         say_stacks(pid)
-    except processes.ToldToEnd:
-        raise
     except Exception as error:
         say("%s: %s" % (type(error).__name__, error))
 
