@@ -22,6 +22,7 @@ import xml.etree.ElementTree as ElementTree
 
 LINES_SHOWN = 120
 SLOWEST_SHOWN = 8
+GTEST_ROOT = re.compile(r"<\?xml[^>]*>\s*<testsuites\s[^>]*name=")
 INCOMPATIBLE = "//bazel:incompatible"
 
 
@@ -47,10 +48,12 @@ class Case:
 
 def gtest_cases(path):
     """The cases in GoogleTest's test.xml, or None if Bazel wrote the file, as it does for other tests."""
+    text = text_of(path)
     try:
-        root = ElementTree.parse(path).getroot()
-    except (ElementTree.ParseError, OSError, TypeError):
-        return None
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        # Otherwise all of its cases would count as one.
+        return [Case("test.xml cannot be read: %s" % error, "failed")] if GTEST_ROOT.match(text) else None
     if root.get("name") is None:  # the root of Bazel's own file has no name
         return None
     cases = []

@@ -41,6 +41,8 @@ def start(ranks):
         children = []
         for rank in range(ranks):
             env = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(ranks), STORE=os.path.join(folder, "store"))
+            for name in ("TEST_PREMATURE_EXIT_FILE", "XML_OUTPUT_FILE") if rank else ():
+                env.pop(name, None)  # one rank writes googletest's files
             children.append(subprocess.Popen([sys.executable, *sys.argv], env=env))
         # The rank that the case kills, with its expected exit code.
         expected = {ranks - 1: -signal.SIGKILL} if case == "killed" else {}

@@ -99,6 +99,13 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(self.last(out), "2 passed, 1 failed")
         self.assertIn("last words", out)
 
+    def test_a_file_of_googletest_that_cannot_be_read_is_a_failure(self):
+        self.target("//t:written_twice", "sh_test rule")
+        self.result("//t:written_twice", "PASSED", GTEST % "" + "s>", log="[==========] 2 tests ran.\n")
+        code, out = self.report()
+        self.assertEqual((code, self.last(out)), (1, "0 passed, 1 failed"))
+        self.assertIn("FAILED //t:written_twice: test.xml cannot be read: ", out)
+
     def test_crash_counts_as_failure(self):
         self.target("//t:crash")
         self.result("//t:crash", "FAILED", GTEST % "", log="terminate called\n")
