@@ -192,9 +192,7 @@ class RowSums {
     const Span batch = hull(&MergePart::batch), heads = hull(&MergePart::heads), rows = hull(&MergePart::rows);
     const at::Tensor values = rows_view(values_, batch, heads, rows);
     const at::Tensor lse = merges_ ? rows_view(lse_, batch, heads, rows) : at::Tensor();
-    merge_parts(values, lse, values, lse, waiting_);
-    waiting_.clear();
-    waiting_bytes_ = 0;
+    merge_waiting(values, lse, values, lse);
   }
 
   void settle() {
