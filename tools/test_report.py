@@ -8,7 +8,9 @@ examples.sh; used by tools/mutants.py and the GPU bundle. Exits with 1 after a f
 to run.
 
 A test that does not use GoogleTest skips itself with a line "SKIPPED: reason" (and exit code 0), or, if CI should have
-what the test lacks, with "SKIPPED, A FAILURE IN CI: reason".
+what the test lacks, with "SKIPPED, A FAILURE IN CI: reason". Cases that Python's unittest skips within a test, or a
+GoogleTest program that a test starts, are listed by what these print; the test then counts as passed if any of its cases
+has run.
 """
 import argparse
 import collections
@@ -24,6 +26,16 @@ LINES_SHOWN = 120
 SLOWEST_SHOWN = 8
 GTEST_ROOT = re.compile(r"<\?xml[^>]*>\s*<testsuites\s[^>]*name=")
 INCOMPATIBLE = "//bazel:incompatible"
+# What unittest says with verbosity=2: "test_it (__main__.ItTest.test_it) ... skipped 'no GPU'", where the first line of a
+# docstring or the output of the case may stand between, and "  test_it (...) (n=1) ... skipped 'no GPU'" for a part of it.
+# At its end it says "Ran 3 tests in 0.1s" and "OK (skipped=1)".
+UNITTEST_CASE = re.compile(r"^ *(\w+) \(((?:[\w<>]+\.)*\w+)\)( [\[(].*?)?(?=$| \.\.\.)")
+UNITTEST_SKIP = re.compile(r"""(?:^|\.\.\. )skipped (['"])(.*)\1$""")
+UNITTEST_RAN = re.compile(r"^Ran (\d+) tests? in ", re.M)
+UNITTEST_SKIPPED = re.compile(r"^(?:OK|FAILED) \((?:.*, )?skipped=(\d+)", re.M)
+# What GoogleTest says about a case; its ranks or runs may say it several times.
+GTEST_SKIP = re.compile(r"^\[  SKIPPED \] ([\w/]+\.[\w/]+)(?:, where .*)? \(\d+ ms\)$", re.M)
+GTEST_REASON = re.compile(r"^\S+:\d+: Skipped\n(.*)$", re.M)
 
 
 def path_of(uri):
@@ -74,6 +86,34 @@ def gtest_cases(path):
             else:
                 cases.append(Case(name, "passed"))
     return cases
+
+
+def cases_in(log):
+    """The skipped cases of what a test that is not itself a GoogleTest program has run, by its output, and whether it has
+    run nothing else."""
+    skipped, case, parts = [], None, False
+    for line in log.split("\n"):
+        case = UNITTEST_CASE.match(line) or case
+        reason = UNITTEST_SKIP.search(line)
+        if case and reason:
+            name, path, part = case.groups()
+            of = path.removesuffix("." + name).rpartition(".")[2]  # since 3.11 the path ends with the case
+            skipped.append(Case("%s.%s%s" % (of, name, part or ""), "skipped", reason.group(2)))
+            parts = parts or part is not None
+    said = sum(int(n) for n in UNITTEST_SKIPPED.findall(log))
+    if said > len(skipped):
+        name = "%d cases" % (said - len(skipped))
+        skipped.append(Case(name, "skipped", "no reason given: the test's unittest.main lacks verbosity=2"))
+    nothing_else = said > 0 and not parts and said >= sum(int(n) for n in UNITTEST_RAN.findall(log))
+    names = set()
+    for found in GTEST_SKIP.finditer(log):
+        if found.group(1) in names:
+            continue
+        names.add(found.group(1))
+        before = log.rfind("[ RUN      ] " + found.group(1), 0, found.start())
+        reason = GTEST_REASON.search(log, max(before, 0), found.start())
+        skipped.append(Case(found.group(1), "skipped", reason.group(1).strip() if reason else ""))
+    return skipped, nothing_else or (bool(names) and not said and "[       OK ] " not in log)
 
 
 class Run:
@@ -262,8 +302,10 @@ def main():
             if cases is None:
                 why = re.search(r"^SKIPPED(, A FAILURE IN CI)?: *(.*)$", log, re.M) if status == "PASSED" else None
                 refused = why and why.group(1) and args.ci
-                cases = [Case("", "failed" if refused or status != "PASSED" else "skipped" if why else "passed",
-                              why.group(2) if why else "")]
+                cases, nothing_else = ([], False) if why else cases_in(log)
+                if status != "PASSED" or not nothing_else:
+                    cases.append(Case("", "failed" if refused or status != "PASSED" else "skipped" if why else "passed",
+                                      why.group(2) if why else ""))
             for case in cases:
                 if case.result == "skipped":
                     skipped.append(((label + " " + case.name).strip(), case.message or "no reason given"))

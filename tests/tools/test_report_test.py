@@ -154,6 +154,73 @@ class ReportTest(unittest.TestCase):
         self.assertEqual((code, self.last(out)), (1, "0 passed, 1 failed"))
         self.assertIn("no namespaces", out)
 
+    def test_lists_cases_that_unittest_skips(self):
+        self.target("//t:python", "sh_test rule")
+        self.result("//t:python", "PASSED", PLAIN, log="""test_a (__main__.ATest.test_a) ... ok
+test_b (__main__.ATest.test_b) ... skipped 'no tmpfs: "why"'
+test_c (__main__.ATest.test_c)
+A docstring stands on a line of its own. ... skipped "it isn't here"
+test_d (tests.other.BTest) ... skipped 'older Pythons'
+setUpClass (__main__.CTest) ... skipped 'the whole class'
+test_e (__main__.ATest.test_e) ... what a program said
+skipped 'noise'
+test_f (__main__.ATest.test_f) ... 
+  test_f (__main__.ATest.test_f) (ranks=4) ... skipped 'a part'
+
+----------------------------------------------------------------------
+Ran 6 tests in 0.001s
+
+OK (skipped=6)
+""")
+        code, out = self.report()
+        self.assertEqual((code, self.last(out)), (0, "1 passed, 0 failed"))
+        self.assertIn("""
+6 skipped:
+  //t:python ATest.test_b: no tmpfs: "why"
+  //t:python ATest.test_c: it isn't here
+  //t:python BTest.test_d: older Pythons
+  //t:python CTest.setUpClass: the whole class
+  //t:python ATest.test_e: noise
+  //t:python ATest.test_f (ranks=4): a part
+""", out)
+
+    def test_a_test_of_skipped_cases_alone_has_not_passed(self):
+        self.target("//t:python", "sh_test rule")
+        self.result("//t:python", "PASSED", PLAIN, log="test_a (__main__.A.test_a) ... skipped 'no GPU'\n\n"
+                                                       "Ran 1 test in 0.001s\n\nOK (skipped=1)\n")
+        self.target("//t:ranks", "sh_test rule")
+        self.result("//t:ranks", "PASSED", PLAIN, log="[ RUN      ] A.b\nt/a.cc:3: Skipped\nno GPU\n\n"
+                                                      "[  SKIPPED ] A.b (0 ms)\n")
+        code, out = self.report()
+        self.assertEqual((code, self.last(out)), (0, "0 passed, 0 failed"))
+        self.assertIn("\n2 skipped:\n  //t:python A.test_a: no GPU\n  //t:ranks A.b: no GPU\n", out)
+
+    def test_counts_skips_that_unittest_does_not_name(self):
+        self.target("//t:silent", "sh_test rule")
+        self.result("//t:silent", "PASSED", PLAIN, log="..ss\nRan 4 tests in 0.001s\n\nOK (expected failures=1, skipped=2)\n")
+        code, out = self.report()
+        self.assertEqual((code, self.last(out)), (0, "1 passed, 0 failed"))
+        self.assertIn("//t:silent 2 cases: no reason given: the test's unittest.main lacks verbosity=2", out)
+
+    def test_a_failed_test_still_lists_what_it_skipped(self):
+        self.target("//t:python", "sh_test rule")
+        self.result("//t:python", "FAILED", PLAIN, log="test_a (__main__.A.test_a) ... skipped 'no GPU'\n"
+                                                       "Ran 2 tests in 0.001s\n\nFAILED (failures=1, skipped=1)\n")
+        code, out = self.report()
+        self.assertEqual((code, self.last(out)), (1, "0 passed, 1 failed"))
+        self.assertIn("//t:python A.test_a: no GPU", out)
+
+    def test_lists_cases_that_a_googletest_program_of_several_ranks_skips(self):
+        one = ("[ RUN      ] Ranks/A.ok/2\n[       OK ] Ranks/A.ok/2 (1 ms)\n[ RUN      ] A.left\nt/a.cc:3: Skipped\n"
+               "needs a tmpfs\n\n[  SKIPPED ] A.left (0 ms)\n[ RUN      ] Ranks/A.wide/2\nt/a.cc:9: Skipped\n\n"
+               "[  SKIPPED ] Ranks/A.wide/2, where GetParam() = 2 (0 ms)\n[  PASSED  ] 1 test.\n"
+               "[  SKIPPED ] 2 tests, listed below:\n[  SKIPPED ] A.left\n")
+        self.target("//t:ranks", "sh_test rule")
+        self.result("//t:ranks", "PASSED", PLAIN, log=one + one)
+        code, out = self.report()
+        self.assertEqual((code, self.last(out)), (0, "1 passed, 0 failed"))
+        self.assertIn("\n2 skipped:\n  //t:ranks A.left: needs a tmpfs\n  //t:ranks Ranks/A.wide/2: no reason given\n", out)
+
     def test_cases_skipped_for_one_reason_share_a_line(self):
         self.target("//t:gpu")
         self.result("//t:gpu", "PASSED", '<testsuites name="AllTests"><testsuite name="G">%s</testsuite></testsuites>' % "".join(
