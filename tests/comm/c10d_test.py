@@ -30,7 +30,7 @@ PASSED_BY_A_DEVICE = ("ReportsSize*", "RefusesUnsupported*", "Disagreement*", "A
                       "LargeMessages", "AllReduce",
                       "AllReduceIs*", "AllGather", "ReduceScatter", "Broadcast", "Split", "TensorsOf*", "GathersTexts",
                       "InPlace", "BegunWorkWaits*", "BegunCollectivesOf*")
-ON_A_DEVICE = "C10d.HostsFind*:" + ":".join(f"Ranks/CommSuite.{test}/*" for test in PASSED_BY_A_DEVICE)
+ON_A_DEVICE = "C10d.HostsFind*:" + ":".join(f"Ranks/Comm*.{test}/*" for test in PASSED_BY_A_DEVICE)
 
 
 def start(ranks):

@@ -108,8 +108,8 @@ TEST(Mpi, CountsEveryMessageOfACollective) {
 
 // Rank 0 computes, as far as the others can tell: after it has begun the sum it only calls progress().
 TEST(Mpi, PollingMovesWhatWasBegunAlong) {
+  if (runtime()->size() == 1) GTEST_SKIP() << "needs two ranks";
   comm_test::backend().run(runtime()->size(), [&](Communicator& comm) {
-    if (comm.size() == 1) return;
     at::Tensor sum = at::ones({100'000}, at::kFloat);
     const auto work = comm.begin_all_reduce(sum, ReduceOp::kSum, {"polled", 0});
     if (comm.rank() == 0) {

@@ -22,6 +22,7 @@ comm_test::Backend& comm_test::backend() {
     for (const int n : {2, 3, 8}) {  // a pair, an odd number and a whole host; each makes new communicators
       if (n <= comm_test::gpu_count()) b.sizes.push_back(n);
     }
+    b.alone = "this machine has one GPU";
     b.run = [](int size, const std::function<void(Communicator&)>& body) {
       run_ranks(size, [&](Communicator& host) {
         comm_test::use_gpu(host.rank());

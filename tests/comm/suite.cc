@@ -3,8 +3,10 @@
 #include <ATen/ops/zeros.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 
 #include "tests/comm/suite_fixture.h"
 
@@ -57,7 +59,34 @@ class LeaveAtAFailure final : public testing::EmptyTestEventListener {
 
 }  // namespace
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CommSuite, testing::ValuesIn(backend().sizes), testing::PrintToStringParamName());
+namespace {
+
+std::vector<int> pairs() {
+  std::vector<int> sizes;
+  std::copy_if(backend().sizes.begin(), backend().sizes.end(), std::back_inserter(sizes), [](int n) { return n > 1; });
+  // A test for one rank is skipped, which lists the reason.
+  return sizes.empty() && !(backend().alone + backend().unavailable).empty() ? std::vector<int>{1} : sizes;
+}
+
+std::vector<int> if_true(bool condition, const std::vector<int>& sizes) {
+  return condition ? sizes : std::vector<int>();
+}
+
+bool on_cpus() { return backend().device.is_cpu(); }
+
+}  // namespace
+
+#define ANNULUS_INSTANTIATE(fixture, sizes)               \
+  GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(fixture); \
+  INSTANTIATE_TEST_SUITE_P(Ranks, fixture, testing::ValuesIn(sizes), testing::PrintToStringParamName())
+
+ANNULUS_INSTANTIATE(CommSuite, backend().sizes);
+ANNULUS_INSTANTIATE(CommPairs, pairs());
+ANNULUS_INSTANTIATE(CommLending, if_true(backend().lends, pairs()));
+ANNULUS_INSTANTIATE(CommOnCpus, if_true(on_cpus(), backend().sizes));
+ANNULUS_INSTANTIATE(CommPairsOnCpus, if_true(on_cpus(), pairs()));
+
+#undef ANNULUS_INSTANTIATE
 
 void leave_at_a_failure() { testing::UnitTest::GetInstance()->listeners().Append(new LeaveAtAFailure); }
 

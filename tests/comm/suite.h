@@ -1,6 +1,6 @@
 // The shared suite of tests for every backend of Communicator. A backend's test file defines how to run ranks and on
-// which device; the tests are in suite_*.cc. Each test runs once for each number of ranks. A single rank exchanges with
-// itself.
+// which device; the tests are in suite_*.cc. Each test runs once for each number of ranks that it can say something
+// about. A single rank exchanges with itself.
 #pragma once
 
 #include <functional>
@@ -21,6 +21,8 @@ struct Backend {
   std::string unavailable;
   bool large_rounds = false;  // sums are split into rounds of the default size
   bool lends = false;         // ranks of one host lend memory to each other
+  // Why there are no sizes above 1 here; empty if that is no fault of the machine.
+  std::string alone = "";
 };
 
 // Defined by the backend's test file. It is called after that file's main has set up what it needs.

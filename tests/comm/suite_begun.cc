@@ -205,9 +205,8 @@ TEST_P(CommSuite, InPlace) {
 }
 
 // Memory plans rely on the memory that a backend declares in addition to the tensors.
-TEST_P(CommSuite, ReduceScatterHoldsTheDeclaredMemory) {
+TEST_P(CommOnCpus, ReduceScatterHoldsTheDeclaredMemory) {
   ranks([&](Communicator& comm) {
-    if (!on_cpu()) return;
     for (const int64_t n : {int64_t{0}, int64_t{1000}, of_several_rounds()}) {
       const at::Tensor in = at::zeros({comm.size(), n / comm.size()}, options(at::kFloat));
       const at::Tensor out = at::empty({n / comm.size()}, options(at::kFloat));
@@ -260,9 +259,8 @@ TEST_P(CommSuite, BegunWorkWaitsWhenDestroyed) {
   });
 }
 
-TEST_P(CommSuite, BegunMismatchIsNamedOnEveryRank) {
+TEST_P(CommPairs, BegunMismatchIsNamedOnEveryRank) {
   ranks([&](Communicator& comm) {
-    if (comm.size() < 2) return;
     const int last = comm.size() - 1;
     const bool odd = comm.rank() == last;
     const std::string others = last == 1 ? "rank 0" : "ranks 0-" + std::to_string(last - 1);
@@ -313,9 +311,8 @@ TEST_P(CommSuite, BegunMismatchIsNamedOnEveryRank) {
   });
 }
 
-TEST_P(CommSuite, BegunCollectiveNamesTheMissingRanks) {
+TEST_P(CommPairs, BegunCollectiveNamesTheMissingRanks) {
   ranks([&](Communicator& comm) {
-    if (comm.size() < 2) return;
     const int last = comm.size() - 1;
     for (const bool waits : {true, false}) {
       const auto apart = comm.split(0, comm.rank());
@@ -337,9 +334,8 @@ TEST_P(CommSuite, BegunCollectiveNamesTheMissingRanks) {
   });
 }
 
-TEST_P(CommSuite, ExceptionAbandonsBegunCollectives) {
+TEST_P(CommPairs, ExceptionAbandonsBegunCollectives) {
   ranks([&](Communicator& comm) {
-    if (comm.size() < 2) return;
     const auto apart = comm.split(0, comm.rank());
     meet_all(*apart);
     if (comm.rank() == 0) {
@@ -384,9 +380,8 @@ TEST_P(CommSuite, BegunCollectivesAreCountedOnCompletion) {
 }
 
 // On a GPU the waits are those of the device (nccl_device_test.cc).
-TEST_P(CommSuite, ReportsWaitsByPurpose) {
+TEST_P(CommOnCpus, ReportsWaitsByPurpose) {
   ranks([&](Communicator& comm) {
-    if (!on_cpu()) return;
     enum Kind { kExchange, kReduce, kGather, kOther };
     const auto kinds = [&] {
       const CommStats& s = comm.stats();

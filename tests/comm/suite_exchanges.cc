@@ -330,9 +330,8 @@ void lend_too_much(Communicator& comm, const std::function<void()>& then) {
   }
 }
 
-TEST_P(CommSuite, MismatchedLentTensorsAreAnError) {
+TEST_P(CommLending, MismatchedLentTensorsAreAnError) {
   ranks([&](Communicator& comm) {
-    if (comm.size() < 2 || !backend().lends) return;
     const int last = comm.size() - 1;
     const auto apart = comm.split(0, comm.rank());
     if (comm.rank() == 0) {
@@ -350,9 +349,8 @@ TEST_P(CommSuite, MismatchedLentTensorsAreAnError) {
 
 // While a rank computes, it only calls progress(), which raises nothing: the exchange itself must say later that it
 // failed.
-TEST_P(CommSuite, FailuresThatProgressFindsAreRaisedByTheExchange) {
+TEST_P(CommLending, FailuresThatProgressFindsAreRaisedByTheExchange) {
   ranks([&](Communicator& comm) {
-    if (comm.size() < 2 || !backend().lends) return;
     const int last = comm.size() - 1;
     const auto apart = comm.split(0, comm.rank());
     if (comm.rank() == 0) {
@@ -372,9 +370,8 @@ TEST_P(CommSuite, FailuresThatProgressFindsAreRaisedByTheExchange) {
 }
 
 // Otherwise a rank that only sends would run ahead, and would hold what it has lent in all its calls.
-TEST_P(CommSuite, LendingIsNotCompleteBeforeTheReceiverTakesPart) {
+TEST_P(CommLending, LendingIsNotCompleteBeforeTheReceiverTakesPart) {
   ranks([&](Communicator& comm) {
-    if (comm.size() < 2 || !backend().lends) return;
     const int last = comm.size() - 1;
     if (comm.rank() == 0) {
       const auto work = comm.exchange({{lendable(comm, at::kFloat, 1), last}}, {}, {"layer 1", 4, "step"});

@@ -50,9 +50,8 @@ TEST_P(CommSuite, RefusesUnsupportedArguments) {
   });
 }
 
-TEST_P(CommSuite, DisagreementIsRaisedOnEveryRank) {
+TEST_P(CommPairs, DisagreementIsRaisedOnEveryRank) {
   ranks([&](Communicator& comm) {
-    if (comm.size() < 2) return;
     const int last = comm.size() - 1;
     const bool odd = comm.rank() == last;
     const std::string others = last == 1 ? "rank 0" : "ranks 0-" + std::to_string(last - 1);
@@ -97,12 +96,11 @@ TEST_P(CommSuite, DisagreementIsRaisedOnEveryRank) {
   });
 }
 
-TEST_P(CommSuite, AgreementNamesRanksAndFields) {
+TEST_P(CommPairs, AgreementNamesRanksAndFields) {
   ranks([&](Communicator& comm) {
     const bool odd = comm.rank() == comm.size() - 1;
     require_agreement(comm, {{"a", "1"}, {"b", ""}}, {"attention forward", 1});
     require_agreement(comm, {}, {"attention forward", 2});
-    if (comm.size() < 2) return;
     const std::string others = comm.size() == 2 ? "rank 0" : "ranks 0-" + std::to_string(comm.size() - 2);
     expect_error(ErrorKind::kMismatch,
                  {"before attention forward, call 12: shape is [1,128] on " + others + ", [1,64] on " +
@@ -132,7 +130,7 @@ TEST_P(CommSuite, AgreementNamesRanksAndFields) {
   });
 }
 
-TEST_P(CommSuite, MismatchedMessagesAreAnError) {
+TEST_P(CommPairs, MismatchedMessagesAreAnError) {
   struct Case {
     int64_t sent;
     int64_t expected;
@@ -145,7 +143,6 @@ TEST_P(CommSuite, MismatchedMessagesAreAnError) {
                         {100, 200000, at::kFloat, "800000"},
                         {50, 100, at::kDouble, "fp64"}};
   ranks([&](Communicator& comm) {
-    if (comm.size() < 2) return;
     const int last = comm.size() - 1;
     for (const Case& c : cases) {
       auto apart = comm.split(0, comm.rank());
@@ -173,9 +170,8 @@ TEST_P(CommSuite, MismatchedMessagesAreAnError) {
   });
 }
 
-TEST_P(CommSuite, MissingPeerMissesTheDeadline) {
+TEST_P(CommPairs, MissingPeerMissesTheDeadline) {
   ranks([&](Communicator& comm) {
-    if (comm.size() < 2) return;
     const int last = comm.size() - 1;
     auto apart = comm.split(0, comm.rank());
     EXPECT_EQ(apart->timeout(), comm.timeout());
@@ -200,10 +196,9 @@ TEST_P(CommSuite, MissingPeerMissesTheDeadline) {
 
 // A busy peer does not wait itself, so only the deadline can end the wait. If the deadline does not, the peer sends
 // much later, and the wait ends without the expected error.
-TEST_P(CommSuite, WaitForABusyPeerMissesTheDeadline) {
+TEST_P(CommPairs, WaitForABusyPeerMissesTheDeadline) {
   if (!backend().device.is_cpu()) GTEST_SKIP() << "wait() does not block there";
   ranks([&](Communicator& comm) {
-    if (comm.size() < 2) return;
     const int last = comm.size() - 1;
     auto apart = comm.split(0, comm.rank());
     meet(*apart, 0, last);
@@ -227,9 +222,8 @@ TEST_P(CommSuite, WaitForABusyPeerMissesTheDeadline) {
 }
 
 // A rank that never waits but calls test() repeatedly gets the error as well.
-TEST_P(CommSuite, TestReportsAMissedDeadline) {
+TEST_P(CommPairs, TestReportsAMissedDeadline) {
   ranks([&](Communicator& comm) {
-    if (comm.size() < 2) return;
     const int last = comm.size() - 1;
     auto apart = comm.split(0, comm.rank());
     meet(*apart, 0, last);
@@ -247,9 +241,8 @@ TEST_P(CommSuite, TestReportsAMissedDeadline) {
   });
 }
 
-TEST_P(CommSuite, CollectiveNamesTheMissingRanks) {
+TEST_P(CommPairs, CollectiveNamesTheMissingRanks) {
   ranks([&](Communicator& comm) {
-    if (comm.size() < 2) return;
     const int last = comm.size() - 1;
     auto apart = comm.split(0, comm.rank());
     if (comm.rank() != last) {
@@ -265,9 +258,8 @@ TEST_P(CommSuite, CollectiveNamesTheMissingRanks) {
 }
 
 // Users know the ranks of the job, not those of a split, so error texts use the numbers in the job.
-TEST_P(CommSuite, RanksOfASplitAreNamedByTheirNumbersInTheJob) {
+TEST_P(CommPairs, RanksOfASplitAreNamedByTheirNumbersInTheJob) {
   ranks([&](Communicator& comm) {
-    if (comm.size() < 2) return;
     const int last = comm.size() - 1;
     const auto reversed = [&] {
       auto apart = comm.split(0, -comm.rank());
@@ -311,9 +303,8 @@ TEST_P(CommSuite, RanksOfASplitAreNamedByTheirNumbersInTheJob) {
   });
 }
 
-TEST_P(CommSuite, ExceptionAbandonsTheTransfer) {
+TEST_P(CommPairs, ExceptionAbandonsTheTransfer) {
   ranks([&](Communicator& comm) {
-    if (comm.size() < 2) return;
     auto apart = comm.split(0, comm.rank());
     meet(*apart, 0, 1);
     if (comm.rank() == 0) {

@@ -25,6 +25,22 @@ class CommSuite : public testing::TestWithParam<int> {
   void ranks(const std::function<void(Communicator&)>& body) { backend().run(GetParam(), body); }
 };
 
+// Tests that say nothing about one rank alone. They run with the numbers of ranks from two on; where a backend has none
+// because of the machine, they are skipped with that reason (Backend::alone).
+class CommPairs : public CommSuite {
+ protected:
+  void SetUp() override {
+    CommSuite::SetUp();
+    if (!IsSkipped() && GetParam() < 2) GTEST_SKIP() << backend().alone;
+  }
+};
+
+// Tests of what only backends promise that lend memory, and of what only backends for CPU tensors promise. Other
+// backends do not have these tests.
+class CommLending : public CommPairs {};
+class CommOnCpus : public CommSuite {};
+class CommPairsOnCpus : public CommPairs {};
+
 inline at::TensorOptions options(at::ScalarType dtype) {
   return at::TensorOptions().dtype(dtype).device(backend().device);
 }

@@ -25,8 +25,6 @@
 namespace annulus::comm_test {
 namespace {
 
-bool on_cpu() { return backend().device.is_cpu(); }
-
 // Draws hosts of consecutive ranks, the same on every rank.
 std::vector<int> drawn_hosts(std::mt19937& random, int ranks) {
   std::vector<int> of{0};
@@ -88,9 +86,8 @@ int64_t crossed(Communicator& comm, const CommStats& before, const CommStats& af
   return *sum.const_data_ptr<int64_t>();
 }
 
-TEST_P(CommSuite, SumsOverHostsHaveTheDefinedOrder) {
+TEST_P(CommOnCpus, SumsOverHostsHaveTheDefinedOrder) {
   ranks([&](Communicator& comm) {
-    if (!on_cpu()) return;
     const int size = comm.size(), rank = comm.rank();
     std::mt19937 random(5);  // the same on every rank
     for (int draw = 0; draw < 24; ++draw) {
@@ -155,9 +152,8 @@ TEST_P(CommSuite, SumsOverHostsHaveTheDefinedOrder) {
   });
 }
 
-TEST_P(CommSuite, SumsOverHostsAreCloseToFp64) {
+TEST_P(CommOnCpus, SumsOverHostsAreCloseToFp64) {
   ranks([&](Communicator& comm) {
-    if (!on_cpu()) return;
     constexpr int64_t kLength = 3001;
     std::mt19937 random(9);
     for (int draw = 0; draw < 6; ++draw) {
@@ -183,9 +179,8 @@ TEST_P(CommSuite, SumsOverHostsAreCloseToFp64) {
 }
 
 // Several rounds of sums at the same time as other sums and gathers.
-TEST_P(CommSuite, LargeSumsOverHostsAmongOtherTraffic) {
+TEST_P(CommPairsOnCpus, LargeSumsOverHostsAmongOtherTraffic) {
   ranks([&](Communicator& comm) {
-    if (!on_cpu() || comm.size() < 2) return;
     const int size = comm.size(), rank = comm.rank();
     const int64_t n = (backend().large_rounds ? 9'000'000 : 100'000) / size + 1;
     std::vector<int> of(static_cast<size_t>(size), 0);
@@ -213,9 +208,8 @@ TEST_P(CommSuite, LargeSumsOverHostsAmongOtherTraffic) {
   });
 }
 
-TEST_P(CommSuite, SumsOverHostsHoldTheDeclaredMemory) {
+TEST_P(CommOnCpus, SumsOverHostsHoldTheDeclaredMemory) {
   ranks([&](Communicator& comm) {
-    if (!on_cpu()) return;
     std::mt19937 random(3);
     for (int draw = 0; draw < 8; ++draw) {
       const auto apart = on_hosts(comm, drawn_hosts(random, comm.size()));
@@ -235,9 +229,8 @@ TEST_P(CommSuite, SumsOverHostsHoldTheDeclaredMemory) {
   });
 }
 
-TEST_P(CommSuite, SplitsKnowTheirHosts) {
+TEST_P(CommOnCpus, SplitsKnowTheirHosts) {
   ranks([&](Communicator& comm) {
-    if (!on_cpu()) return;
     const int size = comm.size();
     std::vector<int> of;
     for (int r = 0; r < size; ++r) of.push_back(7 - r / 2);  // pairs; the numbers of hosts do not matter
