@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <exception>
 #include <functional>
 #include <iostream>
@@ -15,23 +16,42 @@
 
 namespace annulus {
 
-// Runs `body` in a child process. The test fails if `body` returns a text that is not empty.
+// What the body of in_child() throws if the rest of it can say nothing on this machine: the test counts as skipped.
+struct SkipTheTest {
+  std::string reason;
+};
+
+// Runs `body` in a child process. The test fails if `body` returns a text that is not empty, and is skipped, with the
+// reason, if it throws SkipTheTest.
 inline void in_child(const std::function<std::string()>& body) {
+  constexpr int kSkipped = 77;
   std::cout.flush();
+  int said[2];
+  ASSERT_EQ(pipe(said), 0);
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    std::string wrong;
+    std::string wrong, reason;
     try {
       wrong = body();
+    } catch (const SkipTheTest& skip) {
+      reason = skip.reason;
     } catch (const std::exception& error) {
       wrong = std::string("raised: ") + error.what();
     }
     if (!wrong.empty()) std::cerr << "child: " << wrong << std::endl;
-    _exit(wrong.empty() ? 0 : 1);
+    if (!reason.empty() && write(said[1], reason.data(), reason.size()) < 0) _exit(1);
+    _exit(!wrong.empty() ? 1 : reason.empty() ? 0 : kSkipped);
   }
+  close(said[1]);
+  std::string reason;
+  std::array<char, 4096> part{};
+  for (ssize_t n = 0; (n = read(said[0], part.data(), part.size())) > 0;)
+    reason.append(part.data(), static_cast<size_t>(n));
+  close(said[0]);
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == kSkipped) GTEST_SKIP() << reason;
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
 }
 
