@@ -137,11 +137,28 @@ TEST(BatchReader, ErrorIsThrownByTheTakeOfItsStep) {
   EXPECT_THROW(reader.take(), Error);
 }
 
-TEST(BatchReader, CanBeDestroyedWhileItReads) {
+// Before its first step, or after a step has been taken and while it reads ahead. Its thread has ended when the
+// destructor returns: it writes no more, however long another reader takes.
+TEST(BatchReader, WritesNothingOnceItIsDestroyed) {
   const Dataset data(config(), 1);
   BatchShape shape{.rows = 42, .first_row = 0, .own_rows = 42, .positions = {0}, .restart = false};
-  std::vector<int64_t> a(static_cast<size_t>(shape.values())), b = a;
-  for (int i = 0; i < 20; ++i) const BatchReader reader(data, shape, 1, 0, 1'000'000, {a.data(), b.data()});
+  const std::vector<int64_t> untouched(static_cast<size_t>(shape.values()), -7);
+  std::vector<int64_t> a = untouched, b = untouched, first_step;
+  for (int i = 0; i < 20; ++i) {
+    {
+      BatchReader reader(data, shape, 1, 0, 1'000'000, {a.data(), b.data()});
+      if (i % 2 == 1) reader.take();
+    }
+    a = b = untouched;
+    std::vector<int64_t> c = untouched;
+    BatchReader other(data, shape, 1, 0, 1, {c.data()});
+    other.take();
+    if (i == 0) first_step = c;
+    EXPECT_EQ(c, first_step);
+    EXPECT_NE(c, untouched);
+    EXPECT_EQ(a, untouched);
+    EXPECT_EQ(b, untouched);
+  }
 }
 
 }  // namespace

@@ -144,6 +144,15 @@ class ReportTest(unittest.TestCase):
         self.assertEqual((code, self.last(out)), (0, "0 passed, 0 failed"))
         self.assertIn("//t:root: needs root", out)
 
+    def test_skip_line_of_a_googletest_program_without_a_case_counts(self):
+        self.target("//t:isa")
+        self.result("//t:isa", "PASSED", '<testsuites name="AllTests"><testsuite name="A"><testcase name="a" classname="A" '
+                                         'status="notrun" result="suppressed"/></testsuite></testsuites>',
+                    log="[==========] Running 1 test.\nSKIPPED: this processor has no AMX\n")
+        code, out = self.report()
+        self.assertEqual((code, self.last(out)), (0, "0 passed, 0 failed"))
+        self.assertIn("//t:isa: this processor has no AMX", out)
+
     def test_skip_that_ci_forbids_is_a_failure_in_ci(self):
         self.target("//t:hosts", "sh_test rule")
         self.result("//t:hosts", "PASSED", PLAIN, log="SKIPPED, A FAILURE IN CI: no namespaces\n")
