@@ -341,9 +341,9 @@ void AttendJob::run(Communicator& world, at::Device device) const {
       world, {"attend, comparing with the oracle"},
       [&] {
         const double scale = options_.scale.value_or(1 / std::sqrt(static_cast<double>(head_dim_)));
-        std::printf(
-            "check: %s\n",
-            check_results(ran.pattern, ran.shape, inputs(nullptr, nullptr), whole, scale, options_.dropout).c_str());
+        const RandomTensors all = inputs(nullptr, nullptr);
+        check_selection(request_.pattern, ran.pattern, ran.shape, all);
+        std::printf("check: %s\n", check_results(ran.pattern, ran.shape, all, whole, scale, options_.dropout).c_str());
       },
       /*only_first=*/true);
 }

@@ -2,11 +2,9 @@
 #include "attend/attend_check.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -55,22 +53,6 @@ double error_of(const at::Tensor& got, const at::Tensor& want, double least) {
   }
   const auto largest_finite = [&](const at::Tensor& t) { return largest(t.masked_fill(finite.logical_not(), 0)); };
   return largest_finite(g - want) / std::max(least, largest_finite(want));
-}
-
-// Returns the factor z / (1 - rate) of a pair. Factors are drawn for a whole row, because the oracle takes the keys of
-// one query after the other.
-PairWeight dropout_weight(const Dropout& dropout, int64_t keys) {
-  if (dropout.rate == 0) return {};
-  return [=, row = std::array<int64_t, 3>{-1, -1, -1}, factors = at::Tensor()](int64_t b, int64_t h, int64_t q,
-                                                                               int64_t k) mutable {
-    if (row != std::array<int64_t, 3>{b, h, q}) {
-      row = {b, h, q};
-      factors =
-          dropout_factors(dropout, {b, 1, 1}, {h, 1, 1}, {q, 1, 1}, Span::range(0, keys), at::empty({0}, at::kDouble))
-              .contiguous();
-    }
-    return factors.const_data_ptr<double>()[k];
-  };
 }
 
 std::string line(const char* format, auto... values) {
@@ -129,8 +111,8 @@ std::string check_results(const PatternSpec& pattern, const AttentionShape& shap
   const bool backward = got.dq.defined();
   const auto divisor = static_cast<double>(output_divisor(pattern));
   const at::Tensor dout = backward ? in.dout.to(at::kDouble) / divisor : at::zeros_like(in.q, at::kDouble);
-  OracleResult want =
-      oracle(in.q, in.k, in.v, dout, scale, count_of(pattern, shape), dropout_weight(dropout, shape.k_len));
+  OracleResult want = oracle(in.q, in.k, in.v, dout, scale, count_of(pattern, shape),
+                             weight_of({dropout.rate, dropout.seed, dropout.step, dropout.layer, dropout.first_row}));
   want.out.div_(divisor);
   const at::Tensor finite = want.lse.masked_fill(want.lse.isfinite().logical_not(), 0);
   const double scores = finite.numel() > 0 ? finite.abs().max().item<double>() : 0;
@@ -162,6 +144,14 @@ std::string check_results(const PatternSpec& pattern, const AttentionShape& shap
                 "the results differ from dense fp64 attention: errors " + text + "; please report this command");
   }
   return text;
+}
+
+void check_selection(const PatternSpec& asked, const PatternSpec& used, const AttentionShape& shape,
+                     const RandomTensors& in) {
+  const std::string fault = selection_fault(asked, used, shape, in.q, in.k);
+  if (fault.empty()) return;
+  throw Error(ErrorKind::kInternal, "attend",
+              "blocks were selected that the definition does not select: " + fault + "; please report this command");
 }
 
 }  // namespace annulus

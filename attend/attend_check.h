@@ -28,8 +28,13 @@ struct AttendResults {
 // allowed 1.0e-05, lse 1.0e-05". Raises Error(kInternal) with the same text if one exceeds what its dtype allows: 1e-10
 // for fp64, 1e-05 for fp32 and every other lse, 2e-02 for bf16, 3e-03 for fp16, each plus the error that the rounding
 // of the scores causes. Raises Error(kUsage) if that bound is so large that the check would be meaningless. In
-// `pattern`, adaptive maps must have been replaced by those that were used.
+// `pattern`, adaptive maps must have been replaced by those that were used. check_selection() is about these.
 std::string check_results(const PatternSpec& pattern, const AttentionShape& shape, const RandomTensors& inputs,
                           const AttendResults& results, double scale, const Dropout& dropout);
+
+// Raises Error(kInternal) unless the maps in `used` are ones that the adaptive maps of `asked` select from q and k, up
+// to the order of blocks whose scores differ only by rounding.
+void check_selection(const PatternSpec& asked, const PatternSpec& used, const AttentionShape& shape,
+                     const RandomTensors& inputs);
 
 }  // namespace annulus

@@ -12,7 +12,9 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <sstream>
+#include <utility>
 #include <vector>
 
 #include "comm/threads/threads.h"
@@ -34,6 +36,20 @@ AttendOptions random_options(const std::string& pattern, const std::string& size
 
 void attend(const AttendOptions& options, int ranks) {
   run_ranks(ranks, [&](Communicator& world) { AttendJob(options, world.size()).run(world); });
+}
+
+// Runs the job, which raises an error if its results are not those of the oracle, and says what it has compared.
+void expect_checked(const AttendOptions& options, int ranks) {
+  ::testing::internal::CaptureStdout();
+  try {
+    attend(options, ranks);
+  } catch (const Error& e) {
+    ADD_FAILURE() << e.what();
+  }
+  const std::string said = ::testing::internal::GetCapturedStdout();
+  for (const char* const word : {"check: out ", ", lse ", ", dq ", ", dk ", ", dv ", "; allowed "}) {
+    EXPECT_NE(said.find(word), std::string::npos) << word << " is not in: " << said;
+  }
 }
 
 void expect_refused(const AttendOptions& options, int ranks, ErrorKind kind, const std::string& word) {
@@ -67,7 +83,7 @@ TEST(Attend, ChecksEveryPatternAgainstTheOracle) {
     for (const int ranks : {1, 3}) {
       AttendOptions o = random_options(pattern);
       if (ranks == 3) o.layout = "zigzag";
-      attend(o, ranks);
+      expect_checked(o, ranks);
     }
   }
 }
@@ -79,7 +95,7 @@ TEST(Attend, ChecksEveryDtypeAndScheduleWithUnevenLengths) {
       AttendOptions o = random_options("{ kind = 'window', left = 30, right = 0 }", "dtype=" + dtype);
       o.schedule = schedule;
       o.lengths = {10, 0, 40, 33};
-      attend(o, 4);
+      expect_checked(o, 4);
     }
   }
 }
@@ -97,6 +113,29 @@ TEST(Attend, FailedCheckIsAnErrorThatNamesTheBound) {
   } catch (const Error& e) {
     EXPECT_EQ(e.exit_code(), 1);
     EXPECT_NE(std::string(e.what()).find("allowed"), std::string::npos) << e.what();
+  }
+}
+
+TEST(Attend, SelectedBlocksAreThoseOfTheDefinition) {
+  const RandomInput input = parse_random_input("queries=64,heads=1,dim=4,dtype=f64", "test");
+  const RandomTensors in = make_random(input);
+  const PatternSpec asked = parse_pattern("{ kind = 'blocks', map = 'adaptive', block = 16, keep = 1 }", "test");
+  const auto with = [&](const std::vector<uint8_t>& active) {
+    PatternSpec used = asked;
+    used.blocks = given_map(std::make_shared<const BlockMap>(block_map_from_dense(active.data(), 16, 1, 1, 4, 4)));
+    return used;
+  };
+  const std::vector<uint8_t> own{1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1};
+  EXPECT_NO_THROW(check_selection(asked, with(own), input.shape(), in));
+  std::vector<uint8_t> other = own;
+  std::swap(other[0], other[1]);
+  try {
+    check_selection(asked, with(other), input.shape(), in);
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.exit_code(), 1);
+    EXPECT_NE(std::string(e.what()).find("query block 0: the own block 0 is not selected"), std::string::npos)
+        << e.what();
   }
 }
 

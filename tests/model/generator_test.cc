@@ -13,11 +13,8 @@
 
 #include <cmath>
 #include <map>
-#include <memory>
 
-#include "attention/execution/select_blocks.h"
 #include "attention/oracle/oracle.h"
-#include "comm/threads/threads.h"
 #include "common/error.h"
 #include "tests/model/flat_parameters.h"
 
@@ -97,18 +94,11 @@ at::Tensor whole_by_oracle(const Model& model, std::vector<int64_t> tokens, cons
   const auto n = static_cast<int64_t>(tokens.size());
   const at::Tensor row = at::from_blob(tokens.data(), {1, n}, at::kLong).clone();
   const AttentionShape shape{.batch = 1, .heads = 4, .kv_heads = 2, .q_len = context, .k_len = context};
-  const std::shared_ptr<Communicator> self = make_self_communicator();
   const Attend attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
     const PatternSpec& spec = patterns[static_cast<size_t>(layer) % patterns.size()];
-    Count count;
-    if (is_adaptive(spec)) {
-      PlanRequest request{.shape = shape, .pattern = spec, .uneven_lengths = {}};
-      request.shape.q_len = request.shape.k_len = n;
-      request = select_blocks(request, q, k, *self, "test");
-      count = count_of(request.pattern, request.shape);
-    } else {
-      count = count_of(spec, shape);
-    }
+    AttentionShape selecting = shape;  // blocks are selected among the tokens that there are
+    selecting.q_len = selecting.k_len = n;
+    const Count count = is_adaptive(spec) ? count_of(spec, selecting, q, k) : count_of(spec, shape);
     return oracle(q, k, v, at::zeros_like(q), 1 / std::sqrt(8.0), count)
         .out.div(static_cast<double>(output_divisor(spec)))
         .to(at::kFloat);

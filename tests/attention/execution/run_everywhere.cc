@@ -46,7 +46,7 @@ at::Tensor rows_of(const at::Tensor& whole, int64_t dim, const std::vector<Span>
 }
 
 RankResults run_everywhere(const PlanRequest& request, const Inputs& in, KernelKind kernel, std::optional<double> scale,
-                           std::optional<bool> lending) {
+                           std::optional<bool> lending, const Dropout& dropout) {
   static std::atomic<bool> lent = false;
   const bool lends = lending.value_or(lent = !lent);
   RankResults run;
@@ -67,8 +67,9 @@ RankResults run_everywhere(const PlanRequest& request, const Inputs& in, KernelK
     call.comm = &comm;
     call.kernel = kernel;
     call.scale = scale;
-    const auto program = cached_program(request, comm.rank());
-    const std::vector<Span>&queries = program->query_spans, &keys = program->key_spans;
+    call.dropout = dropout;
+    // Which rank has which rows does not depend on the pattern, and an adaptive one has no program before the call.
+    const std::vector<Span> queries = query_layout(request).spans[r], keys = key_layout(request).spans[r];
     const at::Tensor q = rows_of(in.q, 1, queries), k = rows_of(in.k, 1, keys), v = rows_of(in.v, 1, keys);
     const AttentionOutput out = attention_forward(q, k, v, call, &run.forward[r]);
     const AttentionGradients grads =
@@ -83,9 +84,11 @@ RankResults run_everywhere(const PlanRequest& request, const Inputs& in, KernelK
   return run;
 }
 
-OracleResult oracle_of(const PlanRequest& request, const Inputs& in, std::optional<double> scale) {
+OracleResult oracle_of(const PlanRequest& request, const Inputs& in, std::optional<double> scale,
+                       const Dropout& dropout) {
   const double used = scale.value_or(1 / std::sqrt(static_cast<double>(in.q.size(3))));
-  return oracle(in.q, in.k, in.v, in.dout, used, count_of(request.pattern, request.shape));
+  return oracle(in.q, in.k, in.v, in.dout, used, count_of(request.pattern, request.shape, in.q, in.k),
+                weight_of({dropout.rate, dropout.seed, dropout.step, dropout.layer, dropout.first_row}));
 }
 
 double error_of(const at::Tensor& got, const at::Tensor& want) {

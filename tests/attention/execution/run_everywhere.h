@@ -12,6 +12,7 @@
 #include "attention/execution/attention.h"
 #include "attention/oracle/oracle.h"
 #include "attention/plan/plan.h"
+#include "attention/tiles/dropout.h"
 #include "comm/communicator.h"
 #include "common/error.h"
 
@@ -36,9 +37,12 @@ struct RankResults {
 // Runs the request with one thread for each rank and puts the parts of the result together. lending: whether ranks lend
 // their blocks to each other (Communicator::set_lending); by default they do in every second call.
 RankResults run_everywhere(const PlanRequest& request, const Inputs& in, KernelKind kernel,
-                           std::optional<double> scale = {}, std::optional<bool> lending = {});
+                           std::optional<double> scale = {}, std::optional<bool> lending = {},
+                           const Dropout& dropout = {});
 
-OracleResult oracle_of(const PlanRequest& request, const Inputs& in, std::optional<double> scale = {});
+// Adaptive maps are selected by the oracle itself.
+OracleResult oracle_of(const PlanRequest& request, const Inputs& in, std::optional<double> scale = {},
+                       const Dropout& dropout = {});
 
 // Returns the largest difference, or infinity if infinities and NaN are at different positions.
 double error_of(const at::Tensor& got, const at::Tensor& want);

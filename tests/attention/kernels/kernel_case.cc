@@ -13,6 +13,7 @@
 #include <cmath>
 #include <limits>
 
+#include "attention/oracle/oracle.h"
 #include "attention/tiles/dropout.h"
 #include "attention/tiles/tile_views.h"
 
@@ -78,7 +79,9 @@ Result by_definition(const Case& c) {
       const at::Tensor counts = at::zeros({n, m}, options);
       at::Tensor factors = at::ones({n, m}, options);
       if (c.call.dropout.rate > 0) {  // in these cases the positions are the rows
-        factors = dropout_factors(c.call.dropout, {b, 1, 1}, {h, 1, 1}, {0, 1, n}, {0, 1, m}, factors)[0][0];
+        const Dropout& d = c.call.dropout;
+        const PairWeight weight = weight_of({d.rate, d.seed, d.step, d.layer, d.first_row});
+        for (int64_t x = 0; x < n * m; ++x) factors.data_ptr<double>()[x] = weight(b, h, x / m, x % m);
       }
       std::vector<int64_t> grad_row(static_cast<size_t>(m), -1);
       for (const Tile& t : c.tiles) {

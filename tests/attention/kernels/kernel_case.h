@@ -31,7 +31,7 @@ Result run(const Case& c, const std::function<std::unique_ptr<Kernel>()>& make);
 Result run(const Case& c, KernelKind kind);
 
 // Computes the result by the definitions, pair by pair in fp64: a pair's score counts as often as the tiles contain it,
-// with the same dropout factors. The tensors must be on the CPU.
+// with the oracle's dropout factors. The tensors must be on the CPU.
 Result by_definition(const Case& c);
 
 // Returns the largest difference of any result, or infinity if infinities and NaN are at different positions.

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/oracle/oracle.h"
 #include "attention/tiles/draws.h"
 #include "attention/tiles/dropout.h"
 #include "attention/tiles/merge.h"
@@ -280,6 +281,32 @@ TEST(Dropout, FactorsAreIndependentOfTiling) {
   EXPECT_TRUE(dropout_factors(shifted, {0, 1, 2}, heads, queries, keys, like).equal(whole.slice(0, 1, 3)));
   for (Dropout other : {Dropout{0.4, 12, 2, 3, 6}, Dropout{0.4, 11, 3, 3, 6}, Dropout{0.4, 11, 2, 4, 6}}) {
     EXPECT_FALSE(dropout_factors(other, batch, heads, queries, keys, like).equal(whole));
+  }
+}
+
+// Which pairs are dropped is defined by docs/attention.md, and the oracle has a generator of its own.
+TEST(Dropout, FactorsAreThoseOfTheDefinition) {
+  const int64_t far = int64_t{1} << 33;
+  for (const Dropout& d : {Dropout{0.3, 11, 2, 3, 6}, Dropout{0.5, ~uint64_t{0}, far, 0, 0}, Dropout{1e-9, 1, 0, 7, 1},
+                           Dropout{1 - 0x1p-32, 5, 1, 1, far}}) {
+    const PairWeight want = weight_of({d.rate, d.seed, d.step, d.layer, d.first_row});
+    const Span batch{0, 1, 2}, heads{1, 2, 2};
+    for (const Span& queries : {Span{0, 1, 7}, Span{far, 3, 4}}) {
+      for (const Span& keys : {Span{3, 1, 150}, Span{far + 2, 5, 40}}) {
+        const at::Tensor got = dropout_factors(d, batch, heads, queries, keys, at::zeros({1}, at::kDouble));
+        const double* factor = got.const_data_ptr<double>();
+        for (int64_t b = 0; b < batch.count; ++b) {
+          for (int64_t h = 0; h < heads.count; ++h) {
+            for (int64_t i = 0; i < queries.count; ++i) {
+              for (int64_t j = 0; j < keys.count; ++j) {
+                ASSERT_EQ(*factor++, want(batch.at(b), heads.at(h), queries.at(i), keys.at(j)))
+                    << d.rate << ", head " << heads.at(h) << ", query " << queries.at(i) << ", key " << keys.at(j);
+              }
+            }
+          }
+        }
+      }
+    }
   }
 }
 

@@ -1,0 +1,244 @@
+// The definitions of docs/attention.md as predicates over pairs, and as factors of pairs; see oracle.h.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "attention/oracle/draws.h"
+#include "attention/oracle/oracle.h"
+#include "attention/oracle/selection.h"
+
+namespace annulus {
+
+namespace {
+
+// What adaptive maps are selected from; nothing where there are none.
+struct Selecting {
+  const at::Tensor *q = nullptr, *k = nullptr;
+};
+
+Count count_within(const PatternSpec& spec, bool causal, const AttentionShape& shape, const Selecting& from);
+
+// The number of the segment or block of length n that contains x, and the index of x in it.
+int64_t part_of(int64_t x, int64_t n) { return x >= 0 ? x / n : -((n - 1 - x) / n); }
+int64_t place_in(int64_t x, int64_t n) { return x - part_of(x, n) * n; }
+
+// For each index the number of the document that contains it.
+std::vector<int64_t> numbers_of(const std::vector<int64_t>& lengths) {
+  std::vector<int64_t> numbers;
+  for (size_t d = 0; d < lengths.size(); ++d) {
+    numbers.insert(numbers.end(), static_cast<size_t>(lengths[d]), static_cast<int64_t>(d));
+  }
+  return numbers;
+}
+
+Count same_document(const PatternSpec& spec) {
+  std::vector<std::vector<int64_t>> of_queries, of_keys;
+  for (const auto& row : spec.documents) of_queries.push_back(numbers_of(row));
+  for (const auto& row : spec.key_documents.empty() ? spec.documents : spec.key_documents) {
+    of_keys.push_back(numbers_of(row));
+  }
+  return [of_queries, of_keys](int64_t batch, int64_t, int64_t query, int64_t key) -> int64_t {
+    const auto row = static_cast<size_t>(batch);
+    return of_queries[of_queries.size() == 1 ? 0 : row][static_cast<size_t>(query)] ==
+           of_keys[of_keys.size() == 1 ? 0 : row][static_cast<size_t>(key)];
+  };
+}
+
+Count dilated(const DilatedSpec& d, const AttentionShape& shape) {
+  return [d, shape](int64_t, int64_t head, int64_t query, int64_t key) -> int64_t {
+    const int64_t branches = static_cast<int64_t>(d.segment_lengths.size()), position = query + shape.query_offset;
+    int64_t count = 0, group_end = 0;
+    for (int64_t i = 0; i < branches; ++i) {
+      const int64_t w = d.segment_lengths[static_cast<size_t>(i)], r = d.dilation_rates[static_cast<size_t>(i)];
+      const int64_t group_begin = group_end;
+      group_end += shape.heads / branches + (i < shape.heads % branches);
+      if (d.combine == DilatedSpec::Combine::kMean && (head < group_begin || head >= group_end)) continue;
+      const int64_t offset = d.offsets == DilatedSpec::Offsets::kModulo ? head % r : head / ((shape.heads + r - 1) / r);
+      count += part_of(key, w) == part_of(position, w) && place_in(position, w) % r == offset &&
+               place_in(key, w) % r == offset;
+    }
+    return count;
+  };
+}
+
+// The key blocks that bigbird draws, ascending, for each query block of each head that draws for itself.
+std::vector<std::vector<int64_t>> drawn_blocks(const BlocksSpec& b, bool causal, const AttentionShape& shape) {
+  const int64_t query_blocks = (shape.q_len + b.block - 1) / b.block;
+  const int64_t key_blocks = (shape.k_len + b.block - 1) / b.block;
+  std::vector<std::vector<int64_t>> drawn;
+  for (int64_t head = 0; head < (b.per_head ? shape.heads : 1); ++head) {
+    for (int64_t i = 0; i < query_blocks; ++i) {
+      const int64_t bi = i + part_of(shape.query_offset, b.block);
+      std::vector<int64_t> eligible;
+      for (int64_t bj = 0; bj < key_blocks; ++bj) {
+        if (std::abs(bi - bj) > b.window_blocks && bj >= b.global_blocks && !(causal && bj > bi)) {
+          eligible.push_back(bj);
+        }
+      }
+      if (!causal && bi >= 0 && bi < b.global_blocks) eligible.clear();  // it sees every block
+      using oracle_draws::mix;
+      const uint64_t key =
+          mix(mix(mix(static_cast<uint64_t>(b.seed)) ^ static_cast<uint64_t>(head)) ^ static_cast<uint64_t>(bi));
+      std::vector<int64_t> row;
+      for (uint64_t t = 0; t < static_cast<uint64_t>(b.random_blocks) && !eligible.empty(); ++t) {
+        const auto place = eligible.begin() + static_cast<ptrdiff_t>(mix(key + t) % eligible.size());
+        row.push_back(*place);
+        eligible.erase(place);
+      }
+      std::sort(row.begin(), row.end());
+      drawn.push_back(std::move(row));
+    }
+  }
+  return drawn;
+}
+
+// A map that has been read, or that a program has given. Its query blocks are numbered by index.
+Count given(const std::shared_ptr<const BlockMap>& map) {
+  return [map](int64_t batch, int64_t head, int64_t query, int64_t key) -> int64_t {
+    const int64_t plane = (map->batch == 1 ? 0 : batch) * map->heads + (map->heads == 1 ? 0 : head);
+    const auto row = static_cast<size_t>(plane * map->query_blocks + query / map->block);
+    const auto first = map->runs.begin() + map->offsets[row], past = map->runs.begin() + map->offsets[row + 1];
+    const auto after = std::upper_bound(first, past, key / map->block,
+                                        [](int64_t block, const BlockRun& run) { return block < run.begin; });
+    return after != first && key / map->block < std::prev(after)->end;
+  };
+}
+
+Count adaptive(const BlocksSpec& b, bool causal, const AttentionShape& shape, const Selecting& from) {
+  const std::vector<uint8_t> active = oracle_selection::selected_blocks(b, causal, shape, *from.q, *from.k);
+  const int64_t query_blocks = (shape.q_len + b.block - 1) / b.block;
+  const int64_t key_blocks = (shape.k_len + b.block - 1) / b.block;
+  return [=, heads = shape.heads, block = b.block](int64_t batch, int64_t head, int64_t query, int64_t key) -> int64_t {
+    return active[static_cast<size_t>(((batch * heads + head) * query_blocks + query / block) * key_blocks +
+                                      key / block)];
+  };
+}
+
+Count blocks(const BlocksSpec& b, bool causal, const AttentionShape& shape, const Selecting& from) {
+  using Map = BlocksSpec::Map;
+  if (b.given) return given(b.given);
+  if (b.map == Map::kFile) throw std::logic_error("[oracle] the block map has not been read: " + b.file);
+  if (b.map == Map::kAdaptive) {
+    if (!from.q) throw std::logic_error("[oracle] an adaptive map is defined by q and k; count_of needs them");
+    return adaptive(b, causal, shape, from);
+  }
+  std::vector<std::vector<int64_t>> drawn;
+  if (b.map == Map::kBigBird) drawn = drawn_blocks(b, causal, shape);
+  const int64_t query_blocks = (shape.q_len + b.block - 1) / b.block;
+  return [b, causal, shape, drawn, query_blocks](int64_t, int64_t head, int64_t query, int64_t key) -> int64_t {
+    const int64_t bi = part_of(query + shape.query_offset, b.block), bj = key / b.block;
+    const int64_t distance = std::abs(bi - bj);
+    const bool near = distance <= b.window_blocks;
+    const bool global = bj < b.global_blocks || (!causal && bi >= 0 && bi < b.global_blocks);
+    switch (b.map) {
+      case Map::kLocal:
+        return near;
+      case Map::kDilated:
+        return near && distance % b.rate == 0;
+      case Map::kGlobalLocal:
+        return near || global;
+      case Map::kBigBird: {
+        const auto row = static_cast<size_t>((b.per_head ? head : 0) * query_blocks + query / b.block);
+        return near || global || std::binary_search(drawn[row].begin(), drawn[row].end(), bj);
+      }
+      case Map::kStrided:
+        return near || bj % b.stride == b.stride - 1;
+      case Map::kHierarchical:
+        return std::any_of(b.levels.begin(), b.levels.end(), [&](const BlocksSpec::Level& level) {
+          return distance <= level.reach && bj % level.stride == level.stride - 1;
+        });
+      case Map::kAdaptive:
+      case Map::kFile:
+      case Map::kGiven:
+        break;  // handled above
+    }
+    return 0;
+  };
+}
+
+Count unrestricted(const PatternSpec& spec, bool causal, const AttentionShape& shape, const Selecting& from) {
+  switch (spec.kind) {
+    case PatternSpec::Kind::kFull:
+      break;
+    case PatternSpec::Kind::kWindow:
+      return [spec, shape](int64_t, int64_t, int64_t query, int64_t key) -> int64_t {
+        const int64_t position = query + shape.query_offset;
+        return key >= position - spec.left && key <= position + spec.right;
+      };
+    case PatternSpec::Kind::kDilated:
+      return dilated(spec.dilated, shape);
+    case PatternSpec::Kind::kBlocks:
+      return blocks(spec.blocks, causal, shape, from);
+    case PatternSpec::Kind::kUnion: {
+      std::vector<Count> members;
+      for (const PatternSpec& member : spec.members) {
+        members.push_back(count_within(member, causal, shape, from));
+      }
+      return [members](int64_t batch, int64_t head, int64_t query, int64_t key) {
+        int64_t sum = 0;
+        for (const Count& count : members) sum += count(batch, head, query, key);
+        return sum;
+      };
+    }
+    case PatternSpec::Kind::kSlices:
+      return [slices = spec.slices](int64_t batch, int64_t head, int64_t query, int64_t key) {
+        int64_t sum = 0;
+        for (const Slice& s : slices) {
+          sum += s.batch.contains(batch) && s.heads.contains(head) && s.queries.contains(query) &&
+                 s.keys.contains(key) && s.band.lo <= key - query && key - query <= s.band.hi;
+        }
+        return sum;
+      };
+  }
+  return [](int64_t, int64_t, int64_t, int64_t) -> int64_t { return 1; };
+}
+
+// The count of a pattern within unions of which one or none is causal. That restricts its members, and what their maps
+// draw and select depends on it.
+Count count_within(const PatternSpec& spec, bool causal_around, const AttentionShape& shape, const Selecting& from) {
+  const bool causal = causal_around || spec.causal;
+  const Count count = unrestricted(spec, causal, shape, from);
+  const Count together = spec.documents.empty() ? Count() : same_document(spec);
+  return [count, together, causal, offset = shape.query_offset](int64_t batch, int64_t head, int64_t query,
+                                                                int64_t key) -> int64_t {
+    if (causal && key > query + offset) return 0;
+    if (together && !together(batch, head, query, key)) return 0;
+    return count(batch, head, query, key);
+  };
+}
+
+}  // namespace
+
+Count count_of(const PatternSpec& pattern, const AttentionShape& shape) {
+  validate(pattern, shape);
+  return count_within(pattern, false, shape, {});
+}
+
+Count count_of(const PatternSpec& pattern, const AttentionShape& shape, const at::Tensor& q, const at::Tensor& k) {
+  validate(pattern, shape);
+  return count_within(pattern, false, shape, {&q, &k});
+}
+
+PairWeight weight_of(const OracleDropout& dropout) {
+  if (dropout.rate == 0) return {};
+  return [dropout, drops = std::floor(dropout.rate * 0x1p32 + 0.5)](int64_t batch, int64_t head, int64_t query,
+                                                                    int64_t key) {
+    using oracle_draws::mix;
+    uint64_t generator = mix(dropout.seed);
+    for (const int64_t part : {dropout.step, dropout.layer, dropout.first_row + batch, head}) {
+      generator = mix(generator ^ static_cast<uint64_t>(part));
+    }
+    const auto halves = [](uint64_t x) {
+      return std::array<uint32_t, 2>{static_cast<uint32_t>(x), static_cast<uint32_t>(x >> 32)};
+    };
+    const auto low = halves(static_cast<uint64_t>(key / 4)), high = halves(static_cast<uint64_t>(query));
+    const auto words = oracle_draws::philox4x32_10({low[0], low[1], high[0], high[1]}, halves(generator));
+    return static_cast<double>(words[static_cast<size_t>(key % 4)]) < drops ? 0 : 1 / (1 - dropout.rate);
+  };
+}
+
+}  // namespace annulus

@@ -1,0 +1,19 @@
+// The generators of docs/attention.md, written out from their publications for the oracle: what bigbird and dropout
+// draw must not come from the code that is compared with it. Slow and plain. The functions have no state and are thread
+// safe.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace annulus::oracle_draws {
+
+// The output function of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA
+// 2014), after its state has been advanced by one step.
+uint64_t mix(uint64_t x);
+
+// Philox 4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3).
+// Words are in the order of the publication's code: counter[0] and key[0] are the lowest ones.
+std::array<uint32_t, 4> philox4x32_10(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
+
+}  // namespace annulus::oracle_draws
