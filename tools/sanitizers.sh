@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs tests under the compiler's sanitizers: collectives under the thread sanitizer; collectives, checkpoints and the CPU
-# kernels of attention under the address and undefined-behaviour sanitizers together. The last line is "N passed, N failed".
+# Runs tests under the compiler's sanitizers: collectives and what ranks that are threads share under the thread sanitizer;
+# collectives, checkpoints and the CPU kernels of attention under the address and undefined-behaviour sanitizers together. The last line is "N passed, N failed".
 #   --all   also the training step with sharded state, and all of them under both; takes minutes longer
 # Used by .ci/run.
 set -uo pipefail
@@ -9,6 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 all=''
 [[ ${1-} != --all ]] || all=//tests/training/state:sharded_training_test
 collectives=//tests/comm:threads_test
+shared=(//tests/memory:shared_memory_threads_test)
 kernels=(//tests/attention/kernels:kernel_test //tests/attention/kernels:kernel_parts_test
   //tests/attention/kernels:tile_math_test //tests/attention/kernels:shared_keys_test
   //tests/attention/kernels:windows_test)
@@ -28,7 +29,7 @@ under() { # SANITIZER TARGET...
     ((++failed))
   fi
 }
-under tsan "$collectives" ${all:+"${checkpoints[@]}"} $all
+under tsan "$collectives" "${shared[@]}" ${all:+"${checkpoints[@]}"} $all
 under asan "$collectives" "${checkpoints[@]}" "${kernels[@]}" $all
 echo "$passed passed, $failed failed"
 ((failed == 0))

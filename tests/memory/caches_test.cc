@@ -3,10 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "common/error.h"
 
@@ -79,6 +83,40 @@ TEST(Caches, LowerTotalShrinksACacheToItsShare) {
   put(cache, "c", kMib);
   EXPECT_EQ(report_of("pattern texts").stats.entries, 0);
   EXPECT_EQ(report_of("pattern texts").stats.too_large, 1);
+}
+
+// Threads put and ask, caches come and go, and the total changes, all at once.
+TEST(Caches, ThreadsAskWhileTheTotalChanges) {
+  set_cache_total(kDefaultCacheTotal);
+  NamedCache<int> shared("patterns");
+  std::atomic<bool> done = false;
+  std::atomic<int> wrong = 0;
+  const auto repeat = [&](const std::function<void(int)>& body) {
+    return std::thread([&done, body] {
+      for (int i = 0; i < 300 || !done; ++i) body(i);
+    });
+  };
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; ++t) {
+    threads.push_back(repeat([&, t](int i) { put(shared, std::to_string(i % (10 + t)), kMib); }));
+  }
+  threads.push_back(repeat([&](int) {
+    NamedCache<int> own("proofs");
+    put(own, "a", kMib);
+  }));
+  threads.push_back(repeat([&](int) {
+    for (const CacheReport& report : cache_reports()) {
+      if (report.stats.bytes < 0 || report.stats.bytes > kDefaultCacheTotal) ++wrong;
+    }
+  }));
+  for (int i = 0; i < 300; ++i) set_cache_total(i % 3 * kDefaultCacheTotal / 2);
+  done = true;
+  for (std::thread& thread : threads) thread.join();
+  set_cache_total(kDefaultCacheTotal / 100);
+  EXPECT_EQ(wrong, 0);
+  EXPECT_LE(shared.stats().bytes, shared.stats().capacity);
+  EXPECT_EQ(report_of("patterns").stats.capacity, shared.stats().capacity);
+  EXPECT_EQ(report_of("proofs").stats.entries, 0);
 }
 
 TEST(Caches, NameMustBeInTheTableAndUnique) {

@@ -4,9 +4,15 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
 #include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "common/error.h"
+#include "data/shards/tokenization.h"
 #include "tests/data/shards/token_writers.h"
 
 namespace annulus {
@@ -414,6 +420,31 @@ TEST_F(TokenFileTest, TokenizationJsonDescribesNanogptShards) {
   expect_refused([&] { TokenFile::open(path, source()); }, {"tokenization.json is damaged"});
   put("c/tokenization.json", "{\"version\":2}");
   expect_refused([&] { TokenFile::open(path, source()); }, {"tokenization.json is damaged", "version 2"});
+}
+
+// Files of one folder that several threads open share what its tokenization.json says.
+TEST_F(TokenFileTest, ThreadsReadATokenizationJsonOnce) {
+  for (const char* const folder : {"a", "b"}) {
+    put(folder + std::string("/tokenization.json"),
+        R"({"version":1,"format":"nanogpt","width":32,"tokenizer":{"digest":"abc","name":"t","vocab":10},)"
+        R"("shards":[{"file":"train.bin","tokens":6,"documents":2,"bytes":24,"checksum":""}]})");
+  }
+  Tokenizations all;
+  std::vector<std::array<std::shared_ptr<const Tokenization>, 3>> found(4);
+  std::vector<std::thread> threads;
+  for (auto& own : found) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 100; ++i) {
+        own = {all.of_folder(root_ + "/a"), all.of_file(root_ + "/b/train.bin"), all.of_file(root_ + "/b/other.bin")};
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  ASSERT_NE(found[0][0], nullptr);
+  ASSERT_NE(found[0][1], nullptr);
+  EXPECT_NE(found[0][0], found[0][1]);
+  EXPECT_EQ(found[0][2], nullptr);
+  for (const auto& own : found) EXPECT_EQ(own, found[0]);  // the same objects
 }
 
 // A sparse shard and a sparse Megatron pair of 1e9 documents each: opening reads only a bounded part of them.
