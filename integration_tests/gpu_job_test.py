@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Tests `annulus attend` and `train` on GPUs, with one rank and, if there are more GPUs, with one rank on each. Skipped
-without a GPU; it has never run on a GPU."""
+"""Tests `annulus attend` and `train` on GPUs, with one rank and, if there are more GPUs, with one rank on each: attention
+against the oracle, training against the same steps on a CPU in fp64. Skipped without a GPU; it has never run on a GPU."""
 
 import concurrent.futures
+import json
 import os
 import re
 import sys
@@ -12,6 +13,8 @@ import cli  # noqa: E402
 
 cli.LIMIT = 280  # the first start on a GPU loads many kernels
 MOST_PROCESSES = 8
+STEPS = 20
+MULTIPLE = 8  # how many times the error of a CPU the error of a GPU may be, both against fp64
 gpus = 0
 
 
@@ -49,15 +52,27 @@ class GpuJobTest(cli.CliTest):
                         self.assertRegex(out, rf"attend: {ranks} ranks? on GPUs, ")
                         self.assertIn("check: out ", out)
 
-    def test_training_lowers_the_loss(self):
+    def losses(self, ranks, *more):
+        """The losses of the steps of a run of small.toml with these settings."""
+        settings = [word for setting in more for word in ("--set", setting)]
+        code, out, err = self.annulus(*self.launch(ranks), "train", "small.toml", *settings)
+        self.assertEqual(code, 0, err)
+        device = next(s.partition("=")[2] for s in more if s.startswith("device="))
+        self.assertIn("device " + device, out)
+        folder = re.search(r"run folder (\S+)", out).group(1)
+        with open(self.path(os.path.join(folder, "metrics.jsonl"))) as f:
+            losses = [row["loss"] for row in map(json.loads, f) if "loss" in row]
+        self.assertEqual(len(losses), STEPS)
+        return losses
+
+    def test_training_has_the_losses_of_the_cpu_with_any_number_of_gpus(self):
         with open(self.path("text.txt"), "w") as f:
             f.write("def f(x):\n    return x + 1\n" * 2000)
         with open(self.path("small.toml"), "w") as f:
-            f.write("""
-device = "cuda"
+            f.write(f"""
 [run]
 name = "small"
-steps = 20
+steps = {STEPS}
 log_every = 1
 [data]
 train = ["text.txt"]
@@ -74,16 +89,26 @@ warmup = 5
 [attention]
 layout = "zigzag"
 """)
-        for ranks in self.worlds():
-            with self.subTest(ranks=ranks):
-                code, out, err = self.annulus(*self.launch(ranks), "train", "small.toml")
-                self.assertEqual(code, 0, err)
-                self.assertIn("device cuda", out)
-                folder = re.search(r"run folder (\S+)", out).group(1)
-                with open(self.path(os.path.join(folder, "metrics.jsonl"))) as f:
-                    losses = [float(x) for x in re.findall(r'"loss": ?([\d.]+)', f.read())]
-                self.assertEqual(len(losses), 20)
-                self.assertLess(losses[-1], 0.8 * losses[0])
+        exact = self.losses(1, "device=cpu", "model.dtype=fp64")
+
+        def error(losses):
+            return max(abs(a - b) for a, b in zip(losses, exact, strict=True))
+
+        for dtype in ("fp32", "bf16"):
+            # What this dtype costs on one rank of this machine's CPU. Another order of sums is another draw of the same
+            # rounding, which may be a few times as large; the units of the last place are those of a loss in fp32.
+            on_cpu = error(self.losses(1, "device=cpu", "model.dtype=" + dtype))
+            bound = MULTIPLE * on_cpu + 4 * max(exact) * 2**-24
+            with self.subTest(dtype=dtype):
+                # Otherwise the comparison would say nothing about what was learned.
+                self.assertGreater(exact[0] - exact[-1], 5 * bound)
+            first = None
+            for ranks in self.worlds():
+                with self.subTest(ranks=ranks, dtype=dtype):
+                    losses = self.losses(ranks, "device=cuda", "model.dtype=" + dtype)
+                    self.assertLessEqual(error(losses), bound, f"on a CPU it is {on_cpu}")
+                    first = first or losses
+                    self.assertLessEqual(max(abs(a - b) for a, b in zip(losses, first)), bound, "one GPU against several")
 
 
 if __name__ == "__main__":

@@ -21,17 +21,22 @@ GPU_JOB_TEST = os.path.abspath(sys.argv.pop(1))
 RULE = '<rule class="%s" name="%s"><string name="size" value="large"/><list name="srcs"><label value="//a:b.py"/></list></rule>'
 
 # Does what gpu_job_test.py expects of annulus. The first `attend` waits for a second one to begin. That of float16 with
-# a window fails.
+# a window fails. The losses of `train` have an error that depends on the dtype, on GPUs $ERRORS_OF_GPUS times that of a CPU.
 ANNULUS = r"""#!/usr/bin/env python3
 import glob, os, sys, time
 here = os.path.dirname(os.path.abspath(sys.argv[0]))
 if sys.argv[1] == "doctor":
     print("  device     cuda, 1 GPU")
 elif sys.argv[1] == "train":
-    os.mkdir("run")
-    with open("run/metrics.jsonl", "w") as f:
-        f.write("".join('{"loss": %f}\n' % (1 / (i + 1)) for i in range(20)))
-    print("device cuda, run folder run")
+    settings = dict(s.split("=") for s in sys.argv[1:] if s.startswith(("device=", "model.dtype=")))
+    error = {"fp64": 0, "fp32": 1e-6, "bf16": 1e-3}[settings["model.dtype"]]
+    if settings["device"] == "cuda":
+        error *= float(os.environ["ERRORS_OF_GPUS"])
+    run = "run-%d" % os.getpid()
+    os.mkdir(run)
+    with open(run + "/metrics.jsonl", "w") as f:
+        f.write("".join('{"loss": %.9f}\n' % (1 / (i + 1) + error * (-1) ** i) for i in range(20)))
+    print("device %s, run folder %s" % (settings["device"], run))
 else:
     open(os.path.join(here, "attends.%d" % os.getpid()), "w").close()
     until = time.monotonic() + 20
@@ -130,12 +135,24 @@ class GpuProgramsTest(unittest.TestCase):
         limits = {name: limit for name, _, _, _, limit, _ in parts}
         self.assertEqual((limits["tests.comm.nccl_test"], limits["tests.training.gpu_training_test"]), (60, 900))
 
-    def test_commands_that_depend_on_nothing_run_at_the_same_time(self):
-        done = subprocess.run([sys.executable, GPU_JOB_TEST, self.program("annulus", ANNULUS)], capture_output=True, text=True)
+    def gpu_job(self, errors_of_gpus):
+        """Returns the cases of gpu_job_test.py that fail, the one of float16 with a window first, and its output."""
+        done = subprocess.run([sys.executable, GPU_JOB_TEST, self.program("annulus", ANNULUS)], capture_output=True, text=True,
+                              env=dict(os.environ, ERRORS_OF_GPUS=str(errors_of_gpus)))
         failed = [line for line in done.stderr.splitlines() if line.startswith(("FAIL:", "ERROR:"))]
-        self.assertEqual(len(failed), 1, done.stderr)
         self.assertRegex(failed[0], r"^FAIL: test_attend_equals_the_oracle .*ranks=1, dtype='f16', pattern=.* kind = 'window'")
         self.assertIn("Ran 2 tests", done.stderr)
+        return failed, done.stderr
+
+    def test_commands_that_depend_on_nothing_run_at_the_same_time(self):
+        failed, said = self.gpu_job(errors_of_gpus=4)
+        self.assertEqual(len(failed), 1, said)
+
+    def test_losses_of_gpus_are_held_to_those_of_the_cpu(self):
+        failed, said = self.gpu_job(errors_of_gpus=20)
+        self.assertEqual([line.split(" ", 2)[1] for line in failed[1:]],
+                         2 * ["test_training_has_the_losses_of_the_cpu_with_any_number_of_gpus"], said)
+        self.assertRegex(failed[1] + failed[2], "ranks=1, dtype='fp32'.*ranks=1, dtype='bf16'")
 
     def cases(self, *options, **how):
         """Runs cases.py with several processes. Returns the exit code, the results by name, and the output."""
