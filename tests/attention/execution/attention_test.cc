@@ -3,7 +3,6 @@
 #include "attention/execution/attention.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
@@ -20,26 +19,23 @@
 #include "common/error.h"
 #include "tests/attention/execution/run_everywhere.h"
 #include "tests/attention/plan/any_request.h"
+#include "tests/common/exactness.h"
 
 namespace annulus {
 namespace {
 
-using testing::error_of;
-using testing::errors;
+using testing::agrees;
+using testing::as_exact;
 using testing::expect_refused_everywhere;
+using testing::Expected;
+using testing::expected_of;
 using testing::Inputs;
-using testing::oracle_of;
 using testing::random_inputs;
 using testing::RankResults;
 using testing::rows_of;
 using testing::run_everywhere;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-// The bound for fp64 with inputs of magnitude 1. The largest error in 3,000 random cases was 4.5e-15: 1 to 16 ranks,
-// LibTorch, MKL and our kernel with AVX-512, with AVX2 and with neither. Another order of summation may double it.
-constexpr double kExact = 2e-14;
-constexpr double kOfOneCase = 1e-14;  // the same for small fixed cases: at most 3.1e-15 in 24 runs
 
 // Returns inputs for the request and logs the command that repeats the case.
 Inputs inputs_of(const PlanRequest& request, RandomInput input, KernelKind kernel) {
@@ -51,6 +47,12 @@ Inputs inputs_of(const PlanRequest& request, RandomInput input, KernelKind kerne
   return {tensors.q, tensors.k, tensors.v, tensors.dout};
 }
 
+void assert_exact(const OracleResult& got, const Expected& want, at::ScalarType type) {
+  const ::testing::AssertionResult outcome = as_exact(got, want, type);
+  RC_LOG() << outcome.message();
+  RC_ASSERT(static_cast<bool>(outcome));
+}
+
 int64_t any_seed() { return *rc::gen::inRange<int64_t>(0, 1000000); }
 
 RC_GTEST_PROP(Attention, EqualsTheOracleInDoublePrecision, ()) {
@@ -59,7 +61,7 @@ RC_GTEST_PROP(Attention, EqualsTheOracleInDoublePrecision, ()) {
   const int64_t dim = *rc::gen::element<int64_t>(4, 16, 20);
   const Inputs in = inputs_of(request, {.dim = dim, .dtype = at::kDouble, .seed = any_seed()}, kernel);
   const RankResults run = run_everywhere(request, in, kernel);
-  for (const double error : errors(run.result, oracle_of(request, in), 1)) RC_ASSERT(error < kExact);
+  assert_exact(run.result, expected_of(request, in), at::kDouble);
   // The transferred and the held sizes are those of the plan.
   for (int r = 0; r < request.ranks; ++r) {
     const std::shared_ptr<const Program> program = cached_program(request, r);
@@ -97,52 +99,9 @@ RC_GTEST_PROP(Attention, AnySlicesEqualTheOracle, ()) {
   }
   RC_LOG() << request.text() << "\n";
   RC_ASSERT(verify(request).faults == std::vector<std::string>{});
-  const auto count = [&](int64_t b, int64_t h, int64_t q, int64_t k) {
-    int64_t n = 0;
-    for (const Slice& s : slices) {
-      n += s.batch.contains(b) && s.heads.contains(h) && s.queries.contains(q) && s.keys.contains(k) &&
-           s.band.contains(q, k);
-    }
-    return n;
-  };
   const Inputs in = random_inputs(request.shape, 8, at::kDouble);
   const KernelKind kernel = *rc::gen::element(KernelKind::kAuto, KernelKind::kEfficient);
-  const RankResults run = run_everywhere(request, in, kernel, 0.3);
-  for (const double error : errors(run.result, oracle(in.q, in.k, in.v, in.dout, 0.3, count), 1)) {
-    RC_ASSERT(error < kExact);
-  }
-}
-
-// The plain reference of the same precision computes the whole problem on one rank with a chain of fp32 operators.
-OracleResult plain_fp32(const PlanRequest& request, const Inputs& in) {
-  const int64_t group = request.shape.heads / request.shape.kv_heads;
-  const auto heads_first = [](const at::Tensor& t) { return t.to(at::kFloat).transpose(1, 2); };
-  const at::Tensor q = heads_first(in.q), dout = heads_first(in.dout);
-  const at::Tensor k = heads_first(in.k).repeat_interleave(group, 1), v = heads_first(in.v).repeat_interleave(group, 1);
-  const float scale = 1 / std::sqrt(static_cast<float>(q.size(3)));
-  const AttentionShape& shape = request.shape;
-  at::Tensor weight = at::empty({shape.batch, shape.heads, shape.q_len, shape.k_len});  // ln of the count
-  const auto count = count_of(request.pattern, shape);
-  float* w = weight.data_ptr<float>();
-  for (int64_t b = 0; b < shape.batch; ++b) {
-    for (int64_t h = 0; h < shape.heads; ++h) {
-      for (int64_t i = 0; i < shape.q_len; ++i) {
-        for (int64_t j = 0; j < shape.k_len; ++j) *w++ = std::log(static_cast<float>(count(b, h, i, j)));
-      }
-    }
-  }
-  const at::Tensor s = q.matmul(k.transpose(2, 3)) * scale + weight;
-  const at::Tensor lse = s.logsumexp({-1});
-  const at::Tensor p = (s - lse.masked_fill(lse.eq(-kInfinity), 0).unsqueeze(-1)).exp();
-  // The forward returns its output in the dtype of the inputs, and the backward starts from that.
-  const at::Tensor out = p.matmul(v).to(in.q.scalar_type()).to(at::kFloat), dp = dout.matmul(v.transpose(2, 3));
-  const at::Tensor ds = p * (dp - (dout * out).sum(-1, true)) * scale;
-  const auto fold = [&](const at::Tensor& t) {
-    return t.unflatten(1, {request.shape.kv_heads, group}).sum(2).transpose(1, 2);
-  };
-  const auto rounded = [&](const at::Tensor& t) { return t.to(in.q.scalar_type()); };
-  return {out.transpose(1, 2), lse, rounded(ds.matmul(k).transpose(1, 2)), rounded(fold(ds.transpose(2, 3).matmul(q))),
-          rounded(fold(p.transpose(2, 3).matmul(dout)))};
+  assert_exact(run_everywhere(request, in, kernel, 0.3).result, expected_of(request, in, 0.3), at::kDouble);
 }
 
 RC_GTEST_PROP(Attention, SinglePrecisionErrorIsThatOfAPlainReference, ()) {
@@ -150,19 +109,7 @@ RC_GTEST_PROP(Attention, SinglePrecisionErrorIsThatOfAPlainReference, ()) {
   const double magnitude = *rc::gen::element(0.01, 1.0, 10.0);
   const at::ScalarType type = *rc::gen::element(at::kFloat, at::kBFloat16);
   const Inputs in = inputs_of(request, {.dtype = type, .seed = any_seed(), .magnitude = magnitude}, KernelKind::kAuto);
-  const OracleResult want = oracle_of(request, in);
-  const auto ours = errors(run_everywhere(request, in, KernelKind::kAuto).result, want, magnitude);
-  const auto plain = errors(plain_fp32(request, in), want, magnitude);
-  // In any implementation the error of a probability is the rounding error of its score, which grows with the score.
-  // The plain reference may happen to have a small error, so the bound also depends on the size of the scores.
-  const at::Tensor lse = want.lse.masked_fill(want.lse.isfinite().logical_not(), 0);
-  const double scores = lse.numel() ? lse.abs().max().item<double>() : 0;
-  // In bf16 everything except lse is rounded, in the reference as well. Its roundings may happen to cancel, so the
-  // bound allows for them again.
-  const double unit = type == at::kBFloat16 ? 1.0 / 256 : 0;
-  for (size_t i = 0; i < ours.size(); ++i) {
-    RC_ASSERT(ours[i] <= 3 * plain[i] + 2e-6 + scores * 0x1p-22 + (i == 1 ? 0 : 4 * unit));
-  }
+  assert_exact(run_everywhere(request, in, KernelKind::kAuto).result, expected_of(request, in), type);
 }
 
 PlanRequest causal_ring(int ranks, int64_t length, LayoutKind layout = LayoutKind::kZigzag) {
@@ -181,16 +128,12 @@ TEST(Attention, HalfPrecisionsAccumulateInFp32) {
     const RankResults run = run_everywhere(request, in, KernelKind::kAuto);
     EXPECT_EQ(run.result.out.scalar_type(), type);
     EXPECT_EQ(run.result.lse.scalar_type(), at::kFloat);
-    const OracleResult want = oracle_of(request, in);
-    // `unit` is half a unit in the last place of the result's dtype. Gradients over the ring may have at most twice the
-    // error of those on one rank.
-    const double unit = type == at::kBFloat16 ? 1.0 / 256 : 1.0 / 2048;
-    EXPECT_LT(errors(run.result, want)[0], 2 * unit);
-    EXPECT_LT(errors(run.result, want)[1], 1e-6);
-    const RankResults alone = run_everywhere(causal_ring(1, 128), in, KernelKind::kAuto);
-    for (size_t i = 2; i < 5; ++i) {
-      EXPECT_LT(errors(run.result, want)[i], 2 * errors(alone.result, want)[i] + unit) << i;
-    }
+    const Expected want = expected_of(request, in);
+    EXPECT_TRUE(as_exact(run.result, want, type)) << type;
+    // Over the ring nothing is rounded that is not on one rank.
+    Expected as_alone = want;
+    as_alone.usual = run_everywhere(causal_ring(1, 128), in, KernelKind::kAuto).result;
+    EXPECT_TRUE(as_exact(run.result, as_alone, type)) << type;
   }
 }
 
@@ -202,11 +145,7 @@ TEST(Attention, HugeAndTinyLogitsStayExact) {
     in.q.select(3, 0).fill_(1);
     in.k.select(3, 0).fill_(shift);
     const RankResults run = run_everywhere(request, in, KernelKind::kAuto, 1.0);
-    // Scores are rounded to 1e-16 of their size, and so are the keys that they are multiplied with. The largest error
-    // in 24 runs was 1.1e-16 of the square.
-    for (const double error : errors(run.result, oracle_of(request, in, 1.0))) {
-      EXPECT_LT(error, 3e-16 * shift * shift) << shift;
-    }
+    EXPECT_TRUE(as_exact(run.result, expected_of(request, in, 1.0), at::kDouble)) << shift;
   }
 }
 
@@ -218,7 +157,7 @@ TEST(Attention, RowsWithoutKeysHaveZeroOutputAndMinusInfinityLse) {
   EXPECT_TRUE((run.result.out.slice(1, 0, 20) == 0).all().item<bool>());
   EXPECT_TRUE((run.result.lse.slice(2, 0, 20) == -kInfinity).all().item<bool>());
   EXPECT_TRUE((run.result.dq.slice(1, 0, 20) == 0).all().item<bool>());
-  for (const double error : errors(run.result, oracle_of(request, in))) EXPECT_LT(error, 1.5e-6);  // at most 4e-7 seen
+  EXPECT_TRUE(as_exact(run.result, expected_of(request, in), at::kFloat));
 }
 
 TEST(Attention, MaskedNonFiniteValuesDoNotLeak) {
@@ -230,14 +169,14 @@ TEST(Attention, MaskedNonFiniteValuesDoNotLeak) {
         request.pattern.left = 9;
       }
       const Inputs in = random_inputs(request.shape, 8, at::kDouble);
-      const OracleResult clean = oracle_of(request, in);
+      const Expected clean = expected_of(request, in);
       // No query before 40 sees these keys and values.
       in.v.slice(1, 40, 41).fill_(poison);
       in.k.slice(1, 41, 42).fill_(poison);
       const RankResults run = run_everywhere(request, in, KernelKind::kAuto);
-      EXPECT_LT(error_of(run.result.out.slice(1, 0, 40), clean.out.slice(1, 0, 40)), kOfOneCase);
-      EXPECT_LT(error_of(run.result.lse.slice(2, 0, 40), clean.lse.slice(2, 0, 40)), kOfOneCase);
-      EXPECT_LT(error_of(run.result.dq.slice(1, 0, 40), clean.dq.slice(1, 0, 40)), kOfOneCase);
+      EXPECT_TRUE(agrees(run.result.out.slice(1, 0, 40), clean.out.slice(1, 0, 40), magnitude_of(clean)));
+      EXPECT_TRUE(agrees(run.result.lse.slice(2, 0, 40), clean.lse.slice(2, 0, 40), magnitude_of(clean)));
+      EXPECT_TRUE(agrees(run.result.dq.slice(1, 0, 40), clean.dq.slice(1, 0, 40), magnitude_of(clean)));
       // A query that sees a NaN or an infinite value has it in its output.
       EXPECT_FALSE(run.result.out.slice(1, 40, 41).isfinite().any().item<bool>());
     }
@@ -251,13 +190,13 @@ TEST(Attention, NonFiniteValuesOfAnotherRankDoNotLeak) {
   request.pattern.kind = PatternSpec::Kind::kWindow;
   request.pattern.left = 9;
   const Inputs in = random_inputs(request.shape, 8, at::kDouble);
-  const OracleResult clean = oracle_of(request, in);
+  const Expected clean = expected_of(request, in);
   // They belong to rank 0, and the last query that sees them is 36. Rank 1 has the queries from 32 on.
   in.v.slice(1, 27, 28).fill_(kInfinity);
   in.k.slice(1, 26, 27).fill_(NAN);
   const RankResults run = run_everywhere(request, in, KernelKind::kAuto);
-  EXPECT_LT(error_of(run.result.out.slice(1, 37), clean.out.slice(1, 37)), kOfOneCase);
-  EXPECT_LT(error_of(run.result.dq.slice(1, 37), clean.dq.slice(1, 37)), kOfOneCase);
+  EXPECT_TRUE(agrees(run.result.out.slice(1, 37), clean.out.slice(1, 37), magnitude_of(clean)));
+  EXPECT_TRUE(agrees(run.result.dq.slice(1, 37), clean.dq.slice(1, 37), magnitude_of(clean)));
   EXPECT_FALSE(run.result.out.slice(1, 36, 37).isfinite().any().item<bool>());
 }
 
@@ -275,7 +214,7 @@ TEST(Attention, RepeatedRunsAreBitIdentical) {
 TEST(Attention, AutogradNodeGivesTheSameGradients) {
   const PlanRequest request = causal_ring(2, 32);
   const Inputs in = random_inputs(request.shape, 8, at::kDouble);
-  const OracleResult want = oracle_of(request, in);
+  const Expected want = expected_of(request, in);
   run_ranks(2, [&](Communicator& comm) {
     AttentionCall call;
     call.request = request;
@@ -287,10 +226,10 @@ TEST(Attention, AutogradNodeGivesTheSameGradients) {
                      v = leaf(rows_of(in.v, 1, keys));
     const at::Tensor out = attention(q, k, v, call);
     out.backward(rows_of(in.dout, 1, queries));
-    EXPECT_LT(error_of(out.detach(), rows_of(want.out, 1, queries)), kOfOneCase);
-    EXPECT_LT(error_of(q.grad(), rows_of(want.dq, 1, queries)), kOfOneCase);
-    EXPECT_LT(error_of(k.grad(), rows_of(want.dk, 1, keys)), kOfOneCase);
-    EXPECT_LT(error_of(v.grad(), rows_of(want.dv, 1, keys)), kOfOneCase);
+    EXPECT_TRUE(agrees(out.detach(), rows_of(want.out, 1, queries), magnitude_of(want)));
+    EXPECT_TRUE(agrees(q.grad(), rows_of(want.dq, 1, queries), magnitude_of(want)));
+    EXPECT_TRUE(agrees(k.grad(), rows_of(want.dk, 1, keys), magnitude_of(want)));
+    EXPECT_TRUE(agrees(v.grad(), rows_of(want.dv, 1, keys), magnitude_of(want)));
   });
 }
 

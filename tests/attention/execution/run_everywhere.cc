@@ -3,14 +3,13 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <limits>
 #include <memory>
 #include <mutex>
 
@@ -18,8 +17,6 @@
 
 namespace annulus::testing {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 void put_rows(const at::Tensor& whole, int64_t dim, const std::vector<Span>& spans, const at::Tensor& part) {
   int64_t row = 0;
@@ -91,29 +88,20 @@ OracleResult oracle_of(const PlanRequest& request, const Inputs& in, std::option
                 weight_of({dropout.rate, dropout.seed, dropout.step, dropout.layer, dropout.first_row}));
 }
 
-double error_of(const at::Tensor& got, const at::Tensor& want) {
-  if (got.numel() == 0) return 0;
-  const at::Tensor g = got.to(at::kDouble);
-  // Infinities and NaN must be at the same positions.
-  const at::Tensor odd = want.isfinite().logical_not();
-  if (!g.isfinite().logical_not().eq(odd).all().item<bool>()) return kInfinity;
-  if (!g.masked_fill(want.isinf().logical_not(), 0)
-           .eq(want.masked_fill(want.isinf().logical_not(), 0))
-           .all()
-           .item<bool>()) {
-    return kInfinity;  // of the same sign
+Expected expected_of(const PlanRequest& request, const Inputs& in, std::optional<double> scale) {
+  const AttentionShape& s = request.shape;
+  const at::Tensor log_counts = at::empty({s.batch, s.heads, s.q_len, s.k_len}, at::kDouble);
+  const Count count = count_of(request.pattern, s);
+  double* next = log_counts.data_ptr<double>();
+  for (int64_t b = 0; b < s.batch; ++b) {
+    for (int64_t h = 0; h < s.heads; ++h) {
+      for (int64_t i = 0; i < s.q_len; ++i) {
+        for (int64_t j = 0; j < s.k_len; ++j) *next++ = std::log(static_cast<double>(count(b, h, i, j)));
+      }
+    }
   }
-  return (g - want).masked_fill(odd, 0).abs().max().item<double>();
-}
-
-std::vector<double> errors(const OracleResult& got, const OracleResult& want, double magnitude) {
-  const auto relative = [](const at::Tensor& g, const at::Tensor& w, double least = 1e-3) {
-    if (w.numel() == 0) return 0.0;
-    const double size = w.masked_fill(w.isfinite().logical_not(), 0).abs().max().item<double>();
-    return error_of(g, w) / std::max(size, least);
-  };
-  return {relative(got.out, want.out), relative(got.lse, want.lse, 1), relative(got.dq, want.dq, magnitude),
-          relative(got.dk, want.dk, magnitude), relative(got.dv, want.dv)};
+  return expected_from(oracle_of(request, in, scale), in.q, in.k, in.v, in.dout, log_counts,
+                       scale.value_or(1 / std::sqrt(static_cast<double>(in.q.size(3)))));
 }
 
 void expect_refused_everywhere(const std::function<void(Communicator&)>& body, ErrorKind kind,

@@ -1,5 +1,5 @@
 // For the tests of attention: runs one attention call over many ranks (threads), forward and backward, puts the results
-// together and compares them with the fp64 oracle.
+// together, and says what they must be by the fp64 oracle.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,6 +15,7 @@
 #include "attention/tiles/dropout.h"
 #include "comm/communicator.h"
 #include "common/error.h"
+#include "tests/attention/kernels/plain_attention.h"
 
 namespace annulus::testing {
 
@@ -44,13 +45,8 @@ RankResults run_everywhere(const PlanRequest& request, const Inputs& in, KernelK
 OracleResult oracle_of(const PlanRequest& request, const Inputs& in, std::optional<double> scale = {},
                        const Dropout& dropout = {});
 
-// Returns the largest difference, or infinity if infinities and NaN are at different positions.
-double error_of(const at::Tensor& got, const at::Tensor& want);
-
-// Returns the errors of out, lse and the gradients, each relative to the size of the expected tensor. dq and dk are
-// differences of terms as large as the inputs (`magnitude`) and may cancel to zero, so their errors are relative to at
-// least `magnitude`. lse is a logarithm, which may be close to zero; its error is relative to at least 1.
-std::vector<double> errors(const OracleResult& got, const OracleResult& want, double magnitude = 1e-3);
+// Returns the oracle's results, and how exact those of the request can be (plain_attention.h).
+Expected expected_of(const PlanRequest& request, const Inputs& in, std::optional<double> scale = {});
 
 // Runs `body` on three ranks. It must raise an error of this kind, with `part` in its text, on each of them.
 void expect_refused_everywhere(const std::function<void(Communicator&)>& body, ErrorKind kind, const std::string& part);

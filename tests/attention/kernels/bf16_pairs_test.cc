@@ -15,11 +15,12 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <utility>
+#include <string>
 #include <vector>
 
 #include "attention/cpu_flash/tile_math.h"
 #include "tests/attention/kernels/kernel_case.h"
+#include "tests/common/exactness.h"
 
 namespace annulus {
 namespace {
@@ -95,24 +96,39 @@ TEST_F(Bf16Pairs, PackingPutsNeighboursTogether) {
   }
 }
 
-// What is added up is rounded to fp32 only.
+// Products of bf16 are exact in fp32 and only their sums are rounded, here and in LibTorch. A sum of n terms is off by
+// at most gamma_n of the sum of their magnitudes (exactness.h), however it is added up. `math` may leave out numbers
+// that are smaller than any normal one, which these are not.
+::testing::AssertionResult as_sums(const at::Tensor& got, const at::Tensor& a, const at::Tensor& b,
+                                   const at::Tensor& added = {}) {
+  const auto product = [&](const auto& of) {
+    const at::Tensor p = of(a).matmul(of(b));
+    return added.defined() ? p + of(added) : p;
+  };
+  const auto exact = [](const at::Tensor& t) { return t.to(at::kDouble); };
+  const double magnitudes = testing::largest(product([&](const at::Tensor& t) { return exact(t).abs(); }));
+  const double n = static_cast<double>(a.size(1) + 2) * testing::unit_roundoff(at::kFloat);
+  return testing::within(testing::error_of(got, product(exact)), n / (1 - n) * magnitudes);
+}
+
 void expect_products_equal_those_in_fp32(const TileMath<float>& math) {
   for (const int64_t dim : {2, 16, 48, 80, 128}) {
     const int64_t keys = 3 * math.panel, step = keys + math.lanes, rows = math.rows;
     const int64_t width = padded(dim, math.lanes), length = padded(dim / 2, math.depth);
-    const double bound = 3e-6 * static_cast<double>(keys);
     const at::Tensor a = numbers({rows, dim}), b = numbers({keys, dim});
     const at::Tensor left = at::zeros({rows, length}), columns = at::zeros({3, length, math.panel});
     math.copy(rows_of(a), rows, dim, 1, floats(left), length);
     math.transpose(rows_of(b), keys, dim, floats(columns), 0);
     const annulus::Run run{math.lanes, 3 * math.panel - math.lanes};
-    const at::Tensor want = at::full({rows, step}, 7.0f);
-    want.narrow(1, run.first, run.past - run.first)
-        .copy_(at::matmul(a.to(at::kFloat), b.to(at::kFloat).t()).narrow(1, run.first, run.past - run.first));
+    const int64_t count = run.past - run.first;
     for (int64_t used = 1; used <= rows; ++used) {
       const at::Tensor s = at::full({rows, step}, 7.0f);
       math.scores(used, floats(left), length, floats(columns), length, run, floats(s), step);
-      EXPECT_LT((s - want).narrow(0, 0, used).abs().max().item<double>(), bound) << dim << " " << used;
+      EXPECT_TRUE(as_sums(s.narrow(0, 0, used).narrow(1, run.first, count), a.narrow(0, 0, used),
+                          b.narrow(0, run.first, count).t()))
+          << dim << " " << used;
+      EXPECT_TRUE(s.narrow(1, 0, run.first).eq(7).all().item<bool>()) << dim << " " << used;
+      EXPECT_TRUE(s.narrow(1, run.past, step - run.past).eq(7).all().item<bool>()) << dim << " " << used;
     }
 
     const at::Tensor values = numbers({keys, dim}), stacked = at::zeros({keys / 2, width});
@@ -122,30 +138,28 @@ void expect_products_equal_those_in_fp32(const TileMath<float>& math) {
     c.narrow(1, dim, width - dim).zero_();
     const annulus::Run all{0, keys};
     math.narrow(rows, floats(of_keys), keys, &all, 1, floats(narrowed), step);
-    const at::Tensor sum = at::matmul(of_keys, values.to(at::kFloat)) + (c * keep.unsqueeze(1)).narrow(1, 0, dim);
+    const at::Tensor kept = (c.to(at::kDouble) * keep.unsqueeze(1)).narrow(1, 0, dim);
     for (int64_t used = 1; used <= rows; ++used) {
       sums.copy_(c);
       math.add_product(used, floats(narrowed), step, 1, floats(stacked), width, keys / 2, floats(sums), width, width,
                        floats(keep), false);
-      EXPECT_LT((sums.narrow(1, 0, dim) - sum).narrow(0, 0, used).abs().max().item<double>(), bound)
-          << dim << " " << used;
+      const auto first = [&](const at::Tensor& t) { return t.narrow(0, 0, used); };
+      EXPECT_TRUE(as_sums(first(sums).narrow(1, 0, dim), first(of_keys), values, first(kept))) << dim << " " << used;
       sums.fill_(NAN);
       math.add_product(used, floats(narrowed), step, 1, floats(stacked), width, keys / 2, floats(sums), width, width,
                        nullptr, true);
-      const at::Tensor alone = sum - (c * keep.unsqueeze(1)).narrow(1, 0, dim);
-      EXPECT_LT((sums.narrow(1, 0, dim) - alone).narrow(0, 0, used).abs().max().item<double>(), bound)
-          << dim << " " << used;
+      EXPECT_TRUE(as_sums(first(sums).narrow(1, 0, dim), first(of_keys), values)) << dim << " " << used;
     }
 
     // The sum over the rows of a tile, for as many of its columns as a tile has rows.
     const at::Tensor zipped = numbers({rows, keys}).to(at::kFloat), of_rows = numbers({rows, dim});
-    const at::Tensor expected = at::matmul(zipped.narrow(1, 4, rows).t(), of_rows.to(at::kFloat));
+    const at::Tensor columns_of_rows = zipped.narrow(1, 4, rows).t().clone();
     const at::Tensor operand = at::zeros({rows / 2, width}), got = at::zeros({rows, width});
     math.stack(rows_of(of_rows), rows, dim, floats(operand), width, 0);
     math.zip(rows, floats(zipped), keys, keys);
     math.add_product(math.rows, floats(zipped) + 4, 1, 2 * keys, floats(operand), width, rows / 2, floats(got), width,
                      width, nullptr, false);
-    EXPECT_LT((got.narrow(1, 0, dim) - expected).abs().max().item<double>(), bound) << dim;
+    EXPECT_TRUE(as_sums(got.narrow(1, 0, dim), columns_of_rows, of_rows)) << dim;
   }
 }
 
@@ -191,7 +205,9 @@ TEST_F(Bf16Pairs, NarrowingAndZippingRoundToNearest) {
 
 using testing::by_definition;
 using testing::Case;
+using testing::Expected;
 using testing::Result;
+using testing::right;
 using testing::run;
 using testing::scattered;
 
@@ -209,28 +225,24 @@ TEST_F(Bf16Kernel, EqualsTheDefinition) {
       for (const double rate : {0.0, 0.3}) {
         Case c = scattered(at::kBFloat16, one_head, dim);
         c.call.dropout = {rate, 7, 3, 1, 5};
-        const Result want = by_definition(c);
-        const auto relative = [](const at::Tensor& got, const at::Tensor& right) {
-          return ((got - right).abs().max() / right.abs().max()).item<double>();
-        };
+        const Expected want = by_definition(c), in_fp32 = by_definition(moved(c, at::kCPU, at::kFloat));
+        const std::string where = std::to_string(dim) + " " + std::to_string(rate);
         const Result pairs = run(c, KernelKind::kCpu);
+        EXPECT_TRUE(right(pairs, c, want)) << where;
         // Gradients that hold nothing are set instead of added to.
         const at::Tensor dk = at::full(pairs.dk.sizes(), NAN, pairs.dk.options()), dv = dk.clone();
         const auto kernel = make_kernel(KernelKind::kCpu, c.q);
         kernel->begin_backward(c.dout, c.q, pairs.out.to(at::kBFloat16), pairs.lse, c.call);
         kernel->backward(c.keys, {dk, dv, c.grad_batch, c.grad_heads, true}, c.tiles, {});
-        EXPECT_LT(relative(dk, want.dk), 0.02) << dim << " " << rate;
-        EXPECT_LT(relative(dv, want.dv), 0.01) << dim << " " << rate;
+        EXPECT_TRUE(as_exact(&OracleResult::dk, dk, want, at::kBFloat16)) << where;
+        EXPECT_TRUE(as_exact(&OracleResult::dv, dv, want, at::kBFloat16)) << where;
         c.q = at_odd_offset(c.q);
         const Result wide = run(c, KernelKind::kCpu);
-        EXPECT_LT((pairs.lse - want.lse).nan_to_num(0, 0, 0).abs().max().item<double>(), 2e-5) << dim;
-        // dq and dk contain delta, which is computed from an out that is rounded to bf16.
-        EXPECT_LT(relative(pairs.out, want.out), 0.01) << dim << " " << rate;
-        EXPECT_LT(relative(pairs.dq, want.dq), 0.02) << dim << " " << rate;
-        EXPECT_LT(relative(pairs.dk, want.dk), 0.02) << dim << " " << rate;
-        EXPECT_LT(relative(pairs.dv, want.dv), 0.01) << dim << " " << rate;
-        EXPECT_EQ(relative(pairs.dv, want.dv) > 1e-5, tile_math_of_pairs() != nullptr) << dim << " " << rate;
-        EXPECT_LT(relative(wide.dv, want.dv), 1e-5) << dim << " " << rate;
+        const auto dv_as_in_fp32 = [&](const Result& got) {
+          return as_exact(&OracleResult::dv, got.dv, in_fp32, at::kFloat);
+        };
+        EXPECT_EQ(bool(dv_as_in_fp32(pairs)), tile_math_of_pairs() == nullptr) << where;
+        EXPECT_TRUE(dv_as_in_fp32(wide)) << where;
       }
     }
   }
@@ -253,7 +265,7 @@ TEST_F(Bf16Kernel, LengthsAroundEveryEdge) {
       for (const int64_t hi : {int64_t{0}, keys / 2, Band::kUnbounded}) {
         tile.band = {-Band::kUnbounded, hi};
         c.tiles = {tile};
-        EXPECT_LT(testing::worst(run(c, KernelKind::kCpu), by_definition(c)), 0.1) << queries << " " << keys;
+        EXPECT_TRUE(right(run(c, KernelKind::kCpu), c)) << queries << " " << keys;
       }
     }
   }
@@ -263,8 +275,8 @@ TEST_F(Bf16Kernel, LengthsAroundEveryEdge) {
 TEST_F(Bf16Kernel, HugeNumbersAndNaNBehaveAsInFp32) {
   Case c = scattered(at::kBFloat16, false, 16);
   c.q.select(3, 0).fill_(1e4), c.keys.k.select(3, 0).fill_(1e4);
-  const Result want = by_definition(c), got = run(c, KernelKind::kCpu);
-  EXPECT_LT(((got.lse - want.lse) / want.lse).nan_to_num(0, 0, 0).abs().max().item<double>(), 1e-5);
+  const Result got = run(c, KernelKind::kCpu);
+  EXPECT_TRUE(as_exact(&OracleResult::lse, got.lse, by_definition(c), at::kBFloat16));
   EXPECT_TRUE(got.out.isfinite().all().item<bool>());
   c = scattered(at::kBFloat16, false, 16);
   c.q.select(1, 5).fill_(std::numeric_limits<float>::quiet_NaN());
@@ -293,10 +305,15 @@ TEST_F(Bf16Tiles, NaNStayInTheirBlock) {
     c.tiles.push_back(tile);
   }
   for (const at::Tensor& x : {c.q, c.dout}) x.select(0, 0).fill_(std::numeric_limits<float>::quiet_NaN());
-  const Result got = run(c, KernelKind::kCpu), want = by_definition(c);
+  const Result got = run(c, KernelKind::kCpu);
   EXPECT_TRUE(got.dk.select(0, 0).isnan().all().item<bool>());
-  for (const auto& [mine, right] : {std::pair(got.dk, want.dk), std::pair(got.dv, want.dv)}) {
-    EXPECT_LT((mine.select(0, 1) - right.select(0, 1)).abs().max().item<double>(), 0.05);
+  const Expected want = by_definition(c);
+  for (at::Tensor OracleResult::*result : {&OracleResult::dk, &OracleResult::dv}) {
+    Expected of_second = want;
+    for (OracleResult* r : {static_cast<OracleResult*>(&of_second), &of_second.usual, &of_second.terms}) {
+      r->*result = (r->*result).select(0, 1);
+    }
+    EXPECT_TRUE(as_exact(result, (got.*result).select(0, 1), of_second, at::kBFloat16));
   }
 }
 

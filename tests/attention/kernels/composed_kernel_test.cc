@@ -22,13 +22,13 @@
 namespace annulus {
 namespace {
 
+using testing::as_exact;
 using testing::by_definition;
 using testing::Case;
+using testing::Expected;
 using testing::MaskedOperator;
 using testing::Result;
-using testing::worst;
-
-constexpr double kExact = 2e-14;  // as in kernel_test.cc
+using testing::right;
 
 // Remembers its last results.
 class Recorded : public MaskedOperator {
@@ -88,15 +88,15 @@ TEST(Compositions, TilesOfAProgramAreReadOnce) {
     Case c = testing::scattered(at::kDouble, one_head);
     c.call.program = ObjectNumber().value();
     const Result first = testing::run(c, make);
-    EXPECT_LT(worst(first, by_definition(c)), kExact);
+    EXPECT_TRUE(right(first, c));
     for (Tile& tile : c.tiles) tile.query_rows = tile.query_positions = {0, 1, 1};
     EXPECT_TRUE(same(testing::run(c, make), first)) << "the tiles were read again";
     // The same tiles of another program, and of none.
     c.call.program = ObjectNumber().value();
-    const Result want = by_definition(c);
-    EXPECT_LT(worst(testing::run(c, make), want), kExact);
+    const Expected want = by_definition(c);
+    EXPECT_TRUE(right(testing::run(c, make), c, want));
     c.call.program = 0;
-    EXPECT_LT(worst(testing::run(c, make), want), kExact);
+    EXPECT_TRUE(right(testing::run(c, make), c, want));
   }
 }
 
@@ -154,14 +154,14 @@ TEST(Compositions, EachStepOfAProgramIsComposedOnce) {
       }
       ASSERT_GE(calls, 2 * request.ranks);
       const testing::Inputs in = testing::random_inputs(request.shape, 16, at::kDouble);
-      const OracleResult want = testing::oracle_of(request, in);
+      const Expected want = testing::expected_of(request, in);
       for (int time = 0; time < 3; ++time) {
         const CacheStats before = compositions();
         const testing::RankResults run = testing::run_everywhere(request, in, KernelKind::kEfficient);
         const CacheStats after = compositions();
         EXPECT_EQ(after.misses - before.misses, time == 0 ? calls : 0) << pattern << length << " " << time;
         EXPECT_EQ(after.hits - before.hits, time == 0 ? 0 : calls) << pattern << length << " " << time;
-        for (const double error : testing::errors(run.result, want)) EXPECT_LT(error, 1e-12) << pattern << length;
+        EXPECT_TRUE(as_exact(run.result, want, at::kDouble)) << pattern << length;
       }
     }
   }
@@ -182,9 +182,9 @@ TEST(WaitingResults, EightBlocksAreMergedInOnePass) {
   kernel->finish_forward(out, lse);
   EXPECT_EQ(recorded->held(), 0);
   // Each pair is counted nine times.
-  const Result once = by_definition(c);
-  EXPECT_LT((out - once.out).abs().max().item<double>(), kExact);
-  EXPECT_LT((lse - once.lse - std::log(9)).abs().max().item<double>(), kExact);
+  const Expected once = by_definition(c);
+  EXPECT_TRUE(as_exact(&OracleResult::out, out, once, at::kDouble));
+  EXPECT_TRUE(as_exact(&OracleResult::lse, lse - std::log(9), once, at::kDouble));
 }
 
 // So do results of some heads and of rows with a stride, as those of dilated attention.
@@ -209,9 +209,9 @@ TEST(WaitingResults, SomeHeadsAndStridedRowsWaitToo) {
   at::Tensor out, lse;
   kernel->finish_forward(out, lse);
   EXPECT_EQ(recorded->held(), 0);
-  const Result once = by_definition(c);
-  EXPECT_LT((out - once.out).abs().max().item<double>(), kExact);
-  EXPECT_LT((lse - once.lse - std::log(3)).abs().max().item<double>(), kExact);
+  const Expected once = by_definition(c);
+  EXPECT_TRUE(as_exact(&OracleResult::out, out, once, at::kDouble));
+  EXPECT_TRUE(as_exact(&OracleResult::lse, lse - std::log(3), once, at::kDouble));
 }
 
 // Eight results of two heads, then eight of a batch row's last rows and other heads, which are merged in place, and one
@@ -228,7 +228,7 @@ TEST(WaitingResults, PartsOfFewRowsAreMergedInTheirPlace) {
   c.tiles.push_back(some);
   const auto recorded = std::make_shared<Recorded>();
   const Result got = testing::run(c, [&] { return make_composed_kernel({recorded}, without_gathering()); });
-  EXPECT_LT(worst(got, by_definition(c)), kExact);
+  EXPECT_TRUE(right(got, c));
   EXPECT_EQ(recorded->forwards.size(), 17u);
 }
 
@@ -264,7 +264,7 @@ TEST(WaitingResults, HoldAtMostWhatTheKernelDeclares) {
     }
     at::Tensor out, lse;
     kernel->finish_forward(out, lse);
-    EXPECT_LT((lse - by_definition(c).lse - std::log(20)).abs().max().item<double>(), kExact);
+    EXPECT_TRUE(as_exact(&OracleResult::lse, lse - std::log(20), by_definition(c), at::kDouble));
   }
   // A single result is returned as it is, however large.
   const auto recorded = std::make_shared<Recorded>();
@@ -282,7 +282,7 @@ TEST(WaitingResults, HoldAtMostWhatTheKernelDeclares) {
 TEST(WholeBackward, GradientsAreTheOperatorsOwnTensors) {
   at::set_num_threads(1);
   const Case c = whole_case(at::kDouble, {-Band::kUnbounded, 0});
-  const Result want = by_definition(c);
+  const Expected want = by_definition(c);
   const auto recorded = std::make_shared<Recorded>();
   const auto whole = [&](const Case& of, const ComposedKernelOptions& options) {
     const auto kernel = make_composed_kernel({recorded}, options);
@@ -291,7 +291,7 @@ TEST(WholeBackward, GradientsAreTheOperatorsOwnTensors) {
     const auto gradients = kernel->whole_backward(of.keys, of.tiles, {});
     EXPECT_EQ(recorded->backwards.size() - before, gradients ? 1u : 0u);
     if (gradients) {
-      EXPECT_LT((kernel->finish_backward() - want.dq).abs().max().item<double>(), kExact);
+      EXPECT_TRUE(as_exact(&OracleResult::dq, kernel->finish_backward(), want, at::kDouble));
       EXPECT_EQ(kernel->peak_result_elements(), 0);
     }
     return gradients;
@@ -300,8 +300,8 @@ TEST(WholeBackward, GradientsAreTheOperatorsOwnTensors) {
   ASSERT_TRUE(gradients);
   EXPECT_EQ(gradients->dk.data_ptr(), recorded->backwards.back().dk.data_ptr());
   EXPECT_EQ(gradients->dv.data_ptr(), recorded->backwards.back().dv.data_ptr());
-  EXPECT_LT((gradients->dk - want.dk).abs().max().item<double>(), kExact);
-  EXPECT_LT((gradients->dv - want.dv).abs().max().item<double>(), kExact);
+  EXPECT_TRUE(as_exact(&OracleResult::dk, gradients->dk, want, at::kDouble));
+  EXPECT_TRUE(as_exact(&OracleResult::dv, gradients->dv, want, at::kDouble));
 
   Case some_keys = c, some_heads = c, several = c, dropped = c;
   some_keys.tiles[0].query_rows = some_keys.tiles[0].key_rows = some_keys.tiles[0].grad_rows = {0, 1, 63};
@@ -332,9 +332,7 @@ TEST(WholeBackward, OneRankHoldsNoResultsBesidesItsGradients) {
         if (ranks == 1) {
           EXPECT_EQ(run.backward[0].peak_grad_elements, 2 * 2 * 96 * 2 * 16);
         }
-        for (const double error : testing::errors(run.result, testing::oracle_of(request, in))) {
-          EXPECT_LT(error, type == at::kDouble ? 1e-12 : 0.02) << pattern << ranks;
-        }
+        EXPECT_TRUE(as_exact(run.result, testing::expected_of(request, in), type)) << pattern << ranks;
       }
     }
   }

@@ -71,6 +71,8 @@ class GpuKernels : public ::testing::Test {
     }
   }
 
+  static double unit(KernelKind kind, at::ScalarType type) { return testing::unit_of(kind, at::kCUDA, type); }
+
   // Returns why this operator is not available here; empty if it is.
   static std::string obstacle(KernelKind kind, at::ScalarType type, int64_t dim) {
     try {
@@ -154,10 +156,8 @@ TEST_F(GpuKernels, ScatteredTilesEqualTheDefinitions) {
         }
         const testing::Case c = testing::moved(testing::scattered(at::kFloat, one_head, 64), at::kCPU, type);
         const testing::Case there = testing::moved(c, at::kCUDA, type);
-        // bf16 rounds the gradients of each tile, and about a dozen tiles are added up here.
-        const double bound = type == at::kFloat ? 1e-3 : 0.4;
         const OperatorCalls calls = operators_of([&] {
-          EXPECT_LT(testing::worst(testing::run(there, kind), testing::by_definition(c)), bound)
+          EXPECT_TRUE(right(testing::run(there, kind), c, testing::by_definition(c), unit(kind, type)))
               << to_string(kind) << " " << one_head << " " << c10::toString(type);
         });
         // Here cuDNN's operator gets what is neither banded nor gathered.
@@ -171,19 +171,20 @@ TEST_F(GpuKernels, DropoutEqualsThatOfTheCpu) {
   testing::Case c = testing::scattered(at::kFloat, false, 64);
   c.call.dropout = {0.3, 7, 3, 1, 5};
   const testing::Case there = testing::moved(c, at::kCUDA, at::kFloat);
-  EXPECT_LT(testing::worst(testing::run(there, KernelKind::kAuto), testing::by_definition(c)), 1e-3);
+  const KernelKind kind = choose_kernel(KernelKind::kAuto, at::kCUDA, at::kFloat, 64, /*dropout=*/true).kind;
+  EXPECT_TRUE(right(testing::run(there, kind), c, testing::by_definition(c), unit(kind, at::kFloat)));
 }
 
 // The result does not depend on how `fill` and `most_gathered` divide the tiles.
 TEST_F(GpuKernels, ResultIsIndependentOfGathering) {
   const testing::Case c = testing::scattered(at::kFloat, false, 64);
   const testing::Case there = testing::moved(c, at::kCUDA, at::kFloat);
-  const testing::Result want = testing::by_definition(c);
+  const testing::Expected want = testing::by_definition(c);
   for (const auto& [gathered, fill] : {std::pair<int64_t, int64_t>{1 << 20, 1 << 20}, {1, 1}, {300, 4}}) {
     ComposedKernelOptions options;
     options.limits.most_gathered = gathered, options.limits.fill = fill;
     const auto make = [&options = options] { return make_composed_kernel({efficient_operator()}, options); };
-    EXPECT_LT(testing::worst(testing::run(there, make), want), 1e-3) << gathered;
+    EXPECT_TRUE(right(testing::run(there, make), c, want, unit(KernelKind::kEfficient, at::kFloat))) << gathered;
   }
 }
 
@@ -215,12 +216,13 @@ TEST_F(GpuKernels, MergeEqualsThatOfTheCpu) {
         const at::Tensor rows = indexed ? at::randperm(100, at::kLong).narrow(0, 0, 70).contiguous() : at::Tensor();
         if (!indexed) out = out.narrow(2, 30, 70), lse = lse.narrow(2, 30, 70);
         const auto there = [](const at::Tensor& t) { return t.defined() ? t.to(at::kCUDA) : t; };
-        const at::Tensor out_there = there(out), lse_there = there(lse);
-        merge_partial(out_there, lse_there, there(part_out), there(part_lse), there(rows));
-        merge_partial(out, lse, part_out, part_lse, rows);
-        const double bound = type == at::kDouble ? 1e-13 : 1e-5;
-        EXPECT_LT((out_there.cpu() - out).abs().max().item<double>(), bound) << dim << " " << c10::toString(type);
-        EXPECT_TRUE(lse_there.cpu().allclose(lse, 1e-6, 1e-6)) << dim << " " << c10::toString(type);
+        const testing::Merged got{there(out), there(lse)}, usual{out.clone(), lse.clone()};
+        const testing::Merged exact{out.to(at::kDouble, false, /*copy=*/true), lse.to(at::kDouble, false, true)};
+        merge_partial(got.out, got.lse, there(part_out), there(part_lse), there(rows));
+        merge_partial(usual.out, usual.lse, part_out, part_lse, rows);
+        merge_partial(exact.out, exact.lse, testing::widened(part_out), testing::widened(part_lse), rows);
+        EXPECT_TRUE(as_exact(got, usual, exact, {MergePart(part_out, part_lse, 0), MergePart(out, lse, 0)}))
+            << dim << " " << c10::toString(type);
       }
     }
   }
@@ -242,19 +244,22 @@ TEST_F(GpuKernels, MergeOfSeveralPartsEqualsThatOfTheCpu) {
         for (const bool narrow : {false, true}) {
           for (const bool held : {false, true}) {
             const at::Tensor before = at::randn({2, 3, 60, dim}, acc), before_lse = at::randn({2, 3, 60}, acc);
-            const auto run = [&](const std::vector<MergePart>& list, at::Device device) {
-              const at::Tensor out =
-                  at::empty({2, 3, 60, dim}, acc.device(device).dtype(narrow ? type : acc.dtype().toScalarType()));
-              const at::Tensor lse = sums ? at::Tensor() : at::empty({2, 3, 60}, acc.device(device));
-              merge_parts(out, lse, held ? before.to(device) : at::Tensor(),
-                          held && !sums ? before_lse.to(device) : at::Tensor(), list);
-              return std::pair{out.cpu().to(at::kDouble), sums ? at::zeros({1}) : lse.cpu()};
+            const at::Tensor held_lse = held && !sums ? before_lse : at::Tensor();
+            const auto run = [&](const std::vector<MergePart>& list, at::Device device, at::ScalarType of_out,
+                                 at::ScalarType of_lse) {
+              const auto moved = [&](const at::Tensor& t) { return t.defined() ? t.to(device, of_lse) : t; };
+              const testing::Merged to{at::empty({2, 3, 60, dim}, acc.device(device).dtype(of_out)),
+                                       sums ? at::Tensor() : at::empty({2, 3, 60}, acc.device(device).dtype(of_lse))};
+              merge_parts(to.out, to.lse, held ? moved(before) : at::Tensor(), moved(held_lse), list);
+              return to;
             };
-            const auto [out, lse] = run(parts, at::kCPU);
-            const auto [gpu_out, gpu_lse] = run(there, at::kCUDA);
-            const double bound = type == at::kDouble ? 1e-13 : narrow && type != at::kFloat ? 0.05 : 1e-5;
-            EXPECT_LT((gpu_out - out).abs().max().item<double>(), bound) << dim << c10::toString(type) << sums << held;
-            EXPECT_TRUE(gpu_lse.allclose(lse, 1e-6, 1e-6)) << dim << c10::toString(type) << held;
+            const at::ScalarType of_lse = acc.dtype().toScalarType(), of_out = narrow ? type : of_lse;
+            const testing::Merged exact = run(testing::widened(parts), at::kCPU, at::kDouble, at::kDouble);
+            std::vector<MergePart> all = parts;
+            if (held) all.emplace_back(before, held_lse, 0);
+            EXPECT_TRUE(
+                as_exact(run(there, at::kCUDA, of_out, of_lse), run(parts, at::kCPU, of_out, of_lse), exact, all))
+                << dim << c10::toString(type) << sums << held;
           }
         }
       }

@@ -4,17 +4,15 @@
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 
 #include "attention/oracle/oracle.h"
-#include "attention/tiles/dropout.h"
 #include "attention/tiles/tile_views.h"
 
 namespace annulus::testing {
@@ -65,79 +63,96 @@ Result run(const Case& c, KernelKind kind) {
   return run(c, [&] { return make_kernel(kind, c.q); });
 }
 
-Result by_definition(const Case& c) {
-  const int64_t B = c.q.size(0), n = c.q.size(1), H = c.q.size(2), D = c.q.size(3), m = c.keys.k.size(1);
-  const auto options = at::TensorOptions().dtype(at::kDouble);
-  Result r;
-  r.out = at::zeros(c.q.sizes(), options), r.dq = at::zeros(c.q.sizes(), options);
-  r.lse = at::full({B, H, n}, -kInfinity, options);
-  const std::vector<int64_t> shape{c.grad_batch.count, c.grad_rows, c.grad_heads.count, D};
-  r.dk = at::zeros(shape, options), r.dv = at::zeros(shape, options);
-  for (int64_t b = 0; b < B; ++b) {
-    for (int64_t h = 0; h < H; ++h) {
+namespace {
+
+// What one query head of one batch row sees.
+struct Head {
+  int64_t batch = 0, head = 0;
+  DenseAttention in;
+  std::vector<int64_t> keys, gradients;  // rows of the block's keys, and of their gradients
+};
+
+// Those whose keys the block holds.
+std::vector<Head> heads_of(const Case& c) {
+  const int64_t n = c.q.size(1), m = c.keys.k.size(1);
+  std::vector<Head> heads;
+  for (int64_t b = 0; b < c.q.size(0); ++b) {
+    for (int64_t h = 0; h < c.q.size(2); ++h) {
       const int64_t kv = h / c.call.group;
-      const at::Tensor counts = at::zeros({n, m}, options);
-      at::Tensor factors = at::ones({n, m}, options);
-      if (c.call.dropout.rate > 0) {  // in these cases the positions are the rows
-        const Dropout& d = c.call.dropout;
-        const PairWeight weight = weight_of({d.rate, d.seed, d.step, d.layer, d.first_row});
-        for (int64_t x = 0; x < n * m; ++x) factors.data_ptr<double>()[x] = weight(b, h, x / m, x % m);
-      }
-      std::vector<int64_t> grad_row(static_cast<size_t>(m), -1);
+      if (!c.keys.batch.contains(b) || !c.keys.heads.contains(kv)) continue;
+      Head head{b, h, {}, {}, {}};
+      const at::Tensor counts = at::zeros({n, m}, at::kDouble);
+      double* const count = counts.data_ptr<double>();
+      std::map<int64_t, int64_t> gradient_of;
       for (const Tile& t : c.tiles) {
         if (!t.batch.contains(b) || !t.heads.contains(h)) continue;
         for (int64_t j = 0; j < t.key_rows.count; ++j) {
-          grad_row[static_cast<size_t>(t.key_rows.at(j))] = t.grad_rows.at(j);
+          gradient_of[t.key_rows.at(j)] = t.grad_rows.at(j);
           for (int64_t i = 0; i < t.query_rows.count; ++i) {
             if (!t.band.contains(t.query_positions.at(i), t.key_positions.at(j))) continue;
-            counts.data_ptr<double>()[t.query_rows.at(i) * m + t.key_rows.at(j)] += 1;
+            count[t.query_rows.at(i) * m + t.key_rows.at(j)] += 1;
           }
         }
       }
-      if (!c.keys.batch.contains(b) || !c.keys.heads.contains(kv)) continue;
+      for (const auto& [key, gradient] : gradient_of) head.keys.push_back(key), head.gradients.push_back(gradient);
       const int64_t kb = c.keys.batch.index_of(b), kh = c.keys.heads.index_of(kv);
-      const at::Tensor q = c.q.select(0, b).select(1, h).to(at::kDouble);
-      const at::Tensor dout = c.dout.select(0, b).select(1, h).to(at::kDouble);
-      const at::Tensor k = c.keys.k.select(0, kb).select(1, kh).to(at::kDouble);
-      const at::Tensor v = c.keys.v.select(0, kb).select(1, kh).to(at::kDouble);
-      const at::Tensor shown = counts.gt(0).any(1);
-      const at::Tensor s = q.matmul(k.t()) * c.call.scale + counts.log();
-      const at::Tensor lse = s.logsumexp({-1});
-      const at::Tensor p = (s - lse.masked_fill(shown.logical_not(), 0).unsqueeze(1)).exp();
-      const at::Tensor out = (p * factors).matmul(v);
-      const at::Tensor ds = p * (factors * dout.matmul(v.t()) - (dout * out).sum(-1, true));
-      r.out.select(0, b).select(1, h).copy_(out);
-      r.lse.select(0, b).select(0, h).copy_(lse);
-      r.dq.select(0, b).select(1, h).copy_(ds.matmul(k) * c.call.scale);
-      const at::Tensor dk = ds.t().matmul(q) * c.call.scale, dv = (p * factors).t().matmul(dout);
-      for (int64_t j = 0; j < m; ++j) {
-        const int64_t g = grad_row[static_cast<size_t>(j)];
-        if (g < 0) continue;
-        const int64_t gb = c.grad_batch.index_of(b), gh = c.grad_heads.index_of(kv);
-        r.dk.select(0, gb).select(1, gh)[g] += dk[j];
-        r.dv.select(0, gb).select(1, gh)[g] += dv[j];
+      const auto of_keys = [&](const at::Tensor& t) { return t.select(0, kb).select(1, kh); };
+      const auto of_queries = [&](const at::Tensor& t) { return t.select(0, b).select(1, h); };
+      head.in = {of_queries(c.q), of_keys(c.keys.k), of_keys(c.keys.v), of_queries(c.dout), counts.log(), {},
+                 c.call.scale};
+      if (c.call.dropout.rate > 0) {  // in these cases the positions are the rows
+        const Dropout& d = c.call.dropout;
+        const PairWeight weight = weight_of({d.rate, d.seed, d.step, d.layer, d.first_row});
+        head.in.factors = at::zeros({n, m}, at::kDouble);
+        double* const factor = head.in.factors.data_ptr<double>();
+        for (int64_t x = 0; x < n * m; ++x) factor[x] = weight(b, h, x / m, x % m);
       }
+      heads.push_back(head);
     }
+  }
+  return heads;
+}
+
+// Puts the results of all heads together, in dtype `type`.
+OracleResult together(const Case& c, const std::vector<Head>& heads, at::ScalarType type,
+                      const std::function<OracleResult(const DenseAttention&)>& compute) {
+  const auto options = at::TensorOptions().dtype(type);
+  const std::vector<int64_t> shape{c.grad_batch.count, c.grad_rows, c.grad_heads.count, c.q.size(3)};
+  OracleResult r{at::zeros(c.q.sizes(), options),
+                 at::full({c.q.size(0), c.q.size(2), c.q.size(1)}, -kInfinity, options),
+                 at::zeros(c.q.sizes(), options), at::zeros(shape, options), at::zeros(shape, options)};
+  for (const Head& of : heads) {
+    const OracleResult head = compute(of.in);
+    r.out.select(0, of.batch).select(1, of.head).copy_(head.out);
+    r.lse.select(0, of.batch).select(0, of.head).copy_(head.lse);
+    r.dq.select(0, of.batch).select(1, of.head).copy_(head.dq);
+    const int64_t gb = c.grad_batch.index_of(of.batch), gh = c.grad_heads.index_of(of.head / c.call.group);
+    const at::Tensor from = at::tensor(of.keys), to = at::tensor(of.gradients);
+    r.dk.select(0, gb).select(1, gh).index_add_(0, to, head.dk.index_select(0, from));
+    r.dv.select(0, gb).select(1, gh).index_add_(0, to, head.dv.index_select(0, from));
   }
   return r;
 }
 
-namespace {
-
-double difference(const at::Tensor& got, const at::Tensor& want) {
-  const at::Tensor g = got.to(at::kCPU, at::kDouble);
-  // Where -inf is expected, neither NaN nor +inf is accepted.
-  if (!g.isfinite().eq(want.isfinite()).all().item<bool>()) return kInfinity;
-  if (!g.isfinite().logical_or(g.eq(want)).all().item<bool>()) return kInfinity;
-  return (g - want).masked_fill(want.isfinite().logical_not(), 0).abs().max().item<double>();
-}
-
 }  // namespace
 
-double worst(const Result& got, const Result& want) {
-  return std::max({difference(got.out, want.out), difference(got.lse, want.lse), difference(got.dq, want.dq),
-                   difference(got.dk, want.dk), difference(got.dv, want.dv)});
+Expected by_definition(const Case& c) {
+  const std::vector<Head> heads = heads_of(c);
+  const auto in_dtype = [&](at::ScalarType type, at::ScalarType rounded) {
+    return together(c, heads, type, [&](const DenseAttention& in) { return plain_attention(in, type, rounded); });
+  };
+  Expected want{in_dtype(at::kDouble, at::kDouble), {}, {}};
+  const at::ScalarType type = c.q.scalar_type();
+  if (type != at::kDouble) want.usual = in_dtype(at::kFloat, type);
+  want.terms = together(c, heads, at::kDouble, [&](const DenseAttention& in) { return terms_of(in, want.scores); });
+  return want;
 }
+
+::testing::AssertionResult right(const Result& got, const Case& c, const Expected& want, std::optional<double> unit) {
+  return as_exact(got, want, c.q.scalar_type(), unit);
+}
+
+::testing::AssertionResult right(const Result& got, const Case& c) { return right(got, c, by_definition(c)); }
 
 Case scattered(at::ScalarType type, bool one_head, int64_t head_dim) {
   const auto options = at::TensorOptions().dtype(type);

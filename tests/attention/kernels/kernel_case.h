@@ -2,12 +2,16 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <gtest/gtest.h>
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "attention/kernels/choose_kernel.h"
+#include "attention/oracle/oracle.h"
+#include "tests/attention/kernels/plain_attention.h"
 
 namespace annulus::testing {
 
@@ -21,8 +25,7 @@ struct Case {
   KernelCall call;
 };
 
-struct Result {
-  at::Tensor out, lse, dq, dk, dv;
+struct Result : OracleResult {
   int64_t peak = 0;
 };
 
@@ -32,10 +35,12 @@ Result run(const Case& c, KernelKind kind);
 
 // Computes the result by the definitions, pair by pair in fp64: a pair's score counts as often as the tiles contain it,
 // with the oracle's dropout factors. The tensors must be on the CPU.
-Result by_definition(const Case& c);
+Expected by_definition(const Case& c);
 
-// Returns the largest difference of any result, or infinity if infinities and NaN are at different positions.
-double worst(const Result& got, const Result& want);
+// Whether a result is as exact as the dtype of the case allows (plain_attention.h).
+::testing::AssertionResult right(const Result& got, const Case& c, const Expected& want,
+                                 std::optional<double> unit = {});
+::testing::AssertionResult right(const Result& got, const Case& c);
 
 // Makes a case of 4 query heads, 2 kv heads and 3 batch rows. The keys hold batch rows 0 and 2 (as a strided view) and
 // kv head 1 or both. The gradients hold all batch rows and heads, with other row numbers than the keys.

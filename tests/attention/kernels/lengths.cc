@@ -4,32 +4,25 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/matmul.h>
 #include <ATen/ops/randn.h>
 
-#include <algorithm>
 #include <cmath>
-#include <limits>
+#include <functional>
 #include <map>
-#include <sstream>
 #include <tuple>
 
 #include "attention/execution/attention.h"
 #include "attention/oracle/oracle.h"
 #include "attention/tiles/tile_views.h"
 #include "comm/threads/threads.h"
+#include "tests/attention/kernels/plain_attention.h"
+#include "tests/common/exactness.h"
 
 namespace annulus::testing {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
 struct Whole {
   at::Tensor q, k, v, dout;
-};
-
-struct Results {
-  at::Tensor out, lse, dq, dk, dv;
 };
 
 AttentionShape shape_of(const LengthCase& c) {
@@ -52,43 +45,26 @@ at::Tensor shown_pairs(const LengthCase& c, at::Device device) {
   return mask.to(device);
 }
 
-// Computes densely in dtype `type`. What a kernel of a narrower dtype rounds (probabilities, results) is rounded to
-// `rounded`.
-Results dense(const LengthCase& c, const Whole& in, const at::Tensor& mask, at::ScalarType type,
-              at::ScalarType rounded) {
+// Puts the results of the heads together, which `compute` computes for the heads of one kv head at a time.
+OracleResult of_all_heads(const LengthCase& c, const Whole& in, const at::Tensor& log_counts,
+                          const std::function<OracleResult(const DenseAttention&)>& compute) {
   const int64_t group = c.heads / c.kv_heads;
-  const double scale = 1 / std::sqrt(static_cast<double>(c.dim));
-  const auto round = [&](const at::Tensor& t) { return t.to(rounded).to(type); };
   std::vector<at::Tensor> out, lse, dq, dk, dv;
   for (int64_t h = 0; h < c.kv_heads; ++h) {
-    const auto of_queries = [&](const at::Tensor& t) { return t.narrow(2, h * group, group).transpose(1, 2).to(type); };
-    const auto of_keys = [&](const at::Tensor& t) { return t.narrow(2, h, 1).transpose(1, 2).to(type); };
-    const at::Tensor q = of_queries(in.q), dout = of_queries(in.dout), k = of_keys(in.k), v = of_keys(in.v);
-    const at::Tensor s = (q.matmul(k.transpose(2, 3)) * scale).masked_fill(mask.logical_not(), -kInfinity);
-    const at::Tensor l = s.logsumexp({-1});
-    const at::Tensor p = (s - l.masked_fill(l.eq(-kInfinity), 0).unsqueeze(-1)).exp();
-    const at::Tensor o = round(round(p).matmul(v));
-    const at::Tensor ds = round(p * (dout.matmul(v.transpose(2, 3)) - (dout * o).sum(-1, true)));
-    const auto back = [&](const at::Tensor& t) { return round(t).transpose(1, 2); };
-    out.push_back(back(o));
-    lse.push_back(l);
-    dq.push_back(back(ds.matmul(k) * scale));
-    dk.push_back(back((ds.transpose(2, 3).matmul(q) * scale).sum(1, true)));
-    dv.push_back(back(round(p).transpose(2, 3).matmul(dout).sum(1, true)));
+    const auto of_queries = [&](const at::Tensor& t) { return t.narrow(2, h * group, group).transpose(1, 2); };
+    const auto of_keys = [&](const at::Tensor& t) { return t.narrow(2, h, 1).transpose(1, 2); };
+    const OracleResult r = compute({of_queries(in.q),
+                                    of_keys(in.k),
+                                    of_keys(in.v),
+                                    of_queries(in.dout),
+                                    log_counts,
+                                    {},
+                                    1 / std::sqrt(static_cast<double>(c.dim))});
+    const auto back = [](const at::Tensor& t) { return t.transpose(1, 2); };
+    out.push_back(back(r.out)), dq.push_back(back(r.dq)), lse.push_back(r.lse);
+    dk.push_back(back(r.dk.sum(1, /*keepdim=*/true))), dv.push_back(back(r.dv.sum(1, /*keepdim=*/true)));
   }
   return {at::cat(out, 2), at::cat(lse, 1), at::cat(dq, 2), at::cat(dk, 2), at::cat(dv, 2)};
-}
-
-double largest(const at::Tensor& t) { return t.numel() == 0 ? 0 : t.abs().max().item<double>(); }
-
-double distance(const at::Tensor& got, const at::Tensor& want) {
-  const at::Tensor g = got.to(at::kDouble), w = want.to(at::kDouble);
-  if (g.sizes() != w.sizes()) return kInfinity;
-  // Where -inf is expected, neither NaN nor +inf is accepted.
-  if (!g.isfinite().logical_or(g.eq(w)).all().item<bool>() || !g.isfinite().eq(w.isfinite()).all().item<bool>()) {
-    return kInfinity;
-  }
-  return largest((g - w).masked_fill(w.isfinite().logical_not(), 0));
 }
 
 }  // namespace
@@ -129,6 +105,11 @@ std::vector<LengthCase> length_cases(int64_t heads, int64_t kv_heads, int64_t di
   return cases;
 }
 
+double unit_of(KernelKind kernel, at::Device device, at::ScalarType type) {
+  if (type == at::kDouble) return unit_roundoff(at::kDouble);
+  return device.is_cuda() && kernel == KernelKind::kEfficient ? 0x1p-21 : unit_roundoff(at::kFloat);
+}
+
 std::string check_length(const LengthCase& c, KernelKind kernel, at::Device device, at::ScalarType type) {
   const auto options = at::TensorOptions().dtype(at::kDouble).device(device);
   const auto random = [&](int64_t rows, int64_t heads) {
@@ -148,41 +129,18 @@ std::string check_length(const LengthCase& c, KernelKind kernel, at::Device devi
   call.kernel = kernel;
   const AttentionOutput forward = attention_forward(in.q, in.k, in.v, call);
   const AttentionGradients grads = attention_backward(in.dout, in.q, in.k, in.v, forward, call);
-  const at::Tensor mask = shown_pairs(c, device);
-  const Results want = dense(c, in, mask, at::kDouble, at::kDouble);
-  const Results plain = dense(c, in, mask, accumulator_type(type), type);
-
-  std::string wrong;
-  const auto text = [](double number) {
-    std::ostringstream words;
-    words << number;
-    return words.str();
+  const at::Tensor log_counts = shown_pairs(c, device).to(at::kDouble).log();
+  const auto in_dtype = [&](at::ScalarType computed, at::ScalarType rounded) {
+    return of_all_heads(c, in, log_counts,
+                        [&](const DenseAttention& heads) { return plain_attention(heads, computed, rounded); });
   };
-  // Gradients of q and k are differences of terms as large as those of v, so their errors are relative to that size.
-  // In fp64, where the plain result is exact enough, the largest error seen on CPUs was 4e-15, and 1.8e-15 for lse
-  // (three runs, two instruction sets, 704 positions). Devices are tested with longer sequences.
-  // A shift makes scores so much larger, and their rounding with them; dq is that times the large elements of k.
-  const double of_scores = 1 + std::abs(c.shift), of_keys = 1 + std::abs(c.shift) * std::sqrt(c.dim);
-  const double of_double = of_scores * of_keys * (device.is_cpu() ? 1.5e-14 : 1e-12);
-  const double lse_of_double = of_scores * (device.is_cpu() ? 6e-15 : 1e-12);
-  const auto compare = [&](const char* name, const at::Tensor& got, const at::Tensor& right, const at::Tensor& ref,
-                           double size) {
-    const double unit = type == at::kDouble ? of_double : type == at::kFloat ? 2e-5 : type == at::kHalf ? 5e-4 : 4e-3;
-    const double allowed = 3 * distance(ref, right) + unit * size;
-    const double error = distance(got, right);
-    if (error <= allowed && std::isfinite(allowed)) return;
-    wrong +=
-        std::string(wrong.empty() ? "" : "; ") + name + " is off by " + text(error) + ", allowed is " + text(allowed);
-  };
-  const double values = std::max({1e-3, largest(want.dv), largest(want.dq), largest(want.dk)});
-  compare("out", forward.out, want.out, plain.out, std::max(1e-3, largest(want.out)));
-  // Statistics are fp32 for all narrower inputs.
-  const double lse_error = distance(forward.lse, want.lse), lse_allowed = type == at::kDouble ? lse_of_double : 1e-4;
-  if (!(lse_error <= lse_allowed)) wrong += " lse is off by " + text(lse_error);
-  compare("dq", grads.dq, want.dq, plain.dq, values);
-  compare("dk", grads.dk, want.dk, plain.dk, values);
-  compare("dv", grads.dv, want.dv, plain.dv, values);
-  return wrong.empty() ? "" : c.text() + ": " + wrong;
+  Expected want{in_dtype(at::kDouble, at::kDouble), {}, {}};
+  if (type != at::kDouble) want.usual = in_dtype(at::kFloat, type);
+  want.terms =
+      of_all_heads(c, in, log_counts, [&](const DenseAttention& heads) { return terms_of(heads, want.scores); });
+  const auto as_wanted =
+      as_exact({forward.out, forward.lse, grads.dq, grads.dk, grads.dv}, want, type, unit_of(kernel, device, type));
+  return as_wanted ? "" : c.text() + ": " + as_wanted.message();
 }
 
 }  // namespace annulus::testing

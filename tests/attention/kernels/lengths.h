@@ -28,9 +28,15 @@ struct LengthCase {
 // exp(-lse) is no fp32 number.
 std::vector<LengthCase> length_cases(int64_t heads, int64_t kv_heads, int64_t dim, int64_t longest);
 
-// Returns an empty text if out, lse and all gradients are correct, else what is wrong. Correct results are at most
-// three times as far from the definitions as a plain chain of operators of this dtype. The definitions are the oracle's
-// predicate over pairs and dense fp64 products on the device, one kv head at a time.
+// Returns the unit roundoff of a kernel's products, which are fp32 for narrower inputs. On a GPU the operator
+// `efficient` cuts fp32 factors into two numbers of 11 bits and leaves out the product of the second ones
+// (OpMultiplyAddFastF32 of CUTLASS). What is left out is up to 2^-20 of a product, and 2^-23 in the mean; the cut
+// second numbers add as much.
+double unit_of(KernelKind kernel, at::Device device, at::ScalarType type);
+
+// Returns an empty text if out, lse and all gradients are as exact as their dtype allows (plain_attention.h), else what
+// is wrong. The definitions are the oracle's predicate over pairs and dense fp64 products on the device, one kv head at
+// a time.
 std::string check_length(const LengthCase& c, KernelKind kernel, at::Device device, at::ScalarType type);
 
 }  // namespace annulus::testing

@@ -60,13 +60,8 @@ void merge_by_threads(const at::Tensor& out, const at::Tensor& lse, const at::Te
   with_merge_types<at::BFloat16, at::Half>(arguments, RunThreads{arguments, most_blocks});
 }
 
-double difference(const at::Tensor& a, const at::Tensor& b) {
-  const at::Tensor x = a.to(at::kDouble), y = b.to(at::kDouble);
-  if (!x.isfinite().eq(y.isfinite()).all().item<bool>() || !x.isfinite().logical_or(x.eq(y)).all().item<bool>()) {
-    return kInfinity;
-  }
-  return (x - y).masked_fill(x.isfinite().logical_not(), 0).abs().max().item<double>();
-}
+using testing::Merged;
+using testing::widened;
 
 const std::vector<at::ScalarType> kTypes{at::kFloat, at::kBFloat16, at::kHalf, at::kDouble};
 
@@ -89,28 +84,23 @@ TEST(MergeRow, EveryThreadTogetherEqualsTheCpusLoop) {
           for (const bool narrow : {false, true}) {
             for (const bool held : {false, true}) {
               for (const int64_t most_blocks : {int64_t{2}, MergeGrid::kMost}) {
-                const auto run = [&](bool by_threads) {
-                  const at::Tensor out = at::full({2, 3, 60, dim}, NAN, narrow ? options.dtype(type) : options);
-                  const at::Tensor lse = sums ? at::Tensor() : at::full({2, 3, 60}, NAN, options);
-                  const at::Tensor held_out = held ? before : at::Tensor();
-                  const at::Tensor held_lse = held && !sums ? before_lse : at::Tensor();
-                  if (by_threads) {
-                    merge_by_threads(out, lse, held_out, held_lse, parts, {}, most_blocks);
-                  } else {
-                    merge_parts(out, lse, held_out, held_lse, parts);
-                  }
-                  return std::pair{out, lse};
+                const at::Tensor held_out = held ? before : at::Tensor();
+                const at::Tensor held_lse = held && !sums ? before_lse : at::Tensor();
+                const auto unset = [&](const at::TensorOptions& of_out, const at::TensorOptions& of_lse) {
+                  return Merged{at::full({2, 3, 60, dim}, NAN, of_out),
+                                sums ? at::Tensor() : at::full({2, 3, 60}, NAN, of_lse)};
                 };
-                const auto [want, want_lse] = run(false);
-                const auto [got, got_lse] = run(true);
+                const auto of_out = narrow ? options.dtype(type) : options, fp64 = options.dtype(at::kDouble);
+                const Merged got = unset(of_out, options), usual = unset(of_out, options), exact = unset(fp64, fp64);
+                merge_by_threads(got.out, got.lse, held_out, held_lse, parts, {}, most_blocks);
+                merge_parts(usual.out, usual.lse, held_out, held_lse, parts);
+                merge_parts(exact.out, exact.lse, widened(held_out), widened(held_lse), widened(parts));
+                std::vector<MergePart> all = parts;
+                if (held) all.emplace_back(held_out, held_lse, 0);
                 const std::string where = std::string(c10::toString(type)) + ", head size " + std::to_string(dim) +
                                           ", parts " + std::to_string(count) + (sums ? ", sums" : "") +
                                           (narrow ? ", narrow" : "") + (held ? ", held" : "");
-                const double bound = type == at::kDouble ? 1e-13 : narrow && type != at::kFloat ? 0.07 : 1e-5;
-                EXPECT_LE(difference(got, want), bound) << where;
-                if (!sums) {
-                  EXPECT_LE(difference(got_lse, want_lse), type == at::kDouble ? 1e-13 : 1e-5) << where;
-                }
+                EXPECT_TRUE(as_exact(got, usual, exact, all)) << where;
               }
             }
           }
@@ -132,21 +122,20 @@ TEST(MergeRow, IndexedRowsEqualTheCpusLoop) {
         const at::Tensor whole = at::randn({2, 110, 4, dim}, options), whole_lse = at::randn({2, 110, 4}, options) * 9;
         whole_lse.slice(1, 0, 110, 5).fill_(-kInfinity);
         const at::Tensor rows = at::randperm(100, at::kLong).narrow(0, 0, 70).contiguous();
-        const auto run = [&](bool by_threads) {
-          const at::Tensor all = whole.clone(), all_lse = whole_lse.clone();
-          const at::Tensor out = all.narrow(1, 5, 100).narrow(2, 1, 3).transpose(1, 2);
-          const at::Tensor lse = sums ? at::Tensor() : all_lse.narrow(1, 5, 100).narrow(2, 1, 3).transpose(1, 2);
-          const MergePart one(part, sums ? at::Tensor() : part_lse, 0);
-          by_threads ? merge_by_threads(out, lse, out, lse, {&one, 1}, rows, 3)
-                     : merge_parts(out, lse, out, lse, {&one, 1}, rows);
-          return std::pair{all, all_lse};
+        const MergePart one(part, sums ? at::Tensor() : part_lse, 0);
+        const auto run = [&](bool by_threads, const at::Tensor& into, const at::Tensor& into_lse, const MergePart& p) {
+          const Merged all{into.clone(), into_lse.clone()};
+          const at::Tensor out = all.out.narrow(1, 5, 100).narrow(2, 1, 3).transpose(1, 2);
+          const at::Tensor lse = sums ? at::Tensor() : all.lse.narrow(1, 5, 100).narrow(2, 1, 3).transpose(1, 2);
+          by_threads ? merge_by_threads(out, lse, out, lse, {&p, 1}, rows, 3)
+                     : merge_parts(out, lse, out, lse, {&p, 1}, rows);
+          return all;
         };
-        const auto [want, want_lse] = run(false);
-        const auto [got, got_lse] = run(true);
-        const double bound = type == at::kDouble ? 1e-13 : 1e-5;
-        EXPECT_LE(difference(got, want), bound) << c10::toString(type) << " " << dim << sums;
-        EXPECT_LE(difference(got_lse, want_lse), bound) << c10::toString(type) << " " << dim << sums;
-        const at::Tensor outside = got.narrow(1, 0, 5);
+        const Merged usual = run(false, whole, whole_lse, one), got = run(true, whole, whole_lse, one);
+        const Merged exact = run(false, widened(whole), widened(whole_lse), testing::widened({one})[0]);
+        EXPECT_TRUE(as_exact(got, usual, exact, {one, MergePart(whole, whole_lse, 0)}))
+            << c10::toString(type) << " " << dim << sums;
+        const at::Tensor outside = got.out.narrow(1, 0, 5);
         EXPECT_TRUE(outside.equal(whole.narrow(1, 0, 5)));
       }
     }

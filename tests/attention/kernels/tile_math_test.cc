@@ -22,15 +22,30 @@
 #include <vector>
 
 #include "attention/cpu_flash/tile_math.h"
+#include "tests/common/exactness.h"
 
 namespace annulus {
 namespace {
 
+using testing::error_of;
+using testing::largest;
+using testing::unit_roundoff;
+using testing::within;
+
+// Exponentials are within two units in the last place, each of which is up to two roundings.
+constexpr double kOfExp = 4;
+
 template <typename T>
-class TileMathOf : public testing::Test {
+class TileMathOf : public ::testing::Test {
  protected:
   static constexpr at::ScalarType kType = std::is_same_v<T, double> ? at::kDouble : at::kFloat;
-  static constexpr double kUnit = std::is_same_v<T, double> ? 1.2e-16 : 6e-8;
+  // How far a result may be from one in fp64 that errs as much, after n roundings of at most `magnitude`. A sum of n
+  // products is off by at most gamma_n of the sum of their magnitudes, in any order (exactness.h).
+  static double bound(double n, double magnitude) {
+    const double nu = n * unit_roundoff(kType);
+    return 2 * nu / (1 - nu) * magnitude;
+  }
+  static at::Tensor exact(const at::Tensor& t) { return t.to(at::kDouble); }
   const TileMath<T>& math = tile_math<T>();
   at::Tensor draw(at::IntArrayRef sizes) { return at::randn(sizes, at::TensorOptions().dtype(kType)); }
   static StoredRows rows(const at::Tensor& x) {
@@ -46,7 +61,7 @@ class TileMathOf : public testing::Test {
     return {at::kFloat, at::kBFloat16, at::kHalf};
   }
 };
-using Computed = testing::Types<float, double>;
+using Computed = ::testing::Types<float, double>;
 TYPED_TEST_SUITE(TileMathOf, Computed);
 
 // Every storage dtype, strided, with sizes around multiples of a vector; columns begin anywhere.
@@ -104,17 +119,17 @@ TYPED_TEST(TileMathOf, MultipliesTiles) {
     const at::Tensor columns = at::zeros({3, dim, math.panel}, a.options());
     math.transpose(this->rows(b), keys, dim, columns.template data_ptr<T>(), 0);
     const Run run{math.lanes, 2 * math.panel + math.lanes};
-    const at::Tensor want = at::full({math.rows, keys}, 7, a.options());
-    want.narrow(1, run.first, run.past - run.first)
-        .copy_(at::matmul(a, b.t()).narrow(1, run.first, run.past - run.first));
+    const at::Tensor want = at::full({math.rows, keys}, 7, at::kDouble);
+    const auto inside = [&](const at::Tensor& t) { return t.narrow(1, run.first, run.past - run.first); };
+    inside(want).copy_(inside(this->exact(a).matmul(this->exact(b).t())));
+    const double magnitude = largest(this->exact(a).abs().matmul(this->exact(b).abs().t()));
     for (int64_t used = 1; used <= math.rows; ++used) {
       const at::Tensor s = at::full({math.rows, keys}, 7, a.options());
       math.scores(used, a.template data_ptr<T>(), dim, columns.template data_ptr<T>(), dim, run,
                   s.template data_ptr<T>(), keys);
       const int64_t third = math.rows / 3, computed = (used + third - 1) / third * third;
-      EXPECT_LT((s - want).narrow(0, 0, used).abs().max().template item<double>(),
-                100 * this->kUnit * static_cast<double>(dim))
-          << dim << " " << used;
+      const auto first = [&](const at::Tensor& t) { return t.narrow(0, 0, used); };
+      EXPECT_TRUE(within(error_of(first(s), first(want)), this->bound(dim, magnitude))) << dim << " " << used;
       EXPECT_TRUE(s.narrow(0, computed, math.rows - computed).eq(7).all().template item<bool>()) << used;
     }
 
@@ -123,7 +138,11 @@ TYPED_TEST(TileMathOf, MultipliesTiles) {
       const bool transposed = form > 0, set = form == 2;
       const at::Tensor left = this->draw({math.rows, keys}), c = this->draw({math.rows, padded});
       const at::Tensor stored = transposed ? left.t().contiguous() : left;
-      const at::Tensor sum = at::matmul(left, v) + (set ? at::zeros_like(c) : transposed ? c : c * keep.unsqueeze(1));
+      const at::Tensor wide = this->exact(left), values = this->exact(v);
+      const at::Tensor there =
+          set ? at::zeros_like(c, at::kDouble) : this->exact(transposed ? c : c.to(at::kDouble) * keep.unsqueeze(1));
+      const at::Tensor sum = wide.matmul(values) + there;
+      const double magnitudes = largest(wide.abs().matmul(values.abs()) + there.abs());
       if (set) c.fill_(NAN);
       for (int64_t used = 1; used <= math.rows; ++used) {
         const at::Tensor got = c.clone();
@@ -131,8 +150,7 @@ TYPED_TEST(TileMathOf, MultipliesTiles) {
                          v.template data_ptr<T>(), padded, keys, got.template data_ptr<T>(), padded, padded,
                          transposed ? nullptr : keep.template data_ptr<T>(), set);
         const int64_t third = math.rows / 3, computed = (used + third - 1) / third * third, rest = math.rows - computed;
-        EXPECT_LT((got - sum).narrow(0, 0, used).abs().max().template item<double>(),
-                  100 * this->kUnit * static_cast<double>(keys))
+        EXPECT_TRUE(within(error_of(got.narrow(0, 0, used), sum.narrow(0, 0, used)), this->bound(keys + 2, magnitudes)))
             << dim << " " << used;
         const at::Tensor others = got.narrow(0, computed, rest), before = c.narrow(0, computed, rest);
         EXPECT_TRUE(set ? others.isnan().all().template item<bool>() : others.equal(before)) << dim << " " << used;
@@ -167,8 +185,9 @@ TYPED_TEST(TileMathOf, PutsRows) {
   for (const int64_t dim : {1, 7, 16, 33, 64}) {
     const at::Tensor from = this->draw({dim}), before = this->draw({dim + 1}), to = before.clone();
     this->math.put(from.template data_ptr<T>(), dim, T{3}, to.data_ptr(), Put::kAdd);
-    const at::Tensor error = to.narrow(0, 0, dim) - (before.narrow(0, 0, dim) + 3 * from);
-    EXPECT_LT(error.abs().max().template item<double>(), 20 * this->kUnit) << dim;
+    const at::Tensor held = this->exact(before).narrow(0, 0, dim), added = 3 * this->exact(from);
+    EXPECT_TRUE(within(error_of(to.narrow(0, 0, dim), held + added), this->bound(2, largest(held.abs() + added.abs()))))
+        << dim;
     to.narrow(0, 0, dim).fill_(NAN);
     this->math.put(from.template data_ptr<T>(), dim, T{3}, to.data_ptr(), Put::kSet);
     EXPECT_TRUE(to.narrow(0, 0, dim).equal(3 * from)) << dim;
@@ -239,13 +258,15 @@ TYPED_TEST(TileMathOf, ComputesSoftmaxAndItsGradientOfRuns) {
     math.softmax(math.rows, e.template data_ptr<T>(), columns, runs.data(), 2, scale, of_pairs,
                  maximum.template data_ptr<T>(), sum.template data_ptr<T>(), keep.template data_ptr<T>());
     EXPECT_TRUE(maximum.to(at::kDouble).equal(most)) << n;
-    EXPECT_LT((keep.to(at::kDouble) - kept).abs().max().template item<double>(), 4 * this->kUnit) << n;
-    EXPECT_LT((sum.to(at::kDouble) - total).abs().max().template item<double>(), 400 * this->kUnit) << n;
+    // An exponential of x is off by kOfExp roundings, and by |x| more for the rounding of x. |x| exp(x) is at most 1/e.
+    EXPECT_TRUE(within(error_of(keep, kept), this->bound(kOfExp + 1, 1))) << n;
+    EXPECT_TRUE(within(error_of(sum, total), this->bound(kOfExp + 2 + static_cast<double>(columns), largest(total))))
+        << n;
     EXPECT_TRUE(
         e.where(seen.logical_not(), at::zeros_like(e)).equal(scores.where(seen.logical_not(), at::zeros_like(e))));
     const at::Tensor rest = p * wide_factors;
-    EXPECT_LT((e.to(at::kDouble).masked_fill(seen.logical_not(), 0) - rest).abs().max().template item<double>(),
-              4 * this->kUnit)
+    EXPECT_TRUE(
+        within(error_of(e.masked_fill(seen.logical_not(), 0), rest), this->bound(kOfExp + 2, largest(wide_factors))))
         << n;
 
     const at::Tensor lse = this->draw({math.rows}), delta = this->draw({math.rows});
@@ -256,10 +277,11 @@ TYPED_TEST(TileMathOf, ComputesSoftmaxAndItsGradientOfRuns) {
     const at::Tensor of_dropped = gradients.to(at::kDouble) * wide_factors;
     const at::Tensor want = probability * (of_dropped - delta.to(at::kDouble).unsqueeze(1));
     const at::Tensor inside = seen.logical_not();
-    const double unit = 40 * this->kUnit * (1 + probability.max().template item<double>());
-    const at::Tensor left = q.to(at::kDouble).masked_fill(inside, 0) - probability * wide_factors;
-    EXPECT_LT(left.abs().max().template item<double>(), unit) << n;
-    EXPECT_LT((ds.to(at::kDouble).masked_fill(inside, 0) - want).abs().max().template item<double>(), 4 * unit) << n;
+    const double of_exp = kOfExp + largest(wide - lse.to(at::kDouble).unsqueeze(1));
+    const at::Tensor left = probability * wide_factors;
+    const at::Tensor magnitude = probability * (of_dropped.abs() + delta.to(at::kDouble).abs().unsqueeze(1));
+    EXPECT_TRUE(within(error_of(q.masked_fill(inside, 0), left), this->bound(of_exp + 1, largest(left)))) << n;
+    EXPECT_TRUE(within(error_of(ds.masked_fill(inside, 0), want), this->bound(of_exp + 3, largest(magnitude)))) << n;
     EXPECT_TRUE(ds.masked_fill(seen, 0).equal(gradients.masked_fill(seen, 0))) << n;
   }
 }
@@ -303,7 +325,7 @@ TYPED_TEST(TileMathOf, ExponentialsAreWithinTwoUlps) {
     negative[0] = 0;
     compare(negative, by_softmax(negative));
   }
-  EXPECT_LT(worst, wide ? 4.4e-16 : 2.4e-7);
+  EXPECT_LT(worst, kOfExp * unit_roundoff(this->kType));
   const at::Tensor odd = at::full({columns}, -2, zero.options());
   const int64_t largest = columns - 65;  // in the same lane as the NaN at the end, which must not take its place
   odd[largest] = 0;
