@@ -81,7 +81,8 @@ PatternSpec with_selected(PatternSpec spec, const PatternSpec& selected, int64_t
 
 }  // namespace
 
-at::Tensor pattern_bias(const Pattern& pattern, int64_t first, int64_t n, int64_t keys, bool* empty_rows) {
+at::Tensor pattern_bias(const Pattern& pattern, int64_t first, int64_t n, int64_t keys, at::ScalarType type,
+                        bool* empty_rows) {
   const bool alike = std::all_of(pattern.slices.begin(), pattern.slices.end(),
                                  [&](const Slice& s) { return all_heads(s, pattern.shape.heads); });
   const int64_t heads = alike ? 1 : pattern.shape.heads;
@@ -100,9 +101,8 @@ at::Tensor pattern_bias(const Pattern& pattern, int64_t first, int64_t n, int64_
       }
     }
   }
-  count.log_();
-  *empty_rows = n > 0 && (keys == 0 || count.amax(-1).isinf().any().item<bool>());
-  return count;
+  *empty_rows = n > 0 && (keys == 0 || count.amax(-1).eq(0).any().item<bool>());
+  return count.to(type).log_();
 }
 
 Generator::Generator(const Model& model, const std::vector<PatternSpec>& patterns, int64_t context)
@@ -176,7 +176,8 @@ at::Tensor Generator::extend(const int64_t* tokens, int64_t n) {
 
 Generator::Bias Generator::bias_of(const Pattern& pattern, int64_t n) const {
   Bias bias;
-  bias.values = pattern_bias(pattern, length(), n, length() + n, &bias.empty_rows).to(keys_[0].options());
+  bias.values =
+      pattern_bias(pattern, length(), n, length() + n, keys_[0].scalar_type(), &bias.empty_rows).to(keys_[0].device());
   return bias;
 }
 

@@ -64,9 +64,10 @@ class Generator {
 };
 
 // log(count) of the pairs of queries [first, first + n) and keys [0, keys) of batch row 0, -inf for pairs that the
-// pattern does not have: fp32 [heads, n, keys], or [1, n, keys] if all heads are alike. *empty_rows: whether some query
-// has no key.
-at::Tensor pattern_bias(const Pattern& pattern, int64_t first, int64_t n, int64_t keys, bool* empty_rows);
+// pattern does not have: [heads, n, keys] of dtype `type`, or [1, n, keys] if all heads are alike. *empty_rows: whether
+// some query has no key.
+at::Tensor pattern_bias(const Pattern& pattern, int64_t first, int64_t n, int64_t keys, at::ScalarType type,
+                        bool* empty_rows);
 
 struct Choice {
   double temperature = 1;  // 0: always the largest logit

@@ -6,8 +6,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
@@ -16,18 +15,29 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tests/common/exactness.h"
+
 namespace annulus {
 namespace {
 
-constexpr double kSingle = 1e-5;  // sums of 300 products that nearly cancel err by half of it
-
-double relative(const at::Tensor& got, const at::Tensor& want) {
-  return ((got.to(at::kDouble) - want).abs().max() / want.abs().max().clamp_min(1)).item<double>();
+// Whether `got` is a b, plus `added` if it is defined, as exact as LibTorch's plain product in fp32 (fp64 for fp64).
+::testing::AssertionResult is_product(const at::Tensor& got, const at::Tensor& a, const at::Tensor& b,
+                                      const at::Tensor& added = {}) {
+  const auto computed = [&](at::ScalarType type, bool magnitudes) {
+    const auto in_type = [&](const at::Tensor& t) {
+      return magnitudes ? t.detach().to(type).abs() : t.detach().to(type);
+    };
+    const at::Tensor product = in_type(a).matmul(in_type(b));
+    return added.defined() ? product + in_type(added) : product;
+  };
+  const at::Tensor exact = computed(at::kDouble, false);
+  const double terms = testing::largest(computed(at::kDouble, true));
+  if (got.scalar_type() == at::kDouble) return testing::agrees(got, exact, terms);
+  return testing::as_exact_as(got, computed(at::kFloat, false), exact, terms);
 }
 
 // The names of the operators that LibTorch runs on this thread while `f` runs.
@@ -62,19 +72,16 @@ TEST(Products, LinearAndItsGradientsAgreeWithFp64) {
     for (const auto& [in, out] : {std::pair<int64_t, int64_t>{1, 1}, {7, 33}, {64, 48}, {129, 1}, {256, 768}}) {
       for (const bool bias : {false, true}) {
         const Layer layer = drawn(rows, in, out, bias);
-        Layer wide{layer.x.to(at::kDouble), layer.weight.to(at::kDouble), {}};
-        if (bias) wide.bias = layer.bias.to(at::kDouble);
-        for (const Layer& l : {layer, wide}) {
-          for (at::Tensor t : l.inputs()) t.requires_grad_();
-        }
+        for (at::Tensor t : layer.inputs()) t.requires_grad_();
         const at::Tensor dy = at::randn({rows, out});
         const at::Tensor y = linear_layer(layer.x, layer.weight, layer.bias);
-        const at::Tensor want = at::linear(wide.x, wide.weight, bias ? std::optional(wide.bias) : std::nullopt);
-        y.backward(dy), want.backward(dy.to(at::kDouble));
-        EXPECT_LT(relative(y.detach(), want.detach()), kSingle) << rows << " " << in << " " << out;
-        for (size_t i = 0; i < layer.inputs().size(); ++i) {
-          EXPECT_LT(relative(layer.inputs()[i].grad(), wide.inputs()[i].grad()), kSingle)
-              << i << ": " << rows << " " << in << " " << out;
+        y.backward(dy);
+        const std::string what = std::to_string(rows) + " " + std::to_string(in) + " " + std::to_string(out);
+        EXPECT_TRUE(is_product(y, layer.x, layer.weight.t(), layer.bias)) << what;
+        EXPECT_TRUE(is_product(layer.x.grad(), dy, layer.weight)) << what;
+        EXPECT_TRUE(is_product(layer.weight.grad(), dy.t(), layer.x)) << what;
+        if (bias) {
+          EXPECT_TRUE(is_product(layer.bias.grad().unsqueeze(0), at::ones({1, rows}), dy)) << what;
         }
       }
     }
@@ -100,11 +107,10 @@ TEST(Products, FactorsMayBeStrided) {
   for (const at::Tensor& a :
        {wide.narrow(1, 10, 50), at::randn({50, 200}).t(), wide.narrow(0, 7, 90).narrow(1, 0, 50)}) {
     for (const at::Tensor& b : {weight, at::randn({80, 50}).t(), at::randn({100, 80}).narrow(0, 3, 50)}) {
-      const at::Tensor want = a.to(at::kDouble).matmul(b.to(at::kDouble));
-      EXPECT_LT(relative(product(a, b), want), kSingle);
+      EXPECT_TRUE(is_product(product(a, b), a, b));
       const at::Tensor around = at::full({a.size(0) + 2, 80}, 7.0f);
       product_into(around.narrow(0, 1, a.size(0)), a, b);
-      EXPECT_LT(relative(around.narrow(0, 1, a.size(0)), want), kSingle);
+      EXPECT_TRUE(is_product(around.narrow(0, 1, a.size(0)), a, b));
       EXPECT_TRUE(around[0].eq(7).all().item<bool>() && around[-1].eq(7).all().item<bool>());
     }
   }
@@ -134,7 +140,7 @@ TEST(Products, WideProductOfHalvesIsFp32) {
     const at::Tensor a = at::randn({70, 40}).to(dtype), b = at::randn({40, 30}).to(dtype);
     const at::Tensor got = wide_product(a, b);
     EXPECT_EQ(got.scalar_type(), dtype == at::kDouble ? at::kDouble : at::kFloat);
-    EXPECT_LT(relative(got, a.to(at::kDouble).matmul(b.to(at::kDouble))), kSingle);
+    EXPECT_TRUE(is_product(got, a, b)) << dtype;
   }
 }
 

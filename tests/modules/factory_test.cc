@@ -11,6 +11,7 @@
 
 #include "comm/threads/threads.h"
 #include "common/error.h"
+#include "tests/common/exactness.h"
 #include "tests/modules/positions.h"
 
 namespace annulus {
@@ -89,8 +90,7 @@ TEST(Factory, EveryNameComputesItsPattern) {
     run_ranks(2, [&](Communicator& comm) {
       const at::Tensor rows = positions_of(make_layout(LayoutKind::kStriped, 64, 2), comm.rank());
       const at::Tensor out = m->forward(x.index_select(1, rows), {.comm = comm});
-      // The largest error of five seeds was 1.8e-15.
-      EXPECT_LT((out - want.index_select(1, rows)).abs().max().item<double>(), 6e-15);
+      EXPECT_TRUE(testing::agrees(out, want.index_select(1, rows)));
     });
   }
 }
