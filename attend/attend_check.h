@@ -24,11 +24,12 @@ struct AttendResults {
   at::Tensor out, lse, dq, dk, dv;
 };
 
-// Returns the largest errors, each divided by the largest value of the tensor or 1: "out 1.2e-07, lse 3.1e-07, dq ...;
-// allowed 1.0e-05, lse 1.0e-05". Raises Error(kInternal) with the same text if one exceeds what its dtype allows: 1e-10
-// for fp64, 1e-05 for fp32 and every other lse, 2e-02 for bf16, 3e-03 for fp16, each plus the error that the rounding
-// of the scores causes. Raises Error(kUsage) if that bound is so large that the check would be meaningless. In
-// `pattern`, adaptive maps must have been replaced by those that were used. check_selection() is about these.
+// Returns the largest errors, each divided by the largest value of the tensor or 1, those of dq and dk by the largest
+// term that may cancel in them: "out 1.2e-07, lse 3.1e-07, dq ...; allowed 1.0e-05, lse 1.0e-05". Raises
+// Error(kInternal) with the same text if one exceeds what the rounding of sums, of scores and of the dtype allows
+// (attention/oracle/rounding.h). Raises Error(kUsage) if that bound is so large that the check would be meaningless. In
+// `pattern`, adaptive maps must have been replaced by those that were used. check_selection()
+// is about these.
 std::string check_results(const PatternSpec& pattern, const AttentionShape& shape, const RandomTensors& inputs,
                           const AttendResults& results, double scale, const Dropout& dropout);
 

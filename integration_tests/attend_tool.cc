@@ -1,6 +1,6 @@
 // A tool of attend_test.py. It makes random inputs for `annulus attend` and compares its output with dense fp64
 // attention, which is written from the definitions in docs/attention.md and uses no slices, plans or kernels of
-// annulus.
+// annulus. How far results may be from it is decided as in unit tests (tests/attention/kernels/plain_attention.h).
 //
 //   attend_tool make FILE B Sq Sk H Hk D DTYPE SEED [magnitude]     DTYPE: f32, f64 or bf16
 //   attend_tool check INPUT OUTPUT KIND LEFT RIGHT OFFSET SCALE     KIND: full, causal or window; SCALE 0: 1/sqrt(D)
@@ -24,14 +24,19 @@
 
 #include "attend/attend.h"
 #include "attend/random_input.h"
+#include "attention/oracle/oracle.h"
 #include "tensor_files/safetensors.h"
+#include "tests/attention/kernels/plain_attention.h"
 #include "tests/attention/pattern/any_pattern.h"
 #include "tests/attention/plan/any_request.h"
 
 namespace {
 
 using annulus::NamedTensor;
+using annulus::OracleResult;
 using annulus::SafetensorsFile;
+using annulus::testing::Expected;
+using annulus::testing::expected_from;
 
 at::ScalarType dtype_of(const std::string& name) {
   if (name == "f32") return at::kFloat;
@@ -71,26 +76,6 @@ struct Dense {
   at::Tensor data;
   std::vector<int64_t> sizes;
 };
-
-int problems = 0;
-
-void compare(const char* name, const at::Tensor& got, Dense& want, at::ScalarType dtype, double tolerance) {
-  if (got.scalar_type() != dtype || got.sizes() != want.data.sizes()) {
-    std::printf("%s: wrong dtype or shape\n", name);
-    ++problems;
-    return;
-  }
-  const at::Tensor x = got.to(at::kDouble).contiguous();
-  double worst = 0;
-  for (int64_t i = 0; i < x.numel(); ++i) {
-    const double a = x.const_data_ptr<double>()[i], b = want.data.const_data_ptr<double>()[i];
-    if (a == b) continue;  // -inf included
-    const double error = std::fabs(a - b) / (1 + std::fabs(b));
-    worst = std::isnan(error) ? std::numeric_limits<double>::infinity() : std::max(worst, error);
-  }
-  std::printf("%s: error %.2e, allowed %.0e\n", name, worst, tolerance);
-  if (!(worst <= tolerance)) ++problems;
-}
 
 int check(const std::vector<std::string>& a) {
   const SafetensorsFile in(a.at(0)), out(a.at(1));
@@ -155,17 +140,27 @@ int check(const std::vector<std::string>& a) {
       }
     }
   }
-  const bool wide = dtype == at::kDouble;
-  // The largest errors of attend_test.py's cases, with three instruction sets, were 3.3e-15 in fp64, 1.2e-6 in fp32
-  // (4e-7 for lse) and 1.9e-2 in bf16, for dq, whose terms cancel.
-  const double fine = wide ? 1e-14 : 3e-6, coarse = dtype == at::kBFloat16 ? 3e-2 : wide ? 1e-14 : 1e-5;
-  compare("out", out.load("out"), o, dtype, coarse);
+  OracleResult exact{o.data, lse.data, dq.data, dk.data, dv.data};
+  at::Tensor shown = at::empty({Sq, Sk}, at::kDouble);
+  for (int64_t i = 0; i < Sq; ++i) {
+    for (int64_t j = 0; j < Sk; ++j) shown.mutable_data_ptr<double>()[i * Sk + j] = counted(i, j) ? 1 : 0;
+  }
+  const Expected want = expected_from(exact, q.data.to(dtype), k.data.to(dtype), v.data.to(dtype), dout.data.to(dtype),
+                                      shown.log(), scale);
+  int problems = 0;
+  const auto compare = [&](const char* name, at::Tensor OracleResult::*result, at::ScalarType expected) {
+    const at::Tensor got = out.load(name);
+    const auto right = as_exact(result, got, want, dtype);
+    std::printf("%s, %s: %s\n", name, at::toString(got.scalar_type()), right ? "right" : right.message());
+    if (!right || got.scalar_type() != expected) ++problems;
+  };
+  compare("out", &OracleResult::out, dtype);
   // bf16 inputs are exact in fp32, so lse is as precise as with fp32 inputs.
-  compare("lse", out.load("lse"), lse, wide ? at::kDouble : at::kFloat, fine);
+  compare("lse", &OracleResult::lse, dtype == at::kDouble ? at::kDouble : at::kFloat);
   if (out.find("dq") != nullptr) {
-    compare("dq", out.load("dq"), dq, dtype, coarse);
-    compare("dk", out.load("dk"), dk, dtype, coarse);
-    compare("dv", out.load("dv"), dv, dtype, coarse);
+    compare("dq", &OracleResult::dq, dtype);
+    compare("dk", &OracleResult::dk, dtype);
+    compare("dv", &OracleResult::dv, dtype);
   }
   return problems == 0 ? 0 : 1;
 }

@@ -16,6 +16,7 @@
 
 #include "attention/execution/attention.h"
 #include "attention/oracle/oracle.h"
+#include "attention/oracle/rounding.h"
 #include "attention/pattern/pattern.h"
 #include "benchmarks/gpu/gpu_parts.h"
 #include "benchmarks/gpu/operators_seen.h"
@@ -126,8 +127,12 @@ double relative_error(const at::Tensor& got, const at::Tensor& want) {
   return size > 0 ? error / size : error;
 }
 
-// The relative error that a result in this dtype may have against the oracle's, from rounding.
-double bound_of(at::ScalarType type) { return type == at::kFloat || type == at::kDouble ? 1e-4 : 2e-2; }
+// The relative error that rounding allows results of the call against the oracle's.
+double bound_of(const Problem& problem, const ExecutorCall& call) {
+  const int64_t terms =
+      problem.q.size(1) * (problem.q.size(2) / problem.k.size(2)) + problem.k.size(1) + problem.q.size(3);
+  return rounding_bound(problem.q.scalar_type(), call.output().lse.abs().max().item<double>(), terms);
+}
 
 // Compares out, lse and dq of some query rows and heads with the fp64 oracle of these rows. Returns the largest
 // relative error.
@@ -226,7 +231,7 @@ void bench_dense(GpuBench& bench) {
                   relative_error(mine.dk, other.dk), relative_error(mine.dv, other.dv)});
     const std::string what = line("dense %lld: out, dq, dk or dv of the executor, compared with the operator's,",
                                   static_cast<long long>(length));
-    if (!right(bench, what, difference, 2 * bound_of(o.type))) continue;
+    if (!right(bench, what, difference, 2 * bound_of(problem, ours))) continue;
     for (const bool back : {false, true}) {
       const char* const direction = back ? "backward" : "forward";
       std::vector<TimedSide> sides(2);
@@ -269,7 +274,8 @@ void bench_ring(GpuBench& bench) {
   const double difference =
       std::max({relative_error(got.out, whole.output().out), relative_error(got.dq, whole.gradients().dq),
                 relative_error(got.dk, whole.gradients().dk), relative_error(got.dv, whole.gradients().dv)});
-  if (!right(bench, "ring: out, dq, dk or dv, compared with the whole call's,", difference, 2 * bound_of(o.type)))
+  if (!right(bench, "ring: out, dq, dk or dv, compared with the whole call's,", difference,
+             2 * bound_of(problem, whole)))
     return;
   bench.out << line(
       "causal attention of %lld tokens: a zigzag ring of %d ranks, run in turn on one device, compared with one "
@@ -363,7 +369,7 @@ void bench_attention_patterns(GpuBench& bench) {
     call.backward();
     const double error = error_of_rows(problem, p.spec, shape, call);
     const std::string what = p.name + ": out, lse or dq of some rows, compared with the oracle's,";
-    if (!right(bench, what, error, bound_of(o.type))) continue;
+    if (!right(bench, what, error, bound_of(problem, call))) continue;
     const double share = call.pairs() / dense.pairs();
     for (const bool back : {false, true}) {
       const char* const direction = back ? "backward" : "forward";
