@@ -152,12 +152,13 @@ struct LayerPatterns {
   friend bool operator==(const LayerPatterns&, const LayerPatterns&) = default;
 };
 
-// The model's shape and how it is trained. load_config fills in kv_heads and ffn if they are 0.
+// The model's shape and how it is trained. load_config fills in kv_heads and ffn if they are 0, and with the
+// dtype "fp64" it replaces the device "auto" by "cpu".
 struct ModelSection : ModelShape {
   ModelSection() : ModelShape{.vocab = 256} {}
 
   std::string from;            // a folder in Hugging Face's layout with the initial weights; empty: random, by run.seed
-  std::string dtype = "fp32";  // "fp32", "bf16"
+  std::string dtype = "fp32";  // "fp32", "bf16", "fp64"
   LayerPatterns pattern;
   double dropout = 0;  // share of attention probabilities dropped in training
   bool recompute = false;

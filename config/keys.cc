@@ -167,10 +167,12 @@ const std::vector<Key>& keys() {
       {"model",
        "dtype",
        ANNULUS_AT(model.dtype),
-       "what the model computes in; with \"bf16\" the weights that are updated and saved are still fp32",
+       "what the model computes in; with \"bf16\" the weights that are updated and saved are still fp32; \"fp64\", "
+       "which "
+       "is slow and only for CPUs, is an exact reference for the others",
        false,
        {},
-       {"fp32", "bf16"}},
+       {"fp32", "bf16", "fp64"}},
       of_model({"model", "rope_theta", ANNULUS_AT(model.rope_theta), "base of the rotary embedding's wavelengths",
                 false, above(0)}),
       of_model({"model", "rope_scaling", ANNULUS_AT(model.rope_scaling),

@@ -293,6 +293,11 @@ void check_together(const Config& c, std::string_view source) {
     fail((m.head_size > 0 ? "model.head_dim = " : "model.dim / model.heads = ") + std::to_string(m.head_dim()) +
          " must be even: the rotary embedding rotates pairs of numbers");
   }
+  if (m.dtype == "fp64" && c.device == "cuda") {
+    fail(
+        "model.dtype = \"fp64\" computes on CPUs only, but device is \"cuda\": use device = \"cpu\", or \"fp32\" or "
+        "\"bf16\"");
+  }
   const auto given = static_cast<int64_t>(m.pattern.each.size());
   if (given != 0 && given != m.layers) {
     fail("model.pattern lists " + counted(given, "pattern") + " for model.layers = " + std::to_string(m.layers) +
@@ -385,6 +390,7 @@ Config parse_config(std::string_view text, std::string_view source, const std::v
   if (m.kv_heads == 0) m.kv_heads = m.heads;
   if (m.ffn == 0) m.ffn = (8 * m.dim + 3 * 64 - 1) / (3 * 64) * 64;
   check_together(config, source);
+  if (m.dtype == "fp64") config.device = "cpu";
   return config;
 }
 

@@ -7,11 +7,12 @@
 #include "common/error.h"
 #include "common/text.h"
 #include "simd/instruction_set.h"
+#include "tensor_files/model_dtypes.h"
 #include "training/state/parameter_groups.h"
 
 namespace annulus {
 
-at::ScalarType compute_dtype(const Config& c) { return c.model.dtype == "bf16" ? at::kBFloat16 : at::kFloat; }
+at::ScalarType compute_dtype(const Config& c) { return model_dtype(c.model.dtype, "model.dtype"); }
 
 std::string instructions(const Config& c) {
   return instruction_set_name(instructions_for(compute_dtype(c) == at::kBFloat16));

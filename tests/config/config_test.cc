@@ -219,6 +219,12 @@ TEST(Config, ReadsContextStages) {
   expect_in(refusal(kSmall, {"data.context=[[0, 64, 3]]", "mesh.data=2"}), {"data.context", "3 rows", "mesh.data = 2"});
 }
 
+TEST(Config, Fp64TakesTheCpu) {
+  EXPECT_EQ(parse_config(kSmall, "s", {"model.dtype=fp64"}).device, "cpu");
+  EXPECT_EQ(parse_config(kSmall, "s", {"model.dtype=fp32"}).device, "auto");
+  expect_in(refusal(kSmall, {"model.dtype=fp64", "device=cuda"}), {"model.dtype", "on CPUs only", "device = \"cpu\""});
+}
+
 TEST(Config, BatchRampCombinesWithContextStages) {
   const std::string ramp = "[[0, 1], [10, 2], [20, 4]]";
   const Config c = parse_config(kSmall, "s", {"data.accumulate=" + ramp, "data.context=[[0, 64], [15, 128, 2]]"});

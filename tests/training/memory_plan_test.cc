@@ -138,7 +138,7 @@ int64_t scratch_of_attention(const Config& config, int ranks, bool backward) {
                       .kv_heads = shape.kv_heads,
                       .head_dim = shape.head_dim()};
   int64_t bytes = 0;
-  for (const Charge& charge : make_chosen_kernel(KernelKind::kCpu, at::kCPU, at::kFloat)->charges(size)) {
+  for (const Charge& charge : make_chosen_kernel(KernelKind::kCpu, at::kCPU, compute_dtype(config))->charges(size)) {
     const bool of_backward = charge.when == When::kBackward;
     if (charge.what.starts_with("scratch of threads") && of_backward == backward) bytes += charge.bytes;
   }
@@ -186,7 +186,7 @@ TEST(MemoryPlan, PredictsWhatAStepAllocates) {
   for (const Case& c :
        {Case{"wide", 4, 64, 2, 2, 256, 256, 512, 2}, Case{"grouped", 6, 64, 4, 1, 160, 256, 1024, 1},
         Case{"large vocabulary", 2, 32, 2, 2, 96, 4096, 256, 4}, Case{"long", 3, 64, 2, 1, 128, 256, 2048, 1}}) {
-    for (const std::string dtype : {"fp32", "bf16"}) {
+    for (const std::string dtype : {"fp32", "bf16", "fp64"}) {
       for (const bool recompute : {false, true}) {
         Config config = config_of(folder, c);
         config.model.dtype = dtype;
@@ -200,7 +200,7 @@ TEST(MemoryPlan, PredictsWhatAStepAllocates) {
 // Some model families set the head size, norms of queries and keys, and biases.
 TEST(MemoryPlan, CountsHeadSizeNormsAndBiases) {
   const TestFolder folder;
-  for (const std::string dtype : {"fp32", "bf16"}) {
+  for (const std::string dtype : {"fp32", "bf16", "fp64"}) {
     for (const bool recompute : {false, true}) {
       Config config = config_of(folder, {"", 4, 64, 4, 2, 160, 256, 1024, 1});
       config.model.head_size = 32;
@@ -254,7 +254,7 @@ TEST(MemoryPlan, LentBlocksTakeTheMemoryThatCopiesWouldTake) {
 // Accumulated batches, rows read ahead, and the table of positions of each row are counted.
 TEST(MemoryPlan, CountsAccumulatedBatchesAndPositions) {
   const TestFolder folder;
-  for (const std::string dtype : {"fp32", "bf16"}) {
+  for (const std::string dtype : {"fp32", "bf16", "fp64"}) {
     Config config = config_of(folder, {"", 1, 32, 2, 1, 32, 256, 512, 4});
     config.model.dtype = dtype;
     config.data.accumulate = 4;
@@ -294,7 +294,7 @@ TEST(MemoryPlan, ContextScheduleIsPlannedForItsLargestStage) {
 // At every level the lasting memory and the peak are planned, including the buffers of gathers and sums.
 TEST(MemoryPlan, CountsTheStateAtEachShardingLevel) {
   const TestFolder folder;
-  for (const std::string dtype : {"fp32", "bf16"}) {
+  for (const std::string dtype : {"fp32", "bf16", "fp64"}) {
     for (const bool tied : {false, true}) {
       for (const bool recompute : {false, true}) {
         for (const int64_t accumulate : {1, 2}) {
@@ -344,7 +344,7 @@ TEST(MemoryPlan, AtLevel3GrowsOnlyByTheRanksShare) {
 // On CPUs dropout takes no more memory than attention without it. The MLP is small so that attention has the peak.
 TEST(MemoryPlan, CountsDropout) {
   const TestFolder folder;
-  for (const std::string dtype : {"fp32", "bf16"}) {
+  for (const std::string dtype : {"fp32", "bf16", "fp64"}) {
     Config config = config_of(folder, {"", 2, 64, 4, 2, 32, 256, 1024, 1});
     config.model.dropout = 0.1;
     config.model.dtype = dtype;
@@ -364,7 +364,7 @@ TEST(MemoryPlan, CountsBlockSelection) {
 // With a small MLP, the rows of other ranks that attention holds make the peak.
 TEST(MemoryPlan, CountsAttentionBuffers) {
   const TestFolder folder;
-  for (const std::string dtype : {"fp32", "bf16"}) {
+  for (const std::string dtype : {"fp32", "bf16", "fp64"}) {
     Config config = config_of(folder, {"", 2, 64, 2, 2, 32, 256, 2048, 1});
     config.attention.schedule = "all-gather";
     config.model.recompute = true;

@@ -66,9 +66,4 @@ inline Config tiny_config(const TestFolder& folder) {
   return c;
 }
 
-// How much the loss of step `step` (from 0) may differ relatively between numbers of ranks. For five steps the
-// difference is rounding, at most 2e-7 as observed (three seeds, every pattern, three instruction sets). Later updates
-// amplify it: 2.5e-6 was observed with the seed used here, and 5e-5 with one whose losses jump.
-inline double loss_tolerance(size_t step) { return step < 5 ? 6e-7 : 1e-4; }
-
 }  // namespace annulus

@@ -12,6 +12,7 @@
 #include "common/error.h"
 #include "tests/model/dense_attention.h"
 #include "tests/model/flat_parameters.h"
+#include "tests/training/equal_losses.h"
 #include "tests/training/kept_state.h"
 #include "tests/training/tiny_run.h"
 #include "training/training.h"
@@ -38,6 +39,7 @@ std::string write_documents(const TestFolder& folder) {
 
 Config documents_config(const TestFolder& folder) {
   Config c = tiny_config(folder);
+  c.model.dtype = "fp64";
   c.data.train = {write_documents(folder)};
   c.data.validation_fraction = 0;
   c.data.documents = true;
@@ -86,7 +88,7 @@ Learned learn(const Config& config, int ranks, int64_t steps) {
 // The mean loss and gradients of the first step's documents, each run separately through the model from position 0.
 Learned documents_alone(const Config& config) {
   const Dataset data(config.data, config.run.seed);
-  const Model model(model_shape(config), static_cast<uint64_t>(config.run.seed));
+  const Model model(model_shape(config), static_cast<uint64_t>(config.run.seed), at::kDouble);
   double loss = 0;
   int64_t targets = 0;
   for (int64_t r = 0; r < data.rows(0); ++r) {
@@ -130,10 +132,10 @@ TEST(TrainingData, PackedRowMatchesItsDocumentsRunSeparately) {
           const Learned packed = learn(config, ranks, 1);
           const std::string what = packing + ", positions " + positions + ", ranks " + std::to_string(ranks);
           EXPECT_EQ(packed.targets, alone.targets) << what;
-          EXPECT_NEAR(packed.losses[0], alone.losses[0], 2e-6) << what;
+          expect_equal_losses(packed.losses, alone.losses, what);
           const double apart = packed.gradients.sub(alone.gradients).norm().item<double>();
-          EXPECT_LT(apart, 2e-6 * alone.gradients.norm().item<double>()) << what;
-          EXPECT_NEAR(packed.norms[0], alone.gradients.norm().item<double>(), 1e-5 * packed.norms[0]) << what;
+          EXPECT_LT(apart, fp64_tolerance(0) * alone.gradients.norm().item<double>()) << what;
+          expect_equal_losses(packed.norms, {alone.gradients.norm().item<double>()}, what + ", gradient norm");
         }
       }
     }
@@ -154,9 +156,7 @@ TEST(TrainingData, AccumulationMatchesOneLargeBatch) {
     for (const int ranks : {1, 2}) {
       const Learned parts = learn(config, ranks, 4);
       EXPECT_EQ(parts.targets, whole.targets);
-      for (size_t i = 0; i < 4; ++i) {
-        EXPECT_NEAR(parts.losses[i], whole.losses[i], loss_tolerance(i) * whole.losses[i]) << batch << ", step " << i;
-      }
+      expect_equal_losses(parts.losses, whole.losses, "batches of " + std::to_string(batch));
     }
   }
   // bf16 gradients of the parts are summed in fp32, so that their error is that of one batch.
@@ -185,10 +185,8 @@ TEST(TrainingData, ContextStagesDoNotDependOnTheRanks) {
       config.mesh.data = axis;
       const Learned more = learn(config, ranks, 6);
       EXPECT_EQ(more.targets, one.targets);
-      for (size_t i = 0; i < 6; ++i) {
-        EXPECT_NEAR(more.losses[i], one.losses[i], loss_tolerance(i) * one.losses[i]) << ranks << ", step " << i;
-      }
-      EXPECT_NEAR(more.validation, one.validation, 1e-4 * one.validation);
+      expect_equal_losses(more.losses, one.losses, std::to_string(ranks) + " ranks");
+      expect_equal_losses({more.validation}, {one.validation}, std::to_string(ranks) + " ranks, validation", 6);
     }
   }
 }
@@ -275,7 +273,7 @@ TEST(TrainingData, BatchRampMatchesStagesOfLargerBatches) {
   config.data.accumulate.stages = {{.step = 0, .batches = 1}, {.step = 3, .batches = 2}};
   const Learned ramp = learn(config, 1, 6);
   EXPECT_EQ(ramp.targets, rows.targets);
-  for (size_t i = 0; i < 6; ++i) EXPECT_NEAR(ramp.losses[i], rows.losses[i], loss_tolerance(i) * rows.losses[i]) << i;
+  expect_equal_losses(ramp.losses, rows.losses, "ramp");
 }
 
 TEST(TrainingData, BatchWithoutTargetsIsNotApplied) {

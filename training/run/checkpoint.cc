@@ -19,6 +19,7 @@
 #include <utility>
 
 #include <ATen/ops/from_blob.h>
+#include <c10/core/ScalarType.h>
 
 #include "comm/agreement.h"
 #include "common/error.h"
@@ -419,7 +420,8 @@ void CheckpointStore::read(const TrainingState& state, const std::vector<TensorS
     check_slice(to);
     const ManifestTensor* from = manifest_->find(to.name);
     if (!from) throw Error(ErrorKind::kInput, "checkpoint", "the checkpoint holds no tensor " + to.name + hint);
-    if (from->shape != to.shape || from->dtype != to.values.scalar_type()) {
+    const bool converts = c10::isFloatingType(from->dtype) && c10::isFloatingType(to.values.scalar_type());
+    if (from->shape != to.shape || (from->dtype != to.values.scalar_type() && !converts)) {
       throw Error(ErrorKind::kInput, "checkpoint",
                   to.name + " is " + c10::str(from->dtype, " ", list_text(from->shape)) +
                       ", but the configuration needs " + c10::str(to.values.scalar_type(), " ", list_text(to.shape)) +
@@ -429,12 +431,11 @@ void CheckpointStore::read(const TrainingState& state, const std::vector<TensorS
   CheckpointReader reader(state.folder, *manifest_);
   for (const TensorSlice& to : into) {
     at::Tensor values = to.values.detach();
-    reader.read(*manifest_->find(to.name), to.begin, to.begin + values.numel(),
-                [&](int64_t begin, int64_t end, const void* data) {
-                  const at::Tensor piece =
-                      at::from_blob(const_cast<void*>(data), {end - begin}, at::TensorOptions(values.scalar_type()));
-                  values.narrow(0, begin - to.begin, end - begin).copy_(piece);
-                });
+    const ManifestTensor& from = *manifest_->find(to.name);
+    reader.read(from, to.begin, to.begin + values.numel(), [&](int64_t begin, int64_t end, const void* data) {
+      const at::Tensor piece = at::from_blob(const_cast<void*>(data), {end - begin}, at::TensorOptions(from.dtype));
+      values.narrow(0, begin - to.begin, end - begin).copy_(piece);
+    });
   }
 }
 

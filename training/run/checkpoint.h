@@ -59,9 +59,10 @@ class CheckpointStore {
   TrainingState open(int64_t step, CheckpointPart part = CheckpointPart::kAll);
 
   // Copies what the opened checkpoint has for the slices into their `values`. Reads only the blocks that contain it,
-  // one at a time, and compares their checksums. Raises Error(kInput) before it changes anything if a tensor is missing
-  // or has another shape or dtype, or if the manifest is damaged; Error(kInput) that names file, tensor and range if a
-  // block is damaged; Error(kResource) as above.
+  // one at a time, and compares their checksums. A floating-point tensor may be read into another floating-point dtype:
+  // fp32 to fp64 is exact, and the other way rounds to nearest. Raises Error(kInput) before it changes anything if a
+  // tensor is missing or has another shape, or a dtype of another kind, or if the manifest is damaged; Error(kInput)
+  // that names file, tensor and range if a block is damaged; Error(kResource) as above.
   void read(const TrainingState& state, const std::vector<TensorSlice>& into);
 
   const std::string& folder() const { return folder_; }

@@ -118,10 +118,15 @@ void AdamW::update(double scale, double norm, int64_t step) {
   const at::TensorOptions scalar = at::TensorOptions(at::kFloat).device(updated_[0].values.device());
   const at::Tensor count = at::full({}, static_cast<double>(updates_), scalar);
   // The fused step divides gradients by this number while it reads them, so scaling and clipping need no separate pass.
+  // It reads the number as fp32, however, whose rounding is none of fp64's: such gradients are divided before.
   double divide = 1 / scale;
   if (settings_.clip > 0 && norm > settings_.clip) divide *= norm / settings_.clip;
   std::optional<at::Tensor> divisor;
-  if (divide != 1) divisor = at::full({}, divide, scalar);
+  if (divide != 1 && updated_[0].values.scalar_type() == at::kDouble) {
+    for (const Updated& u : updated_) at::Tensor(u.gradients).div_(divide);
+  } else if (divide != 1) {
+    divisor = at::full({}, divide, scalar);
+  }
   // Strays are updated in a copy of their block, at the same positions as in the block itself.
   std::vector<std::array<at::Tensor, 4>> copies;
   for (const Strays& strays : strays_) {

@@ -22,9 +22,11 @@ namespace {
 constexpr double kDecay = 0.3;
 
 // Two vectors; only a part of the first has weight decay.
-std::vector<Updated> some_weights() {
-  return {{.values = at::randn({40}), .gradients = at::zeros({40}), .rated = {{0, 32, {1, kDecay}}, {32, 40, {}}}},
-          {.values = at::randn({16}), .gradients = at::zeros({16}), .rated = {{0, 16, {}}}}};
+std::vector<Updated> some_weights(at::ScalarType dtype) {
+  return {{.values = at::randn({40}, dtype),
+           .gradients = at::zeros({40}, dtype),
+           .rated = {{0, 32, {1, kDecay}}, {32, 40, {}}}},
+          {.values = at::randn({16}, dtype), .gradients = at::zeros({16}, dtype), .rated = {{0, 16, {}}}}};
 }
 
 at::Tensor joined(const std::vector<Updated>& updated, at::Tensor Updated::*of) {
@@ -75,9 +77,12 @@ TEST(Schedule, NamesRoundTrip) {
 }
 
 // Updates at the given steps and compares with the formula. The steps in between have no update, as when gradients are
-// not finite.
-void expect_formula(double clip, const std::vector<int64_t>& steps, double scale = 1) {
-  const std::vector<Updated> p = some_weights();
+// not finite. An update rounds a weight twice, when it decays and when the step is subtracted. The step, which is at
+// most of the size of the learning rate, 0.01, is rounded less than a hundred times on its way, so all that counts less
+// than a third time.
+void expect_formula(at::ScalarType dtype, double clip, const std::vector<int64_t>& steps, double scale = 1) {
+  const double roundoff = dtype == at::kDouble ? 0x1p-53 : 0x1p-24;
+  const std::vector<Updated> p = some_weights(dtype);
   const OptimizerSettings s{.lr = 0.01, .warmup = 0, .steps = 10, .clip = clip};
   AdamW adam(p, s);
   at::Tensor value = joined(p, &Updated::values).to(at::kDouble);
@@ -85,7 +90,7 @@ void expect_formula(double clip, const std::vector<int64_t>& steps, double scale
   at::Tensor v = at::zeros_like(value);
   double updates = 0;
   for (const int64_t step : steps) {
-    for (const Updated& u : p) at::Tensor(u.gradients).copy_(at::randn({u.gradients.numel()}));
+    for (const Updated& u : p) at::Tensor(u.gradients).copy_(at::randn({u.gradients.numel()}, dtype));
     at::Tensor g = joined(p, &Updated::gradients).to(at::kDouble);
     const double norm = scale * g.norm().item<double>();
     g = g.mul(scale);
@@ -98,21 +103,26 @@ void expect_formula(double clip, const std::vector<int64_t>& steps, double scale
     ++updates;
     const at::Tensor mean = m.div(1 - std::pow(s.beta1, updates)), square = v.div(1 - std::pow(s.beta2, updates));
     value.sub_(mean.div(square.sqrt().add(s.eps)).mul(lr));
-    // The largest error over eight seeds was 2.5e-7, two units in the last place of the largest weights.
-    EXPECT_LE(joined(p, &Updated::values).to(at::kDouble).sub(value).abs().max().item<double>(), 8e-7)
-        << "step " << step;
+    const double largest = std::max(1.0, value.abs().max().item<double>());
+    EXPECT_LE(joined(p, &Updated::values).to(at::kDouble).sub(value).abs().max().item<double>(),
+              3 * updates * roundoff * largest)
+        << "step " << step << ", " << dtype;
   }
   EXPECT_EQ(adam.updates(), static_cast<int64_t>(steps.size()));
 }
 
 TEST(AdamW, MatchesItsFormula) {
-  for (const double clip : {0.0, 0.5}) expect_formula(clip, {0, 1, 2, 3});
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    for (const double clip : {0.0, 0.5}) expect_formula(dtype, clip, {0, 1, 2, 3});
+  }
 }
 
 // The scale corrects gradients that were divided by another number of targets than they are sums over.
 TEST(AdamW, ScalesItsGradients) {
-  for (const double scale : {0.25, 1.5}) {
-    for (const double clip : {0.0, 0.5, 100.0}) expect_formula(clip, {0, 1, 2}, scale);
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    for (const double scale : {0.25, 1.5}) {
+      for (const double clip : {0.0, 0.5, 100.0}) expect_formula(dtype, clip, {0, 1, 2}, scale);
+    }
   }
 }
 
@@ -220,7 +230,7 @@ TEST(AdamW, PartsOfMultiplesOf16ElementsMatchTheWholeBitwise) {
   EXPECT_TRUE(updated_in({0, 16 * 7, 16 * 30, 16 * 33, n}).equal(whole));
 }
 
-TEST(AdamW, BiasCorrectionCountsUpdatesNotSteps) { expect_formula(0.5, {1, 2, 5, 9}); }
+TEST(AdamW, BiasCorrectionCountsUpdatesNotSteps) { expect_formula(at::kFloat, 0.5, {1, 2, 5, 9}); }
 
 }  // namespace
 }  // namespace annulus
