@@ -17,6 +17,7 @@
 #include "data/shards/tokenization.h"
 #include "huggingface/model_config.h"
 #include "huggingface/model_files.h"
+#include "tensor_files/model_dtypes.h"
 #include "training/run/checkpoint.h"
 #include "training/run/checkpoint_manifest.h"
 #include "training/run/checkpoint_merge.h"
@@ -122,7 +123,7 @@ ExportedModel export_checkpoint(const ExportOptions& options, const std::string&
   const std::vector<std::string> weights = merge_checkpoint(checkpoint, manifest,
                                                             {.out = options.out,
                                                              .max_file_bytes = options.shard_bytes,
-                                                             .dtype = made.dtype == "bf16" ? at::kBFloat16 : at::kFloat,
+                                                             .dtype = model_dtype(made.dtype, "--dtype"),
                                                              .add_files = add_files},
                                                             files);
   made.files.insert(made.files.begin(), weights.begin(), weights.end());

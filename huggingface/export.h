@@ -16,7 +16,7 @@ struct ExportOptions {
   std::string run;                   // the run's folder
   std::string out;                   // the new folder
   std::optional<int64_t> step = {};  // of the checkpoint; none: the newest undamaged one
-  std::string dtype = {};            // "bf16", "fp32"; empty: what the run computes in
+  std::string dtype = {};            // "bf16", "fp32", "fp64"; empty: what the run computes in
   int64_t shard_bytes = 5'000'000'000;
   bool leave_pattern = false;  // as ConfigToWrite::leave_pattern
 };
@@ -24,7 +24,7 @@ struct ExportOptions {
 struct ExportedModel {
   int64_t step = 0;
   std::string architecture;        // "LlamaForCausalLM"
-  std::string dtype;               // "bf16", "fp32"
+  std::string dtype;               // "bf16", "fp32", "fp64"
   int64_t context = 0;             // max_position_embeddings
   std::vector<std::string> files;  // paths
   std::vector<std::string> notes;  // what a user of the folder should know; usually empty

@@ -35,7 +35,7 @@ struct ConfigToWrite {
   ModelSection model;
   int64_t context = 0;   // max_position_embeddings
   std::string original;  // the config.json that the model was imported with; empty: it was trained from scratch
-  std::string dtype;     // of the weights beside it: "bf16", "fp32"
+  std::string dtype;     // of the weights beside it: "bf16", "fp32", "fp64"
   // The ids with which documents begin and end, for a model trained from scratch.
   std::optional<int64_t> begin = {}, end = {};
   bool leave_pattern = false;  // write the patterns of the original, or causal ones, instead of the model's

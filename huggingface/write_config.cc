@@ -131,7 +131,7 @@ std::string write_model_config(const ConfigToWrite& to) {
   } else if (const ModelSection now = read(); now.rope_theta != m.rope_theta || !(now.rope_scaling == m.rope_scaling)) {
     write_rope(m, config);
   }
-  const char* const dtype = to.dtype == "bf16" ? "bfloat16" : "float32";
+  const char* const dtype = to.dtype == "bf16" ? "bfloat16" : to.dtype == "fp64" ? "float64" : "float32";
   if (config.contains("dtype")) config["dtype"] = dtype;
   if (config.contains("torch_dtype") || !config.contains("dtype")) config["torch_dtype"] = dtype;
   if (const std::string other = difference(m, read(), !to.leave_pattern); !other.empty()) {

@@ -2,6 +2,8 @@
 #include "inference/inspection.h"
 
 #include <algorithm>
+#include <set>
+#include <string>
 
 #include "common/error.h"
 #include "huggingface/export.h"
@@ -9,6 +11,7 @@
 #include "huggingface/weights.h"
 #include "inference/opened_model.h"
 #include "model/description/model_shape.h"
+#include "tensor_files/safetensors.h"
 #include "training/layer_requests.h"
 #include "training/run/checkpoint.h"
 #include "training/run/checkpoint_manifest.h"
@@ -63,10 +66,13 @@ void look_at_run(const OpenedModel& opened, Inspection& to) {
       continue;  // damaged, or removed by the run meanwhile
     }
     to.step = entry.step;
+    std::set<std::string> dtypes;
     for (const ManifestTensor& tensor : manifest.tensors) {
-      if (!is_optimizer(tensor.name)) to.weight_bytes += tensor.bytes();
+      if (is_optimizer(tensor.name)) continue;
+      to.weight_bytes += tensor.bytes();
+      dtypes.emplace(safetensors_dtype(tensor.dtype));
     }
-    to.dtypes = {"F32"};
+    to.dtypes.assign(dtypes.begin(), dtypes.end());
     return;
   }
 }

@@ -1,6 +1,7 @@
 // See logits.h.
 #include "inference/logits.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/clamp_min.h>
 #include <ATen/ops/index_select.h>
@@ -22,14 +23,13 @@
 #include "memory/available.h"
 #include "memory/device_memory.h"
 #include "model/model.h"
+#include "tensor_files/model_dtypes.h"
 #include "tensor_files/safetensors.h"
 
 namespace annulus {
 namespace {
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::kUsage, "logits", message); }
-
-at::ScalarType dtype_of(const std::string& name) { return name == "bf16" ? at::kBFloat16 : at::kFloat; }
 
 // A training configuration with one batch of this size, from which the attention requests of the layers are made.
 Config batch_config(const ModelSection& model, const LogitsOptions& o, int64_t rows, int64_t length) {
@@ -122,21 +122,25 @@ void LogitsJob::read_input() {
   if (counted_ == 0) fail("targets", "all of them are negative, so none counts");
 }
 
+at::ScalarType LogitsJob::dtype() const { return model_dtype(options_.dtype, "--dtype"); }
+
 // An estimate of the most bytes that a rank holds: the weights, what the layers keep for the backward (the rest is
 // computed again), the working memory of one layer, and its logits. Rank 0 also holds the results of all ranks.
 double LogitsJob::bytes_of_rank(const Layout& layout, int rank) const {
   const ModelShape& s = opened_.model();
-  const double element = options_.dtype == "bf16" ? 2 : 4, weights = parameter_estimate(s);
+  const auto element = static_cast<double>(c10::elementSize(dtype())),
+             wide = static_cast<double>(c10::elementSize(at::toOpMathType(dtype())));
+  const double weights = parameter_estimate(s);
   const auto number = [](int64_t n) { return static_cast<double>(n); };
   const double rows = number(tokens_.size(0) * layout.count(rank)), vocab = number(s.vocab);
-  const double of_layer = number(3 * s.dim + 2 * s.q_width() + 2 * s.kv_width()) * element + 4 * number(s.heads);
+  const double of_layer = number(3 * s.dim + 2 * s.q_width() + 2 * s.kv_width()) * element + wide * number(s.heads);
   const double working = number(4 * s.dim + 6 * s.ffn + 4 * s.q_width() + 4 * s.kv_width()) * element;
-  const double logits = options_.last ? 0 : 4 * rows * vocab;
+  const double logits = options_.last ? 0 : wide * rows * vocab;
   const double bytes = element * weights * (options_.backward ? 2 : 1) +
                        rows * (options_.backward ? number(s.layers) * of_layer : 0) + rows * working + logits;
   if (rank > 0 || layout.ranks() == 1) return bytes;
-  return bytes + 4 * vocab * number(options_.last ? tokens_.size(0) : tokens_.numel()) +
-         (options_.backward ? 4 * weights : 0);
+  return bytes + wide * vocab * number(options_.last ? tokens_.size(0) : tokens_.numel()) +
+         (options_.backward ? wide * weights : 0);
 }
 
 void LogitsJob::require_memory(const Communicator& world, int ranks_here, at::Device device) const {
@@ -181,7 +185,8 @@ void LogitsJob::run(Communicator& world, int ranks_here, at::Device device) {
   together(world, {"logits, planning the memory"}, [&] { require_memory(world, ranks_here, device); });
   const bool first = world.rank() == 0;
   Communicator& host = world.host();
-  Model model(opened_.model(), dtype_of(options_.dtype), device, Model::Unheld{});
+  const at::ScalarType written = at::toOpMathType(dtype());
+  Model model(opened_.model(), dtype(), device, Model::Unheld{});
   Parameters& parameters = model.parameters();
   std::vector<Field> weights;
   together(world, {"logits, loading the weights"}, [&] {
@@ -224,15 +229,15 @@ void LogitsJob::run(Communicator& world, int ranks_here, at::Device device) {
   }
   const c10::AutoGradMode grad(options_.backward);
   const at::Tensor flat = model.hidden(tokens, table, attend);
-  double mean = 0;
+  std::string loss_text;
   if (targets_.defined()) {
     const at::Tensor targets = targets_.index_select(1, positions).reshape({-1}).to(device);
     const at::Tensor local = model.loss_of(flat, targets, 1.0 / static_cast<double>(counted_));
     if (options_.backward) local.backward();
     at::Tensor loss = local.detach().to(at::kCPU, at::kDouble);
     if (world.size() > 1) host.all_reduce(loss, ReduceOp::kSum, {"logits, the loss"});
-    mean = loss.item<double>();
-    if (first) results.push_back({"loss", loss.to(at::kFloat)});
+    loss_text = ", loss " + (written == at::kDouble ? exact(loss.item<double>()) : exact(loss.item<float>()));
+    if (first) results.push_back({"loss", loss.to(written)});
   }
   Layout of_logits = layout;
   at::Tensor hidden = flat.detach().view({batch, count, -1});
@@ -256,7 +261,7 @@ void LogitsJob::run(Communicator& world, int ranks_here, at::Device device) {
   if (options_.backward) {
     std::vector<at::Tensor> sums;
     for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
-      at::Tensor sum = parameters.gradients(unit).tensor().to(at::kCPU, at::kFloat);
+      at::Tensor sum = parameters.gradients(unit).tensor().to(at::kCPU, written);
       if (world.size() > 1)
         host.all_reduce(sum, ReduceOp::kSum, {"logits, gradients of unit", static_cast<int64_t>(unit)});
       sums.push_back(first ? sum : at::Tensor());
@@ -273,8 +278,8 @@ void LogitsJob::run(Communicator& world, int ranks_here, at::Device device) {
       /*only_first=*/true);
   if (!first) return;
   std::printf("logits: %s of %s, %s%s%s -> %s\n", counted(batch, "row").c_str(), counted(length, "token").c_str(),
-              counted(world.size(), "rank").c_str(), device.is_cpu() ? "" : " on GPUs",
-              targets_.defined() ? (", loss " + exact(static_cast<float>(mean))).c_str() : "", options_.output.c_str());
+              counted(world.size(), "rank").c_str(), device.is_cpu() ? "" : " on GPUs", loss_text.c_str(),
+              options_.output.c_str());
   std::fflush(stdout);
 }
 

@@ -3,8 +3,9 @@
 // (launcher/verb_logits.cc) calls it. It has never run on GPUs.
 //
 // Input: tokens [B, S] int64; optionally targets [B, S] int64, of which negative ones do not count.
-// Output, all fp32: logits [B, S, V], or with `last` [B, V] of the last position; with targets loss [], the mean over
-// those that count; with `backward` the gradient of the loss with respect to each parameter, under its name.
+// Output, all fp32 (fp64 if the model computes in fp64): logits [B, S, V], or with `last` [B, V] of the last position;
+// with targets loss [], the mean over those that count; with `backward` the gradient of the loss with respect to each
+// parameter, under its name.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,7 +34,7 @@ struct LogitsOptions {
   std::string layout = "contiguous";
   std::string schedule = "auto";
   std::string kernel = "auto";
-  std::string dtype = "fp32";  // the dtype that the model computes in: "fp32", "bf16"
+  std::string dtype = "fp32";  // the dtype that the model computes in: "fp32", "bf16", "fp64" (on CPUs)
   double timeout = 300;        // the deadline of each communication in seconds
   bool last = false;
   bool backward = false;
@@ -64,6 +65,7 @@ class LogitsJob {
  private:
   void read_input();
   double bytes_of_rank(const Layout& layout, int rank) const;
+  at::ScalarType dtype() const;  // that the model computes in
   void require_memory(const Communicator& world, int ranks_here, at::Device device) const;
 
   LogitsOptions options_;

@@ -1,6 +1,7 @@
 // See opened_model.h.
 #include "inference/opened_model.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -49,12 +50,13 @@ TrainingState newest_state(CheckpointStore& store, const Config& config, const s
   return std::move(*state);
 }
 
-// Fills the parameters unit by unit, with `read`, which fills fp32 tensors.
+// Fills the parameters unit by unit, with `read`, which fills tensors of the dtype that optimizers update.
 void fill(Parameters& parameters, const std::function<void(const std::vector<TensorSlice>&)>& read) {
-  const bool straight = parameters.dtype() == at::kFloat && parameters.device().is_cpu();
+  const at::ScalarType updated = at::toOpMathType(parameters.dtype());
+  const bool straight = parameters.dtype() == updated && parameters.device().is_cpu();
   for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
     at::Tensor values = parameters.values(unit).tensor();
-    const at::Tensor wide = straight ? values : at::empty({values.numel()}, at::TensorOptions(at::kFloat));
+    const at::Tensor wide = straight ? values : at::empty({values.numel()}, at::TensorOptions(updated));
     const ParameterUnit& of = parameters.units()[unit];
     std::vector<TensorSlice> slices;
     for (size_t i = of.first; i < of.last; ++i) {

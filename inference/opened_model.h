@@ -31,9 +31,9 @@ class OpenedModel {
   // A run's configuration; none for a folder in Hugging Face's layout.
   const std::optional<Config>& run() const { return run_; }
 
-  // Allocates the parameters' values and fills them. Values that are not fp32 on a CPU are filled through an fp32 copy
-  // of one unit at a time. Damaged checkpoints that are skipped are reported to `note`. Throws Error(kInput) if there
-  // is no undamaged checkpoint or none of that step, or if a tensor does not fit the model.
+  // Allocates the parameters' values and fills them. Values that are not fp32 or fp64 on a CPU are filled through an
+  // fp32 copy of one unit at a time. Damaged checkpoints that are skipped are reported to `note`. Throws Error(kInput)
+  // if there is no undamaged checkpoint or none of that step, or if a tensor does not fit the model.
   void load(Parameters& parameters, const Note& note);
 
   // Whether tokens are ids of a tokenizer and not bytes, and the step of the weights (-1 for a folder in Hugging Face's

@@ -25,6 +25,7 @@
 #include "memory/caches.h"
 #include "model/generator.h"
 #include "tensor_files/block_map_file.h"
+#include "tensor_files/model_dtypes.h"
 #include "training/run/run_folder.h"
 
 namespace annulus {
@@ -205,7 +206,7 @@ int run_sample(const SampleOptions& o) {
   validate(opened.model());
   std::unique_ptr<Alphabet> alphabet;
   if (!opened.run()) alphabet = ids_of_folder(o, opened.path());
-  Model model(opened.model(), o.dtype == "bf16" ? at::kBFloat16 : at::kFloat, at::kCPU, Model::Unheld{});
+  Model model(opened.model(), model_dtype(o.dtype, "--dtype"), at::kCPU, Model::Unheld{});
   opened.load(model.parameters(), note);
   if (!alphabet) {
     alphabet = opened.tokens_are_ids() ? ids_of_run(o, opened.path()) : std::make_unique<Alphabet>();

@@ -23,7 +23,7 @@ struct SampleOptions {
   double top_p = 1;                 // of these, among the most likely ones whose probabilities add up to this
   std::vector<std::string> stop{};  // strings that end the text and are not shown
   uint64_t seed = 1;                // the same seed gives the same text
-  std::string dtype = "fp32";       // the dtype that the model computes in: "fp32", "bf16"
+  std::string dtype = "fp32";       // the dtype that the model computes in: "fp32", "bf16", "fp64"
   std::ostream* out = nullptr;      // receives the prompt and the text; null: standard output
   std::ostream* notes = nullptr;    // receives warnings and reports of damaged checkpoints; null: the log
   // Functions that use the tokenizer in a folder, which is that of a run on token shards or one in Hugging Face's

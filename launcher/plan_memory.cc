@@ -167,6 +167,11 @@ void PlanMemory::check(const Names& given, std::optional<int> ranks) {
   const std::optional<int64_t> memory = bytes_of_text(memory_text_);
   if (!memory) refuse("--device-memory must be a number of bytes such as 141GB or 80GiB, got \"" + memory_text_ + "\"");
   config_ = load_config(model_, sets_, read_model_from);
+  if (config_.model.dtype == "fp64" && !cpu_) {
+    refuse(
+        "model.dtype = \"fp64\" computes on CPUs only: plan it with --cpu, or another dtype with --set "
+        "model.dtype=...");
+  }
   ranks_ = {.ranks = *ranks,
             .ranks_of_a_host = ranks_per_host_.value_or(std::min(*ranks, kRanksOfAHost)),
             .are = cpu_ ? RanksAre::kProcesses : RanksAre::kGpus,

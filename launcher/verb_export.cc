@@ -6,10 +6,12 @@
 
 #include "common/error.h"
 #include "common/interrupt.h"
+#include "common/names.h"
 #include "common/text.h"
 #include "huggingface/export.h"
 #include "launcher/verb.h"
 #include "logging/log.h"
+#include "tensor_files/model_dtypes.h"
 #include "training/run/run_folder.h"
 
 namespace annulus {
@@ -23,7 +25,7 @@ class ExportVerb : public Verb {
     app.add_option("--runs", root_, "folder in which the name of a run is looked up (default: runs)")
         ->type_name("FOLDER");
     app.add_option("--step", options_.step, "step of the checkpoint (default: the newest that is undamaged)");
-    app.add_option("--dtype", options_.dtype, "bf16 or fp32 (default: the dtype that the run computes in)");
+    app.add_option("--dtype", options_.dtype, "bf16, fp32 or fp64 (default: the dtype that the run computes in)");
     app.add_option("--shard-size", shard_text_,
                    "bytes of tensors that a file has at most: 5GB (default), 500MiB; a larger tensor has its own file")
         ->type_name("BYTES");
@@ -39,9 +41,7 @@ class ExportVerb : public Verb {
     const auto refuse = [](const std::string& message) {
       throw Error(ErrorKind::kUsage, "launcher", "export: " + message);
     };
-    if (!options_.dtype.empty() && options_.dtype != "bf16" && options_.dtype != "fp32") {
-      refuse("--dtype must be bf16 or fp32, got \"" + options_.dtype + "\"");
-    }
+    if (!options_.dtype.empty()) index_of_name(options_.dtype, model_dtypes(), "dtype", "--dtype");
     if (shard_text_.empty()) return;
     const std::optional<int64_t> bytes = bytes_of_text(shard_text_);
     if (!bytes) refuse("--shard-size must be a number of bytes such as 5GB or 500MiB, got \"" + shard_text_ + "\"");

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 
+#include "common/error.h"
 #include "common/names.h"
 #include "common/text.h"
 #include "inference/logits.h"
@@ -11,6 +12,7 @@
 #include "launcher/device.h"
 #include "launcher/start_job.h"
 #include "launcher/verb.h"
+#include "tensor_files/model_dtypes.h"
 
 namespace annulus {
 namespace {
@@ -34,7 +36,7 @@ class LogitsVerb : public Verb {
                    "how positions are divided among ranks: contiguous (default), zigzag or striped");
     app.add_option("--schedule", options_.schedule, "auto (default), ring, all-gather or group-cast");
     app.add_option("--kernel", options_.kernel, "auto (default), cpu, reference, efficient, cudnn, flash2 or flash3");
-    app.add_option("--dtype", options_.dtype, "dtype that the model computes in: fp32 (default) or bf16");
+    app.add_option("--dtype", options_.dtype, "dtype that the model computes in: fp32 (default), bf16 or fp64");
     app.add_option("--timeout", options_.timeout,
                    "seconds that a communication, and writing the output, may take (default: 300)");
     app.add_option("--device", device_, "auto (default: GPUs if there is one for each rank), cpu or cuda");
@@ -48,7 +50,13 @@ class LogitsVerb : public Verb {
 
   void check() override {
     index_of_name(device_, {"auto", "cpu", "cuda"}, "device", "--device");
-    index_of_name(options_.dtype, {"fp32", "bf16"}, "dtype", "--dtype");
+    index_of_name(options_.dtype, model_dtypes(), "dtype", "--dtype");
+    if (options_.dtype == "fp64") {
+      if (device_ == "cuda") {
+        throw Error(ErrorKind::kUsage, "logits", "--dtype fp64 computes on CPUs only: leave --device cuda out");
+      }
+      device_ = "cpu";
+    }
     check_options(options_);
   }
 

@@ -6,6 +6,7 @@
 #include "inference/sampler.h"
 #include "launcher/tokens/sample_tokenizer.h"
 #include "launcher/verb.h"
+#include "tensor_files/model_dtypes.h"
 
 namespace annulus {
 namespace {
@@ -30,14 +31,14 @@ class SampleVerb : public Verb {
         ->expected(1)
         ->take_all()
         ->type_name("TEXT");
-    app.add_option("--dtype", options_.dtype, "dtype that the model computes in: fp32 (default) or bf16");
+    app.add_option("--dtype", options_.dtype, "dtype that the model computes in: fp32 (default), bf16 or fp64");
     app.add_option("--seed", options_.seed, "seed of the sampling: the same seed gives the same text (default: 1)");
     app.footer(
         "Example (after `./annulus launch -n 2 train configs/quickstart.toml`):\n"
         "  ./annulus sample quickstart --prompt \"def \"");
   }
 
-  void check() override { index_of_name(options_.dtype, {"fp32", "bf16"}, "dtype", "--dtype"); }
+  void check() override { index_of_name(options_.dtype, model_dtypes(), "dtype", "--dtype"); }
 
   int run() override {
     install_interrupt_handlers();

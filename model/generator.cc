@@ -1,6 +1,7 @@
 // See generator.h.
 #include "model/generator.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/baddbmm.h>
@@ -86,8 +87,8 @@ at::Tensor pattern_bias(const Pattern& pattern, int64_t first, int64_t n, int64_
   const bool alike = std::all_of(pattern.slices.begin(), pattern.slices.end(),
                                  [&](const Slice& s) { return all_heads(s, pattern.shape.heads); });
   const int64_t heads = alike ? 1 : pattern.shape.heads;
-  at::Tensor count = at::zeros({heads, n, keys}, at::TensorOptions(at::kFloat));
-  float* p = count.data_ptr<float>();
+  at::Tensor count = at::zeros({heads, n, keys}, at::TensorOptions(at::kDouble));
+  double* p = count.data_ptr<double>();
   for (const Slice& s : pattern.slices) {
     if (!s.batch.contains(0)) continue;
     const Span queries = s.queries.clip(first, first + n - 1);
@@ -96,7 +97,7 @@ at::Tensor pattern_bias(const Pattern& pattern, int64_t first, int64_t n, int64_
       for (int64_t i = 0; i < queries.count; ++i) {
         const int64_t query = queries.at(i);
         const Span seen = s.keys.clip(query + s.band.lo, std::min(query + s.band.hi, keys - 1));
-        float* row = p + (h * n + query - first) * keys;
+        double* row = p + (h * n + query - first) * keys;
         for (int64_t j = 0; j < seen.count; ++j) row[seen.at(j)] += 1;
       }
     }
@@ -171,7 +172,7 @@ at::Tensor Generator::extend(const int64_t* tokens, int64_t n) {
       },
       /*last_only=*/true);
   tokens_.insert(tokens_.end(), tokens, tokens + n);
-  return logits[0].to(at::kCPU, at::kFloat);
+  return logits[0].to(at::kCPU, at::toOpMathType(logits.scalar_type()));
 }
 
 Generator::Bias Generator::bias_of(const Pattern& pattern, int64_t n) const {

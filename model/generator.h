@@ -25,7 +25,8 @@ class Generator {
   // A pattern covers a whole context, of which the text so far is the beginning. Adaptive maps are selected from the
   // text so far; with query = "mean", from the mean of the known part of a query block.
   Generator(const Model& model, const std::vector<PatternSpec>& patterns, int64_t context);
-  // Appends tokens (at least one) and returns the logits of what follows them: [vocab], fp32, CPU.
+  // Appends tokens (at least one) and returns the logits of what follows them: [vocab], fp32 (fp64 for a model in
+  // fp64), CPU.
   at::Tensor feed(const std::vector<int64_t>& tokens);
 
   // Positions in the cache.

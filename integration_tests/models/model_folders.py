@@ -3,6 +3,7 @@ embedding, and computes with them by transformers. Used by the tests of this fol
 
 import json
 import os
+import types
 
 import torch
 import transformers
@@ -55,17 +56,48 @@ CONFIGS = {
 }
 
 
-def make(name, dtype=torch.float32, config=None):
+def make(name, dtype=torch.float32, config=None, attention="eager"):
     """Returns a model with random norms and biases too, whose logits and gradients are far from those of a uniform guess."""
     torch.manual_seed(len(name))
-    model = transformers.AutoModelForCausalLM.from_config(config or CONFIGS[name], attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(config or CONFIGS[name], attn_implementation=attention)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
             elif "embed" not in key:
                 parameter.mul_(4)
-    return model.to(dtype).eval()
+    frequencies = {key: buffer.clone() for key, buffer in model.named_buffers()}
+    model.to(dtype)
+    for key, buffer in frequencies.items():  # which transformers keeps in fp32, whatever dtype it loads weights in
+        model.get_submodule(key.rpartition(".")[0]).register_buffer(key.rpartition(".")[2], buffer, persistent=False)
+    return model.eval()
+
+
+def make_exact(name, config=None):
+    """Returns the same model in fp64, also where transformers computes in fp32 whatever the dtype is: in norms and in the
+    softmax of its eager attention. Cosines and sines of the rotary embedding are still those of fp32, as the model's are."""
+    model = make(name, torch.float64, config, attention="sdpa")
+
+    def norm(self, x):
+        return self.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon))
+
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = types.MethodType(norm, module)
+    return model
+
+
+def nudge_tables(model):
+    """Moves each cosine and sine of the rotary embedding by a unit in the last place of fp32, up or down by chance. As far as
+    that may results of two programs differ which compute in fp64 from tables in fp32."""
+    rotary, draw = model.model.rotary_emb, torch.Generator().manual_seed(1)
+    tables = rotary.forward
+
+    def nudged(*args, **named):
+        return tuple(t * (1 + 2**-23 * (2 * torch.randint(2, t.shape, generator=draw) - 1)) for t in tables(*args, **named))
+
+    rotary.forward = nudged
+    return model
 
 
 def save(model, folder, **how):
@@ -109,7 +141,8 @@ def expected(model, data):
     """Returns what `annulus logits --backward` writes, computed by transformers."""
     model.zero_grad()
     logits = model(input_ids=data["tokens"]).logits
-    loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), data["targets"].flatten(), ignore_index=-100)
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    loss = torch.nn.functional.cross_entropy(wide.flatten(0, 1), data["targets"].flatten(), ignore_index=-100)
     loss.backward()
     results = {"logits": logits.detach(), "loss": loss.detach()}
     results |= {name: parameter.grad for name, parameter in model.named_parameters()}

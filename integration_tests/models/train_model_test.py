@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares the losses of 20 steps of AdamW by `annulus train --init` with a PyTorch training loop over transformers."""
+"""Compares the losses of 20 steps of AdamW by `annulus train --init`, in fp64, with a PyTorch training loop over transformers."""
 
 import json
 import math
@@ -33,6 +33,7 @@ packing = "document"
 validation_fraction = 0
 [model]
 from = "model"
+dtype = "fp64"
 [optimizer]
 lr = {LR}
 warmup = {WARMUP}
@@ -90,13 +91,18 @@ class TrainModel(cli.CliTest):
             f.write(CONFIG)
         for name in set(models.CONFIGS) - {"llama, odd"}:  # which has a smaller vocabulary
             models.save(models.make(name), self.path("model"))
-            wanted = losses_of_pytorch(models.make(name))
+            wanted = losses_of_pytorch(models.make_exact(name))
             self.assertLess(wanted[-1], 0.9 * wanted[0], "nothing was learned")
-            for ranks in (1, 2, 4):
+            # Two programs may differ in the rotary tables, which are fp32, by a unit in the last place, and updates amplify that
+            # (and rounding in fp64: tests/training/equal_losses.h).
+            nudged = losses_of_pytorch(models.nudge_tables(models.make_exact(name)))
+            off = [abs(a - b) for a, b in zip(nudged, wanted)]
+            for ranks in (1, 4) if name in ("llama 3.1", "qwen 3") else (2,):
                 got = self.losses(ranks)
                 self.assertEqual(len(got), STEPS)
                 for step, (ours, theirs) in enumerate(zip(got, wanted)):
-                    self.assertLess(abs(ours - theirs), 1e-4 * max(1, theirs), (name, ranks, step))
+                    allowed = 4 * max(off[: step + 1]) + 1e-12 * 10 ** (step / 10) * theirs
+                    self.assertLessEqual(abs(ours - theirs), allowed, (name, ranks, step))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ std::string model_folder(const TestFolder& folder, at::ScalarType dtype) {
   const std::string path = folder.path() + "/model";
   std::filesystem::create_directories(path);
   nlohmann::ordered_json config = llama_config(shape());
-  config["torch_dtype"] = dtype == at::kBFloat16 ? "bfloat16" : "float32";
+  config["torch_dtype"] = dtype == at::kBFloat16 ? "bfloat16" : dtype == at::kDouble ? "float64" : "float32";
   config["id2label"] = {{"0", "x"}};
   write_text(path + "/config.json", config.dump());
   write_text(path + "/generation_config.json", "{\"temperature\": 0.6}");
@@ -41,11 +41,13 @@ std::string model_folder(const TestFolder& folder, at::ScalarType dtype) {
   return path;
 }
 
-// Trains one step that changes no weight; returns the run's folder.
-std::string still_run(const TestFolder& folder, const std::string& from, int ranks, int64_t shard) {
+// Trains one step that changes no weight; returns the run's folder. `dtype` replaces the folder's.
+std::string still_run(const TestFolder& folder, const std::string& from, int ranks, int64_t shard,
+                      const std::string& dtype = "") {
   Config c = tiny_config(folder);
   c.model = read_model_config(from);
   c.model.from = from;
+  if (!dtype.empty()) c.model.dtype = dtype;
   c.run.steps = 1;
   still(c.optimizer);
   c.optimizer.shard = shard;
@@ -68,14 +70,14 @@ std::map<std::string, std::string> content(const std::string& folder) {
 }
 
 TEST(Export, ImportAndExportRoundTripAtEveryWorldSizeAndLevel) {
-  for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
+  for (const auto& [dtype, word] : {std::pair{at::kBFloat16, "bf16"}, {at::kFloat, "fp32"}, {at::kDouble, "fp64"}}) {
     for (const auto& [ranks, shard] : {std::pair{1, 0}, {2, 3}, {4, 1}}) {
       const TestFolder folder;
       const std::string from = model_folder(folder, dtype), out = folder.path() + "/out";
-      const std::string run = still_run(folder, from, ranks, shard);
+      const std::string run = still_run(folder, from, ranks, shard, word);
       const ExportedModel made = exported({.run = run, .out = out});
       EXPECT_EQ(made.architecture, "LlamaForCausalLM");
-      EXPECT_EQ(made.dtype, dtype == at::kBFloat16 ? "bf16" : "fp32");
+      EXPECT_EQ(made.dtype, word);
       EXPECT_EQ(made.context, 256);
       EXPECT_EQ(made.notes, std::vector<std::string>());
       const std::vector<TensorSlice> slices = empty_slices(shape(), dtype);
@@ -91,7 +93,7 @@ TEST(Export, ImportAndExportRoundTripAtEveryWorldSizeAndLevel) {
         EXPECT_EQ(file_text(out + "/" + name), file_text(from + "/" + name));
       }
       // The run continues like one without an export, and a run can start from the exported folder.
-      still_run(folder, from, ranks, shard);
+      still_run(folder, from, ranks, shard, word);
       const std::string other = folder.path() + "/runs/tiny-002";
       Config again = load_config(run + "/config.toml");
       again.run.steps = 3;

@@ -51,7 +51,7 @@ inline Tensors weights_of(const ModelShape& shape, at::ScalarType dtype = at::kF
   double begin = 1;
   for (const DescribedUnit& group : described_units(shape)) {
     for (const ParameterShape& p : group.parameters) {
-      tensors[p.name] = at::arange(p.count(), at::kFloat).add(begin++).mul(1e-3).sin().to(dtype).view(p.shape);
+      tensors[p.name] = at::arange(p.count(), at::kDouble).add(begin++).mul(1e-3).sin().to(dtype).view(p.shape);
     }
   }
   return tensors;

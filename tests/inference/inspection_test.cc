@@ -44,12 +44,15 @@ TEST(Inspection, InspectsAFolder) {
   // 64 queries have 1 + 2 + ... + 64 pairs in the first layer and 1 + ... + 7 + 57 * 8 in the second, times 4 heads.
   const double pairs = 4.0 * (64 * 65 / 2 + 28 + 57 * 8) / 64;
   EXPECT_DOUBLE_EQ(of.flops, flops_per_token(with_biases, pairs));
-  EXPECT_NEAR(of.attention_flops, 12 * 4 * pairs, 1e-6);
+  EXPECT_EQ(of.attention_flops, 12 * 4 * pairs);  // all of these are multiples of 1/64
   EXPECT_EQ(inspect_model(folder, "runs", std::nullopt).length, 256);
-  // The lasting memory is fp32 weights, gradients and both moments, each slightly more than its elements.
-  const double state = 4.0 * static_cast<double>(of.parameters);
-  EXPECT_NEAR(static_cast<double>(of.training.weights) / state, 1, 0.1);
-  EXPECT_NEAR(static_cast<double>(of.training.optimizer) / state, 2, 0.2);
+  // The lasting memory is fp32 weights, gradients and both moments. A unit (a layer, the embedding, the output) ends at
+  // a multiple of 16 elements, and so do its matrices together.
+  const int64_t padding = 2 * 16 * (shape.layers + 2);
+  EXPECT_GE(of.training.weights, 4 * of.parameters);
+  EXPECT_LE(of.training.weights, 4 * (of.parameters + padding));
+  EXPECT_GE(of.training.optimizer, 8 * of.parameters);
+  EXPECT_LE(of.training.optimizer, 8 * (of.parameters + padding));
   EXPECT_GT(of.training.activations, 0);
 }
 

@@ -99,27 +99,34 @@ TEST(Trainer, WarnsAboutPatternsThatSeeLaterKeys) {
                     "{ kind = 'dilated', segment_lengths = [32], dilation_rates = [2], causal = true }"}));
 }
 
-TEST(Sampler, ContinuesAPromptOfABf16Run) {
-  const TestFolder folder;
-  Config config = tiny_config(folder);
-  config.model.dtype = "bf16";
-  config.validation.every = 3;
-  EXPECT_EQ(train(config, 1).code, 0);
-  int validations = 0;
-  for (const nlohmann::json& m : metrics(folder.path() + "/runs/tiny-001")) {
-    if (!m.contains("validation_loss")) continue;
-    EXPECT_LT(m["validation_loss"].get<double>(), std::log(256.0));
-    ++validations;
+// Checkpoints of bf16 runs are fp32, those of fp64 runs fp64; any dtype computes with either.
+TEST(Sampler, ContinuesAPromptOfARunInAnyDtype) {
+  for (const std::string trained : {"bf16", "fp64"}) {
+    const TestFolder folder;
+    Config config = tiny_config(folder);
+    config.model.dtype = trained;
+    config.validation.every = 3;
+    EXPECT_EQ(train(config, 1).code, 0);
+    int validations = 0;
+    for (const nlohmann::json& m : metrics(folder.path() + "/runs/tiny-001")) {
+      if (!m.contains("validation_loss")) continue;
+      EXPECT_LT(m["validation_loss"].get<double>(), std::log(256.0));
+      ++validations;
+    }
+    EXPECT_EQ(validations, 2);
+    for (const std::string dtype : {"fp32", "bf16", "fp64"}) {
+      std::ostringstream text;
+      SampleOptions options;
+      options.run = folder.path() + "/runs/tiny-001";
+      options.prompt = "def ";
+      options.tokens = 8;
+      options.dtype = dtype;
+      options.out = &text;
+      EXPECT_EQ(run_sample(options), 0);
+      EXPECT_EQ(text.str().substr(0, 4), "def ");
+      EXPECT_GT(text.str().size(), 4U);
+    }
   }
-  EXPECT_EQ(validations, 2);
-  std::ostringstream text;
-  SampleOptions options;
-  options.run = folder.path() + "/runs/tiny-001";
-  options.prompt = "def ";
-  options.tokens = 8;
-  options.out = &text;
-  EXPECT_EQ(run_sample(options), 0);
-  EXPECT_EQ(text.str().substr(0, 4), "def ");
 }
 
 // Documents and block maps may be listed for each row of a batch; generated text uses those of the first row.
