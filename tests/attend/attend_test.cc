@@ -24,7 +24,7 @@
 #include "tests/common/exactness.h"
 #include "tests/training/tiny_run.h"
 
-namespace annulus {
+namespace annulus::attend_test {
 namespace {
 
 AttendOptions random_options(const std::string& pattern, const std::string& sizes = "") {
@@ -330,4 +330,4 @@ TEST(Attend, CommandReproducesTheRequest) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::attend_test

@@ -8,7 +8,7 @@
 
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::random_input_test {
 namespace {
 
 TEST(RandomInput, TextRoundTrips) {
@@ -70,4 +70,4 @@ TEST(RandomInput, SameTextGivesTheSameTensors) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::random_input_test

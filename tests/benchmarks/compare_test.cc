@@ -9,7 +9,7 @@
 
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::compare_test {
 namespace {
 
 BenchRatio ratio(const std::string& name, double value, double spread = 0, const std::string& settings = "s") {
@@ -107,4 +107,4 @@ TEST(Compare, RefusesReportsWithNothingInCommon) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::compare_test

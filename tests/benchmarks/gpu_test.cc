@@ -16,7 +16,7 @@
 
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::gpu_test {
 namespace {
 
 // Returns the names of the figures of each part, read from the lines of JSON; each figure must be a number.
@@ -329,4 +329,4 @@ TEST(GpuBench, RefusesInvalidOptions) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::gpu_test

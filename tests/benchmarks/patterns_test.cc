@@ -12,7 +12,7 @@
 
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::patterns_test {
 namespace {
 
 TEST(RandomBlockMap, HasItsDensityAndTheWholeDiagonal) {
@@ -88,4 +88,4 @@ TEST(PatternsBench, GivesEachRatioOnceForSmallSizes) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::patterns_test

@@ -10,7 +10,7 @@
 #include "common/error.h"
 #include "common/version.h"
 
-namespace annulus {
+namespace annulus::report_test {
 namespace {
 
 std::string file(const char* name) { return ::testing::TempDir() + "/" + std::to_string(getpid()) + name; }
@@ -123,4 +123,4 @@ TEST(BenchReport, RefusesMissingFileAndFolder) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::report_test

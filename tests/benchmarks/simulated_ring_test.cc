@@ -9,7 +9,7 @@
 #include "common/error.h"
 #include "tests/attention/execution/run_everywhere.h"
 
-namespace annulus {
+namespace annulus::simulated_ring_test {
 namespace {
 
 using testing::as_exact;
@@ -66,4 +66,4 @@ TEST(SimulatedRing, RefusesTensorsOfAnotherShape) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::simulated_ring_test

@@ -15,7 +15,7 @@
 #include "comm/threads/threads.h"
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::agreement_test {
 namespace {
 
 TEST(Together, AllContinueWhenNoRankFails) {
@@ -226,4 +226,4 @@ TEST(AgreeTogether, NamesTheRankThatRaises) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::agreement_test

@@ -19,7 +19,7 @@ namespace annulus {
 namespace {
 
 // Sets variables for one test and unsets all variables that a launcher may have set.
-class Environment : public testing::Test {
+class Environment : public ::testing::Test {
  protected:
   void SetUp() override {
     for (const char* name : {"OMPI_COMM_WORLD_SIZE",
@@ -292,7 +292,7 @@ TEST(WatchdogDeathTest, EndsTheProcess) {
         const comm_internal::Watchdog watchdog(Seconds(0.01), [] { return std::string("stuck in a call"); });
         for (;;) pause();
       },
-      testing::ExitedWithCode(6), "stuck in a call");
+      ::testing::ExitedWithCode(6), "stuck in a call");
 }
 
 TEST(WatchdogDeathTest, LogsARecord) {
@@ -304,7 +304,7 @@ TEST(WatchdogDeathTest, LogsARecord) {
             Seconds(0.01), [] { return std::string("stuck in a call"); }, 3);
         for (;;) pause();
       },
-      testing::ExitedWithCode(6), R"("level":"error","host":"","rank":3,"room":"comm","message":"stuck in a call")");
+      ::testing::ExitedWithCode(6), R"("level":"error","host":"","rank":3,"room":"comm","message":"stuck in a call")");
 }
 
 TEST(Watchdog, DestructionCancelsIt) {

@@ -214,7 +214,7 @@ int run_tests(const char* filter) {
   int argc = 1;
   std::string program = "c10d_test";
   char* argv[] = {program.data(), nullptr};
-  testing::InitGoogleTest(&argc, argv);
+  ::testing::InitGoogleTest(&argc, argv);
   testing::GTEST_FLAG(filter) = filter;
   annulus::comm_test::leave_at_a_failure();
   return RUN_ALL_TESTS();

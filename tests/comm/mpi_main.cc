@@ -166,7 +166,7 @@ int main(int argc, char** argv) {
     return "rank " + std::to_string(in_job(0)) + " sleeps";
   };
   annulus::runtime() = annulus::MpiRuntime::start(options);
-  testing::InitGoogleTest(&argc, argv);
+  ::testing::InitGoogleTest(&argc, argv);
   annulus::comm_test::leave_at_a_failure();
   const int result = RUN_ALL_TESTS();
   // The fault tests leave broken communicators, with which the runtime would not finalize and mpirun would report a

@@ -5,7 +5,7 @@
 
 #include <set>
 
-namespace annulus::mpi_internal {
+namespace annulus::mpi_internal::mpi_tags_test {
 namespace {
 
 constexpr auto kLastDtype = static_cast<c10::ScalarType>(static_cast<int>(c10::ScalarType::NumOptions) - 1);
@@ -60,4 +60,4 @@ TEST(MessageTags, DifferWithinAPeriod) {
 }
 
 }  // namespace
-}  // namespace annulus::mpi_internal
+}  // namespace annulus::mpi_internal::mpi_tags_test

@@ -27,7 +27,7 @@ namespace {
 constexpr int64_t kAboutASecond = 2'000'000'000;  // clock cycles
 const at::TensorOptions kFloats = at::TensorOptions().dtype(at::kFloat).device(at::Device(at::kCUDA, 0));
 
-class NcclDevice : public testing::Test {
+class NcclDevice : public ::testing::Test {
  protected:
   void SetUp() override {
     const std::string why = nccl_unavailable();
@@ -211,7 +211,7 @@ TEST_F(NcclDevice, AFailureOfTheDeviceIsAnErrorOfTheTransfer) {
       std::_Exit(e.kind() == ErrorKind::kComm ? 7 : 1);
     }
   };
-  EXPECT_EXIT(fail(), testing::ExitedWithCode(7), "to itself.*the device of rank 0");
+  EXPECT_EXIT(fail(), ::testing::ExitedWithCode(7), "to itself.*the device of rank 0");
 }
 
 // A graph may be captured while a transfer is in progress and watched.

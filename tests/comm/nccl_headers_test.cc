@@ -13,7 +13,7 @@
 #include "comm/threads/threads.h"
 #include "common/error.h"
 
-namespace annulus::nccl_internal {
+namespace annulus::nccl_internal::nccl_headers_test {
 namespace {
 
 using comm_internal::Collective;
@@ -159,4 +159,4 @@ TEST(CollectiveHeaders, NameTheRanksThatDoNotBeginByTheDeadline) {
 }
 
 }  // namespace
-}  // namespace annulus::nccl_internal
+}  // namespace annulus::nccl_internal::nccl_headers_test

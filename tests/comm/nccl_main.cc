@@ -61,7 +61,7 @@ int main(int argc, char** argv) {
   device() = comm_test::gpu_of_process(launch.local_rank, launch.local_size);
   comm_test::use_gpu(device());
   runtime() = MpiRuntime::start();
-  testing::InitGoogleTest(&argc, argv);
+  ::testing::InitGoogleTest(&argc, argv);
   comm_test::leave_at_a_failure();
   const int result = RUN_ALL_TESTS();
   // As in mpi_main.cc, MPI would not finalize after the fault tests.

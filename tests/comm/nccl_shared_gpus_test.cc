@@ -9,7 +9,7 @@
 
 #include "common/error.h"
 
-namespace annulus::nccl_internal {
+namespace annulus::nccl_internal::nccl_shared_gpus_test {
 namespace {
 
 constexpr int kOld = 22809, kNew = 23004;  // NCCL 2.28.9 and 2.30.4
@@ -28,7 +28,7 @@ std::string refusal(const std::vector<GpuIdentity>& gpus, int version) {
   return "";
 }
 
-class SharedGpus : public testing::Test {
+class SharedGpus : public ::testing::Test {
  protected:
   void SetUp() override {
     unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
@@ -91,4 +91,4 @@ TEST_F(SharedGpus, IdentitiesTravelAsText) {
 }
 
 }  // namespace
-}  // namespace annulus::nccl_internal
+}  // namespace annulus::nccl_internal::nccl_shared_gpus_test

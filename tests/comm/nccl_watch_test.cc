@@ -15,7 +15,7 @@
 #include "comm/nccl/message_headers.h"
 #include "common/error.h"
 
-namespace annulus::nccl_internal {
+namespace annulus::nccl_internal::nccl_watch_test {
 namespace {
 
 class FakeClock final : public WatchClock {
@@ -231,7 +231,7 @@ std::vector<Case> cases() {
   };
 }
 
-class NcclWatch : public testing::TestWithParam<Case> {};
+class NcclWatch : public ::testing::TestWithParam<Case> {};
 
 TEST_P(NcclWatch, Answers) {
   Scene scene;
@@ -262,8 +262,8 @@ TEST_P(NcclWatch, Answers) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Table, NcclWatch, testing::ValuesIn(cases()),
-                         [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Table, NcclWatch, ::testing::ValuesIn(cases()),
+                         [](const ::testing::TestParamInfo<Case>& info) { return info.param.name; });
 
 // The events of an operation mean nothing until NCCL has issued it to the stream.
 TEST(NcclWatchIssue, UnissuedOperationsAreNotQueriedAndNotDue) {
@@ -455,4 +455,4 @@ TEST(NcclWatchThread, PollsByItselfAndStopsWithWorkInProgress) {
   EXPECT_FALSE(watch.failure());
 }
 }  // namespace
-}  // namespace annulus::nccl_internal
+}  // namespace annulus::nccl_internal::nccl_watch_test

@@ -11,7 +11,7 @@
 #include "comm/headers.h"
 #include "comm/hosts.h"
 
-namespace annulus::comm_internal {
+namespace annulus::comm_internal::rounds_test {
 namespace {
 
 TEST(Rounds, SumsAreAligned) {
@@ -40,4 +40,4 @@ TEST(Rounds, SumsAreAligned) {
 }
 
 }  // namespace
-}  // namespace annulus::comm_internal
+}  // namespace annulus::comm_internal::rounds_test

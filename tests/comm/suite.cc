@@ -48,8 +48,8 @@ void meet(Communicator& comm, int a, int b) {
 namespace {
 
 // Ends this process at a failure, whereupon mpirun ends all ranks.
-class LeaveAtAFailure final : public testing::EmptyTestEventListener {
-  void OnTestEnd(const testing::TestInfo& test) override {
+class LeaveAtAFailure final : public ::testing::EmptyTestEventListener {
+  void OnTestEnd(const ::testing::TestInfo& test) override {
     if (!test.result()->Failed()) return;
     std::printf("[  FAILED  ] %s.%s on this rank, which ends the others\n", test.test_suite_name(), test.name());
     std::fflush(stdout);
@@ -78,7 +78,7 @@ bool on_cpus() { return backend().device.is_cpu(); }
 
 #define ANNULUS_INSTANTIATE(fixture, sizes)               \
   GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(fixture); \
-  INSTANTIATE_TEST_SUITE_P(Ranks, fixture, testing::ValuesIn(sizes), testing::PrintToStringParamName())
+  INSTANTIATE_TEST_SUITE_P(Ranks, fixture, ::testing::ValuesIn(sizes), testing::PrintToStringParamName())
 
 ANNULUS_INSTANTIATE(CommSuite, backend().sizes);
 ANNULUS_INSTANTIATE(CommPairs, pairs());
@@ -88,6 +88,6 @@ ANNULUS_INSTANTIATE(CommPairsOnCpus, if_true(on_cpus(), pairs()));
 
 #undef ANNULUS_INSTANTIATE
 
-void leave_at_a_failure() { testing::UnitTest::GetInstance()->listeners().Append(new LeaveAtAFailure); }
+void leave_at_a_failure() { ::testing::UnitTest::GetInstance()->listeners().Append(new LeaveAtAFailure); }
 
 }  // namespace annulus::comm_test

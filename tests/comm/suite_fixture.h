@@ -17,7 +17,7 @@ inline const std::vector<at::ScalarType> kDtypes{at::kFloat, at::kDouble, at::kB
                                                  at::kHalf,  at::kLong,   at::kByte};
 inline const std::vector<at::ScalarType> kReducible{at::kFloat, at::kDouble, at::kLong};
 
-class CommSuite : public testing::TestWithParam<int> {
+class CommSuite : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
     if (!backend().unavailable.empty()) GTEST_SKIP() << backend().unavailable;

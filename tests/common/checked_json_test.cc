@@ -9,7 +9,7 @@
 
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::checked_json_test {
 namespace {
 
 std::string refusal(const std::function<void()>& call) {
@@ -73,4 +73,4 @@ TEST(CheckedJson, ErrorsNameThePathToTheMember) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::checked_json_test

@@ -9,7 +9,7 @@
 
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::environment_test {
 namespace {
 
 TEST(Environment, SwitchIsOneOrZero) {
@@ -34,4 +34,4 @@ TEST(Environment, ErrorNamesTheAllowedRange) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::environment_test

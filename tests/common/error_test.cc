@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-namespace annulus {
+namespace annulus::error_test {
 namespace {
 
 TEST(Error, KeepsRoomAndMessageApart) {
@@ -82,4 +82,4 @@ TEST(Error, ZeroByteShortensOnlyTheShownText) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::error_test

@@ -10,7 +10,7 @@
 #include <cmath>
 #include <limits>
 
-namespace annulus {
+namespace annulus::exactness_test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -68,4 +68,4 @@ TEST(Exactness, AllowsAMultipleOfThePlainError) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::exactness_test

@@ -18,7 +18,7 @@
 #include "common/text.h"
 #include "tests/common/faulty_files.h"
 
-namespace annulus {
+namespace annulus::files_test {
 namespace {
 
 std::string content(const std::string& path) {
@@ -152,4 +152,4 @@ TEST(Files, EveryFaultLeavesTheOldOrTheNewContent) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::files_test

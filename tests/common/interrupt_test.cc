@@ -12,7 +12,7 @@
 #include <initializer_list>
 #include <thread>
 
-namespace annulus {
+namespace annulus::interrupt_test {
 namespace {
 
 // Sends these signals to this process, waits for the first request to stop, and exits with its code, or with 1 if there
@@ -27,12 +27,12 @@ void end_after(std::initializer_list<int> signals) {
 }
 
 TEST(Interrupt, FirstSignalSetsTheFlag) {
-  EXPECT_EXIT(end_after({}), testing::ExitedWithCode(1), "");
-  EXPECT_EXIT(end_after({SIGINT}), testing::ExitedWithCode(130), "");
-  EXPECT_EXIT(end_after({SIGINT, SIGUSR1}), testing::ExitedWithCode(130), "");  // the same request from the launcher
-  EXPECT_EXIT(end_after({SIGUSR1}), testing::ExitedWithCode(143), "");
-  EXPECT_EXIT(end_after({SIGHUP}), testing::ExitedWithCode(129), "");
-  EXPECT_EXIT(end_after({SIGPIPE}), testing::ExitedWithCode(141), "");
+  EXPECT_EXIT(end_after({}), ::testing::ExitedWithCode(1), "");
+  EXPECT_EXIT(end_after({SIGINT}), ::testing::ExitedWithCode(130), "");
+  EXPECT_EXIT(end_after({SIGINT, SIGUSR1}), ::testing::ExitedWithCode(130), "");  // the same request from the launcher
+  EXPECT_EXIT(end_after({SIGUSR1}), ::testing::ExitedWithCode(143), "");
+  EXPECT_EXIT(end_after({SIGHUP}), ::testing::ExitedWithCode(129), "");
+  EXPECT_EXIT(end_after({SIGPIPE}), ::testing::ExitedWithCode(141), "");
 }
 
 TEST(Interrupt, IgnoredSignalsStayIgnored) {
@@ -41,8 +41,8 @@ TEST(Interrupt, IgnoredSignalsStayIgnored) {
     end_after({ignored, SIGUSR1});
   };
   // 143 is the exit code for SIGUSR1.
-  EXPECT_EXIT(ignoring(SIGHUP), testing::ExitedWithCode(143), "") << "nohup";
-  EXPECT_EXIT(ignoring(SIGPIPE), testing::ExitedWithCode(143), "");
+  EXPECT_EXIT(ignoring(SIGHUP), ::testing::ExitedWithCode(143), "") << "nohup";
+  EXPECT_EXIT(ignoring(SIGPIPE), ::testing::ExitedWithCode(143), "");
 }
 
 // Repeats the signal for longer than the time after which a second Ctrl-C ends the process.
@@ -55,11 +55,11 @@ void ask_again_and_again(int signal) {
 
 // A run that is stopping continues to write to the closed pipe.
 TEST(InterruptDeathTest, RepeatedSigpipeDoesNotEndTheProcess) {
-  EXPECT_EXIT(ask_again_and_again(SIGPIPE), testing::ExitedWithCode(3), "");
+  EXPECT_EXIT(ask_again_and_again(SIGPIPE), ::testing::ExitedWithCode(3), "");
 }
 
 TEST(InterruptDeathTest, RepeatedRequestOfTheLauncherDoesNotEndTheProcess) {
-  EXPECT_EXIT(ask_again_and_again(SIGUSR1), testing::ExitedWithCode(3), "");
+  EXPECT_EXIT(ask_again_and_again(SIGUSR1), ::testing::ExitedWithCode(3), "");
 }
 
 TEST(InterruptDeathTest, SecondSignalEndsTheProcess) {
@@ -68,7 +68,7 @@ TEST(InterruptDeathTest, SecondSignalEndsTheProcess) {
         install_interrupt_handlers();
         while (true) kill(getpid(), SIGTERM);
       },
-      testing::ExitedWithCode(143), "");
+      ::testing::ExitedWithCode(143), "");
 }
 
 // Fills the memory below its stack pointer, has signals sent, and exits with the number of bytes that have changed (255
@@ -109,8 +109,8 @@ TEST(InterruptDeathTest, NothingIsWrittenBelowTheStackOfTheComputingThread) {
         }).detach();
         look_below_the_stack(turn);
       },
-      testing::ExitedWithCode(0), "");
+      ::testing::ExitedWithCode(0), "");
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::interrupt_test

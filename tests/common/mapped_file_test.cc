@@ -18,7 +18,7 @@
 #include "common/error.h"
 #include "tests/common/in_child.h"
 
-namespace annulus {
+namespace annulus::mapped_file_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -198,4 +198,4 @@ TEST_F(MappedFileTest, LeavesOtherFaultsAlone) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::mapped_file_test

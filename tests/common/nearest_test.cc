@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace annulus {
+namespace annulus::nearest_test {
 namespace {
 
 const std::vector<std::string> kNames{"zigzag", "contiguous", "striped", "lr", "kv_heads", "heads"};
@@ -26,4 +26,4 @@ TEST(Nearest, IsEmptyIfNothingIsNear) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::nearest_test

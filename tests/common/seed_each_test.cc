@@ -7,14 +7,14 @@
 namespace annulus {
 namespace {
 
-class SeedEachTest : public testing::EmptyTestEventListener {
-  void OnTestStart(const testing::TestInfo&) override {
+class SeedEachTest : public ::testing::EmptyTestEventListener {
+  void OnTestStart(const ::testing::TestInfo&) override {
     at::manual_seed(static_cast<uint64_t>(GTEST_FLAG_GET(random_seed)));
   }
 };
 
 [[maybe_unused]] const bool added = [] {
-  testing::UnitTest::GetInstance()->listeners().Append(new SeedEachTest);  // GoogleTest deletes it
+  ::testing::UnitTest::GetInstance()->listeners().Append(new SeedEachTest);  // GoogleTest deletes it
   return true;
 }();
 

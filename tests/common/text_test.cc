@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace annulus {
+namespace annulus::text_test {
 namespace {
 
 // Existing configurations and checkpoints contain these forms.
@@ -128,4 +128,4 @@ TEST(Text, FormatsRoundedAndTomlNumbers) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::text_test

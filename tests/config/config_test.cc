@@ -11,7 +11,7 @@
 
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::config_test {
 namespace {
 
 const std::string kSmall = R"(
@@ -486,4 +486,4 @@ RC_GTEST_PROP(ConfigProperty, AnyTextIsReadOrRefused, (const std::string& toml, 
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::config_test

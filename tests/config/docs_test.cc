@@ -6,7 +6,7 @@
 
 #include "config/config.h"
 
-namespace annulus {
+namespace annulus::docs_test {
 namespace {
 
 TEST(ConfigurationPage, ContainsTheTableOfKeys) {
@@ -21,4 +21,4 @@ TEST(ConfigurationPage, ContainsTheTableOfKeys) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::docs_test

@@ -9,7 +9,7 @@
 
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::batch_reader_test {
 namespace {
 
 // Writes 40 documents of 7, 8, ... bytes; returns their glob pattern.
@@ -162,4 +162,4 @@ TEST(BatchReader, WritesNothingOnceItIsDestroyed) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::batch_reader_test

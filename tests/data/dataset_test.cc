@@ -13,7 +13,7 @@
 
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::dataset_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -495,4 +495,4 @@ TEST_F(DatasetTest, ErrorLocatesAnIdBeyondTheVocabulary) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::dataset_test

@@ -9,7 +9,7 @@
 #include "common/error.h"
 #include "data/batch_reader.h"
 
-namespace annulus {
+namespace annulus::long_run_test {
 namespace {
 
 // The process's own (anonymous) resident memory, without pages of mapped files, which the system can reclaim.
@@ -60,4 +60,4 @@ TEST(LongRun, ReadingTakesConstantMemory) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::long_run_test

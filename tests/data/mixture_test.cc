@@ -9,7 +9,7 @@
 
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::mixture_test {
 namespace {
 
 RC_GTEST_PROP(Mixture, DrawsByWeightWithRandomAccess, ()) {
@@ -59,4 +59,4 @@ TEST(Mixture, RefusesInvalidWeights) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::mixture_test

@@ -10,7 +10,7 @@
 #include "common/error.h"
 #include "tests/data/shards/token_writers.h"
 
-namespace annulus {
+namespace annulus::order_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -205,4 +205,4 @@ TEST_F(OrderTest, SeparatingDocumentsStartsTheNextEpoch) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::order_test

@@ -13,7 +13,7 @@
 #include "common/error.h"
 #include "data/permutation.h"
 
-namespace annulus {
+namespace annulus::packing_test {
 namespace {
 
 struct Collected : Packer::Sink {
@@ -198,4 +198,4 @@ TEST(KeyedPermutation, PassesAChiSquareTest) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::packing_test

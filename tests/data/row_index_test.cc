@@ -21,7 +21,7 @@
 #include "tests/common/in_child.h"
 #include "tests/data/shards/token_writers.h"
 
-namespace annulus {
+namespace annulus::row_index_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -442,4 +442,4 @@ TEST_F(RowIndexTest, OpeningAHugeIndexReadsABoundedPart) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::row_index_test

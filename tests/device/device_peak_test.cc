@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace annulus {
+namespace annulus::device_peak_test {
 namespace {
 
 TEST(DevicePeak, IsKnownByDeviceAndDtype) {
@@ -24,4 +24,4 @@ TEST(DevicePeak, IsEmptyForUnknownDevices) {
 TEST(DevicePeak, CpuHasNoGpuName) { EXPECT_EQ(gpu_name(at::kCPU), ""); }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::device_peak_test

@@ -6,7 +6,7 @@
 
 #include <cstdlib>
 
-namespace annulus {
+namespace annulus::numerics_test {
 namespace {
 
 TEST(GpuNumerics, FollowTheLastCall) {
@@ -35,4 +35,4 @@ TEST(GpuNumerics, KeepTheUsersWorkspaceSetting) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::numerics_test

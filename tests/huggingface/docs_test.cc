@@ -6,7 +6,7 @@
 
 #include "huggingface/model_config.h"
 
-namespace annulus {
+namespace annulus::docs_test {
 namespace {
 
 TEST(ModelsPage, ContainsTheTableOfKeys) {
@@ -19,4 +19,4 @@ TEST(ModelsPage, ContainsTheTableOfKeys) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::docs_test

@@ -19,7 +19,7 @@
 #include "tests/training/tiny_run.h"
 #include "tests/training/trainer_runs.h"
 
-namespace annulus {
+namespace annulus::export_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -247,4 +247,4 @@ TEST(Export, SkipsADamagedCheckpoint) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::export_test

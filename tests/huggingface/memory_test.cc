@@ -16,7 +16,7 @@
 #include "training/run/checkpoint.h"
 #include "training/run/checkpoint_manifest.h"
 
-namespace annulus {
+namespace annulus::memory_test {
 namespace {
 
 // The bytes of resident memory: "VmRSS" is the current value and "VmHWM" the peak.
@@ -86,4 +86,4 @@ TEST(Memory, ExportingAModelTakesWhatInspectReports) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::memory_test

@@ -11,7 +11,7 @@
 #include "attention/pattern/pattern.h"
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::model_config_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -424,4 +424,4 @@ TEST(ModelConfig, ChoosesTheSimplestFamilyForANewModel) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::model_config_test

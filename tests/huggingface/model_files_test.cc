@@ -12,7 +12,7 @@
 #include "tests/common/faulty_files.h"
 #include "tests/huggingface/folders.h"
 
-namespace annulus {
+namespace annulus::model_files_test {
 namespace {
 
 const char* const kTokenizer = R"({"version": "1.0", "added_tokens": [{"id": 12, "content": "<end>"}],
@@ -95,4 +95,4 @@ TEST(ModelFiles, CopiesKnownFilesCompletelyOrNotAtAll) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::model_files_test

@@ -14,7 +14,7 @@
 #include "common/error.h"
 #include "tests/huggingface/folders.h"
 
-namespace annulus {
+namespace annulus::weights_test {
 namespace {
 
 const char* const kQ = "model.layers.0.self_attn.q_proj.weight";
@@ -202,4 +202,4 @@ TEST(ModelWeights, FingerprintsDependOnTheWeights) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::weights_test

@@ -13,7 +13,7 @@
 #include "tests/training/tiny_run.h"
 #include "tests/training/trainer_runs.h"
 
-namespace annulus {
+namespace annulus::inspection_test {
 namespace {
 
 TEST(Inspection, InspectsAFolder) {
@@ -95,4 +95,4 @@ TEST(Inspection, InspectsARun) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::inspection_test

@@ -11,7 +11,7 @@
 #include "tests/training/tiny_run.h"
 #include "tests/training/trainer_runs.h"
 
-namespace annulus {
+namespace annulus::sampler_test {
 namespace {
 
 TEST(Sampler, SameSeedGivesTheSameText) {
@@ -147,4 +147,4 @@ TEST(Sampler, SamplesWithPerRowPatterns) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::sampler_test

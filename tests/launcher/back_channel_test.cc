@@ -17,7 +17,7 @@
 #include "common/text.h"
 #include "launcher/hosts/sockets.h"
 
-namespace annulus {
+namespace annulus::back_channel_test {
 namespace {
 
 using std::chrono::seconds;
@@ -200,4 +200,4 @@ TEST(BackChannel, RefusesInterfacesOfOtherHosts) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::back_channel_test

@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
-namespace annulus {
+namespace annulus::driver_facts_test {
 namespace {
 
 const char* const kFake = "tests/launcher/libfake_driver.so";
@@ -29,7 +29,7 @@ TEST(DriverFacts, ReadsCudaVersionOfTheDriver) {
 }
 
 TEST(DriverFacts, ReadsVersionAndGpusOfTheKernelDriver) {
-  const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / "a driver";
+  const std::filesystem::path root = std::filesystem::path(::testing::TempDir()) / "a driver";
   EXPECT_EQ(driver_version(root), "");
   EXPECT_EQ(gpus_of_driver(root), -1);
   const std::filesystem::path folder = root / "proc/driver/nvidia";
@@ -44,4 +44,4 @@ TEST(DriverFacts, ReadsVersionAndGpusOfTheKernelDriver) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::driver_facts_test

@@ -10,7 +10,7 @@
 
 #include "common/version.h"
 
-namespace annulus {
+namespace annulus::host_checks_test {
 namespace {
 
 constexpr int64_t kGiB = int64_t{1} << 30;
@@ -379,4 +379,4 @@ TEST(HostChecks, FormatsFindingsAsTableAndJson) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::host_checks_test

@@ -12,7 +12,7 @@
 
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::host_list_test {
 namespace {
 
 using Hosts = std::vector<HostSlots>;
@@ -29,7 +29,7 @@ std::string refusal(Call&& call) {
 }
 
 std::string file_of(const std::string& text) {
-  const std::string path = testing::TempDir() + "/hosts; of \"a\" job";
+  const std::string path = ::testing::TempDir() + "/hosts; of \"a\" job";
   std::ofstream(path) << text;
   return path;
 }
@@ -73,7 +73,7 @@ TEST(HostList, ReadsBothHostfileFormats) {
   EXPECT_TRUE(refusal([] { read_hostfile("/nowhere/hosts"); }).starts_with("2 "));
 }
 
-class Slurm : public testing::Test {
+class Slurm : public ::testing::Test {
  protected:
   Slurm() { clear(); }
   ~Slurm() override { clear(); }
@@ -180,4 +180,4 @@ TEST(ThisHost, IsRecognizedByNameAndAddress) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::host_list_test

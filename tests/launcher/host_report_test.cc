@@ -15,7 +15,7 @@
 #include "common/version.h"
 #include "launcher/hosts/host_facts.h"
 
-namespace annulus {
+namespace annulus::host_report_test {
 namespace {
 
 using nlohmann::json;
@@ -109,7 +109,7 @@ TEST(HostFacts, DescribeThisHost) {
   setenv("NCCL_DEBUG", "WARN", 1);
   setenv("PRTE_MCA_prte_if_include", "eth7", 1);
   setenv("ANNULUS_BACK", "a secret", 1);
-  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "facts of a host";
+  const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / "facts of a host";
   std::filesystem::create_directories(folder);
   const std::string file = folder / "a; file";
   std::ofstream(file) << "text";
@@ -149,7 +149,7 @@ TEST(HostFacts, DescribeThisHost) {
 }
 
 TEST(HostFacts, DigestsFollowContent) {
-  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "digests";
+  const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / "digests";
   std::filesystem::create_directories(folder);
   const std::string a = folder / "a", b = folder / "b", fifo = folder / "fifo";
   std::ofstream(a) << "text";
@@ -177,4 +177,4 @@ TEST(HostFacts, DigestsFollowContent) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::host_report_test

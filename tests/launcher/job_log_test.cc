@@ -19,15 +19,15 @@
 #include "launcher/launch/log_folder.h"
 #include "logging/record.h"
 
-namespace annulus {
+namespace annulus::job_log_test {
 namespace {
 
 namespace fs = std::filesystem;
 
-class Folder : public testing::Test {
+class Folder : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = testing::TempDir() + "/logs-XXXXXX";
+    std::string pattern = ::testing::TempDir() + "/logs-XXXXXX";
     ASSERT_NE(mkdtemp(pattern.data()), nullptr);
     folder_ = pattern;
   }
@@ -165,4 +165,4 @@ TEST_F(LogFolderTest, IsNotRemovedWhileItsJobRuns) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::job_log_test

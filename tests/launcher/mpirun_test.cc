@@ -14,7 +14,7 @@
 #include "common/error.h"
 #include "common/text.h"
 
-namespace annulus {
+namespace annulus::mpirun_test {
 namespace {
 
 bool has(const std::vector<std::string>& words, const std::vector<std::string>& part) {
@@ -144,7 +144,7 @@ TEST(Mpirun, WritesHostfileForLongHostLists) {
   EXPECT_FALSE(need_hostfile(r.hosts));
   r.hosts = {{"node0002", 1}, {"node0001", 15000}, {"127.0.0.1", 1}};
   ASSERT_TRUE(need_hostfile(r.hosts));
-  r.hostfile = testing::TempDir() + "/hosts";
+  r.hostfile = ::testing::TempDir() + "/hosts";
   write_hostfile(r.hostfile, r.hosts);
   std::ifstream file(r.hostfile);
   std::vector<std::string> lines;
@@ -173,4 +173,4 @@ TEST(Mpirun, ListsHostsInRankOrder) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::mpirun_test

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <string>
 
-namespace annulus {
+namespace annulus::nccl_words_test {
 namespace {
 
 constexpr const char* kStart =
@@ -63,4 +63,4 @@ TEST(NcclWords, AreReadAndLeaveNoFile) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::nccl_words_test

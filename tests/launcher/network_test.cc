@@ -9,7 +9,7 @@
 
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::network_test {
 namespace {
 
 using Variables = std::vector<Variable>;
@@ -95,4 +95,4 @@ TEST_F(NetworkTest, RefusesInvalidNames) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::network_test

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace annulus {
+namespace annulus::network_use_test {
 namespace {
 
 using Names = std::vector<std::string>;
@@ -102,4 +102,4 @@ TEST(NetworkUse, RecognizesNetworkVariables) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::network_use_test

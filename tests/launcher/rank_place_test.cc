@@ -14,7 +14,7 @@
 #include "launcher/seats.h"
 #include "topology/machine.h"
 
-namespace annulus {
+namespace annulus::rank_place_test {
 namespace {
 
 // Two sockets of 8 cores; GPUs 0-3 and mlx5_0, mlx5_1 on the first, GPUs 4-7 and mlx5_2, mlx5_3 on the second.
@@ -173,4 +173,4 @@ TEST_F(RankPlaceTest, RebindsForTheCpuWhenGpusAreUnusable) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::rank_place_test

@@ -20,7 +20,7 @@
 #include "topology/placement.h"
 #include "training/mesh.h"
 
-namespace annulus {
+namespace annulus::ring_test {
 namespace {
 
 using Pair = std::pair<int, int>;  // the lower first
@@ -205,4 +205,4 @@ TEST(RingLines, ListRingsHostsDevicesAndNics) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::ring_test

@@ -14,7 +14,7 @@
 #include "comm/bootstrap/bootstrap.h"
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::sample_tokenizer_test {
 namespace {
 
 class EncodePrompt : public ::testing::Test {
@@ -108,4 +108,4 @@ TEST_F(EncodePrompt, FailureLeavesNoTable) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::sample_tokenizer_test

@@ -25,7 +25,7 @@
 #include "launcher/hosts/sockets.h"
 #include "launcher/hosts/survey_words.h"
 
-namespace annulus {
+namespace annulus::survey_test {
 namespace {
 
 using nlohmann::json;
@@ -51,9 +51,9 @@ std::string well(const std::string& asked) {
   return json::parse(asked).contains("peers") ? R"({"unreachable": []})" : report_line("a");
 }
 
-class SurveyTest : public testing::Test {
+class SurveyTest : public ::testing::Test {
  protected:
-  SurveyTest() : folder_(std::filesystem::path(testing::TempDir()) / "survey; of \"hosts\"") {
+  SurveyTest() : folder_(std::filesystem::path(::testing::TempDir()) / "survey; of \"hosts\"") {
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
     EXPECT_EQ(mkfifo(fifo_.c_str(), 0600), 0);
@@ -228,4 +228,4 @@ TEST(AnswerSurvey, ReportsMalformedRequests) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::survey_test

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace annulus {
+namespace annulus::survey_words_test {
 namespace {
 
 constexpr const char* kNoDaemon = R"(
@@ -47,4 +47,4 @@ TEST(WordsOfMpirun, QuoteWarningsOnlyWithoutErrors) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::survey_words_test

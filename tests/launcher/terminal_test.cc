@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-namespace annulus {
+namespace annulus::terminal_test {
 namespace {
 
 // Captures what is written to a Terminal whose two streams are pipes.
@@ -120,4 +120,4 @@ TEST(Terminal, CutsEndlessLines) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::terminal_test

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace annulus {
+namespace annulus::verdict_test {
 namespace {
 
 constexpr bool kSaid = true;
@@ -254,4 +254,4 @@ TEST(Verdict, GivesExitCodeAndMessagesOfEachCase) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::verdict_test

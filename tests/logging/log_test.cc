@@ -21,7 +21,7 @@
 #include "logging/log_setup.h"
 #include "logging/logger.h"
 
-namespace annulus {
+namespace annulus::log_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -41,10 +41,10 @@ class OpenLogFile {
   OpenLogFile& operator=(const OpenLogFile&) = delete;
 };
 
-class LogTest : public testing::Test {
+class LogTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = testing::TempDir() + "/log-XXXXXX";
+    std::string pattern = ::testing::TempDir() + "/log-XXXXXX";
     ASSERT_NE(mkdtemp(pattern.data()), nullptr);
     folder_ = pattern;
     set_log_settings({});
@@ -146,9 +146,9 @@ TEST_F(LogTest, HasLastWordsWhileAThreadIsStuckInTheLog) {
   stuck.get_future().wait();
   for (const bool json : {false, true}) {
     set_log_settings({.json = json});
-    testing::internal::CaptureStderr();
+    ::testing::internal::CaptureStderr();
     log_last_words(LogLevel::kError, "comm", "MPI is stuck", {.rank = 3});
-    const std::string said = testing::internal::GetCapturedStderr();
+    const std::string said = ::testing::internal::GetCapturedStderr();
     if (json) {
       const nlohmann::json line = nlohmann::json::parse(said);
       EXPECT_EQ(line.at("message"), "MPI is stuck");
@@ -293,4 +293,4 @@ TEST(LogSettings, AreReadAndRefused) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::log_test

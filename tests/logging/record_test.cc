@@ -11,7 +11,7 @@
 
 #include "common/text.h"
 
-namespace annulus {
+namespace annulus::record_test {
 namespace {
 
 using std::chrono::microseconds;
@@ -115,4 +115,4 @@ TEST(Merged, SaysAWarningOfSeveralRanksOnce) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::record_test

@@ -9,7 +9,7 @@
 #include <map>
 #include <string>
 
-namespace annulus {
+namespace annulus::available_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -92,4 +92,4 @@ TEST(AvailableMemory, IsKnownOnThisHost) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::available_test

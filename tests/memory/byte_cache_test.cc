@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-namespace annulus {
+namespace annulus::byte_cache_test {
 namespace {
 
 // Gets a value of `size` bytes in total, which includes the key; the cache holds the key twice.
@@ -125,4 +125,4 @@ TEST(ByteCache, KeepsItsBoundsAndCountsWithManyThreads) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::byte_cache_test

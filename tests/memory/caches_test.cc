@@ -14,7 +14,7 @@
 
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::caches_test {
 namespace {
 
 constexpr int64_t kMib = int64_t{1} << 20;
@@ -133,4 +133,4 @@ TEST(Caches, NameMustBeInTheTableAndUnique) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::caches_test

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace annulus {
+namespace annulus::charge_test {
 namespace {
 
 Part part(std::string_view name, int64_t kept, int64_t forward, int64_t backward) {
@@ -58,4 +58,4 @@ TEST(StepCharges, WithoutPartsOnlyLastingBytesCount) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::charge_test

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <utility>
 
-namespace annulus {
+namespace annulus::freed_memory_test {
 namespace {
 
 constexpr size_t kBlock = size_t{16} << 20;
@@ -41,4 +41,4 @@ TEST(FreedMemory, IsKeptInsteadOfReturnedToTheKernel) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::freed_memory_test

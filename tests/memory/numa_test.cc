@@ -27,7 +27,7 @@
 #include "common/error.h"
 #include "tests/common/in_child.h"
 
-namespace annulus {
+namespace annulus::numa_test {
 namespace {
 
 // Returns the NUMA nodes of this machine from /sys, or node 0 if /sys has none.
@@ -164,4 +164,4 @@ TEST(Numa, MissingNodeWarnsAndBindsNothing) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::numa_test

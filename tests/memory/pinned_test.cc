@@ -5,7 +5,7 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
-namespace annulus {
+namespace annulus::pinned_test {
 namespace {
 
 TEST(Pinned, OnACpuNothingIsPinnedOrCopied) {
@@ -30,4 +30,4 @@ TEST(Pinned, OnACpuReadbackReturnsTheTensorItself) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::pinned_test

@@ -38,7 +38,7 @@ extern "C" int fallocate(int file, int mode, off_t begin, off_t length) {
   return static_cast<int>(syscall(SYS_fallocate, file, mode, begin, length));
 }
 
-namespace annulus {
+namespace annulus::shared_memory_test {
 namespace {
 
 constexpr int64_t kLength = 50'000;
@@ -297,7 +297,7 @@ TEST(SharedMemory, OpensOnlyWhatIsThere) {
 
 // Opening a device, for example, may have effects.
 TEST(SharedMemory, OpensNothingElse) {
-  const std::string path = testing::TempDir() + "something else";
+  const std::string path = ::testing::TempDir() + "something else";
   const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   const int events = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
   ASSERT_GE(inotify_add_watch(events, path.c_str(), IN_OPEN), 0);
@@ -372,4 +372,4 @@ TEST(SharedMemory, SaysWhichLenderCannotBeFound) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::shared_memory_test

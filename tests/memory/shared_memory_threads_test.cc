@@ -17,7 +17,7 @@
 #include "memory/releasable.h"
 #include "memory/shared_memory.h"
 
-namespace annulus {
+namespace annulus::shared_memory_threads_test {
 namespace {
 
 constexpr int kThreads = 4;
@@ -132,4 +132,4 @@ TEST(SharedMemoryThreads, FreedByAnyThread) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::shared_memory_threads_test

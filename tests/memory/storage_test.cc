@@ -10,7 +10,7 @@
 #include <set>
 #include <vector>
 
-namespace annulus {
+namespace annulus::storage_test {
 namespace {
 
 constexpr int kSteps = 9;
@@ -75,4 +75,4 @@ TEST(Storage, RingOfBlocksTakesTwoBuffers) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::storage_test

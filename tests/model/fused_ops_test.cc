@@ -26,7 +26,7 @@
 #include "common/error.h"
 #include "tests/common/exactness.h"
 
-namespace annulus {
+namespace annulus::fused_ops_test {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -247,4 +247,4 @@ TEST(FusedOps, NaNStaysNaN) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::fused_ops_test

@@ -19,7 +19,7 @@
 #include "tests/common/exactness.h"
 #include "tests/model/flat_parameters.h"
 
-namespace annulus {
+namespace annulus::generator_test {
 namespace {
 
 ModelShape tiny() { return {.layers = 2, .dim = 32, .heads = 4, .kv_heads = 2, .ffn = 48, .vocab = 64}; }
@@ -244,4 +244,4 @@ TEST(Utf8Stream, PassesTextAndReplacesOtherBytes) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::generator_test

@@ -22,7 +22,7 @@
 #include "tests/model/dense_attention.h"
 #include "tests/model/flat_parameters.h"
 
-namespace annulus {
+namespace annulus::model_test {
 namespace {
 
 ModelShape tiny(bool tied = false) {
@@ -265,4 +265,4 @@ TEST(Model, RefusesInvalidShapes) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::model_test

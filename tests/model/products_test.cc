@@ -21,7 +21,7 @@
 
 #include "tests/common/exactness.h"
 
-namespace annulus {
+namespace annulus::products_test {
 namespace {
 
 // Whether `got` is a b, plus `added` if it is defined, as exact as LibTorch's plain product in fp32 (fp64 for fp64).
@@ -152,4 +152,4 @@ TEST(Products, EmptyMatricesAreAllowed) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::products_test

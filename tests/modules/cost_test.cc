@@ -13,7 +13,7 @@
 #include "tests/modules/operator_counter.h"
 #include "tests/modules/small_module.h"
 
-namespace annulus {
+namespace annulus::cost_test {
 namespace {
 
 CacheStats table_stats() {
@@ -97,4 +97,4 @@ TEST(MultiheadAttention, RecomputationSkipsDivisionByOne) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::cost_test

@@ -14,7 +14,7 @@
 #include "tests/common/exactness.h"
 #include "tests/modules/positions.h"
 
-namespace annulus {
+namespace annulus::factory_test {
 namespace {
 
 AttentionFactoryOptions options(int64_t length, int ranks, const std::string& pattern = "{ kind = 'causal' }") {
@@ -136,4 +136,4 @@ TEST(Factory, DocumentationListsEveryName) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::factory_test

@@ -35,7 +35,7 @@
 #include "tests/modules/positions.h"
 #include "tests/modules/small_module.h"
 
-namespace annulus {
+namespace annulus::multihead_attention_test {
 namespace {
 
 using testing::made;
@@ -468,4 +468,4 @@ TEST(MultiheadAttention, PrintsItsOptions) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::multihead_attention_test

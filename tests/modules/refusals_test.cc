@@ -13,7 +13,7 @@
 #include "modules/multihead_attention.h"
 #include "tests/modules/small_module.h"
 
-namespace annulus {
+namespace annulus::refusals_test {
 namespace {
 
 using testing::made;
@@ -110,4 +110,4 @@ TEST(MultiheadAttention, RanksThatAllRefuseRaiseTheirOwnError) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::refusals_test

@@ -11,7 +11,7 @@
 
 #include "tests/common/exactness.h"
 
-namespace annulus {
+namespace annulus::rotary_test {
 namespace {
 
 using Kind = RotaryScaling::Kind;
@@ -76,4 +76,4 @@ TEST(Rotary, CacheDistinguishesSpecs) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::rotary_test

@@ -1,6 +1,6 @@
-// Linked into tests that run with several sets of vector instructions (isa_tests.bzl). Tests that the set which
-// ANNULUS_ISA names is used, or the best one if it is unset. If the processor lacks the named set, all tests of the
-// program are skipped.
+// Linked into tests that run with several sets of vector instructions (each_isa in bazel/test_unit.bzl). Tests that the
+// set which ANNULUS_ISA names is used, or the best one if it is unset. If the processor lacks the named set, all tests
+// of the program are skipped.
 #include <gtest/gtest.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -59,7 +59,7 @@ const Set* expected() {
   return nullptr;
 }
 
-class SkipsWhatCannotRun : public testing::Environment {
+class SkipsWhatCannotRun : public ::testing::Environment {
  public:
   void SetUp() override {
     if (expected() != nullptr || std::getenv("ANNULUS_ISA") == nullptr) return;
@@ -67,7 +67,7 @@ class SkipsWhatCannotRun : public testing::Environment {
     std::exit(0);
   }
 };
-const testing::Environment* const environment = testing::AddGlobalTestEnvironment(new SkipsWhatCannotRun);
+const ::testing::Environment* const environment = ::testing::AddGlobalTestEnvironment(new SkipsWhatCannotRun);
 
 TEST(InstructionSet, IsTheRequestedOneOrTheBest) {
   EXPECT_STREQ(instruction_set_name(instruction_set()), expected() != nullptr ? expected()->name.c_str() : "scalar");

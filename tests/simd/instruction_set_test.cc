@@ -8,7 +8,7 @@
 
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::instruction_set_test {
 namespace {
 
 // Runs in a child process, because a process makes the choice once.
@@ -24,20 +24,20 @@ void choose(const char* word) {
 
 TEST(InstructionSetDeathTest, IsAtMostTheAllowedOne) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(choose("baseline"), testing::ExitedWithCode(0), "^(SSE4|scalar)\n$");
-  EXPECT_EXIT(choose("avx2"), testing::ExitedWithCode(0), "^(AVX2|SSE4|scalar)\n$");
-  EXPECT_EXIT(choose("avx512"), testing::ExitedWithCode(0), "^(AVX-512|AVX2|SSE4|scalar)\n$");
-  EXPECT_EXIT(choose("avx512bf16"), testing::ExitedWithCode(0), "^(AVX-512 BF16|AVX-512|AVX2|SSE4|scalar)\n$");
-  EXPECT_EXIT(choose(""), testing::ExitedWithCode(0), "^(AMX|AVX-512 BF16|AVX-512|AVX2|SSE4|scalar)\n$");
+  EXPECT_EXIT(choose("baseline"), ::testing::ExitedWithCode(0), "^(SSE4|scalar)\n$");
+  EXPECT_EXIT(choose("avx2"), ::testing::ExitedWithCode(0), "^(AVX2|SSE4|scalar)\n$");
+  EXPECT_EXIT(choose("avx512"), ::testing::ExitedWithCode(0), "^(AVX-512|AVX2|SSE4|scalar)\n$");
+  EXPECT_EXIT(choose("avx512bf16"), ::testing::ExitedWithCode(0), "^(AVX-512 BF16|AVX-512|AVX2|SSE4|scalar)\n$");
+  EXPECT_EXIT(choose(""), ::testing::ExitedWithCode(0), "^(AMX|AVX-512 BF16|AVX-512|AVX2|SSE4|scalar)\n$");
 }
 
 TEST(InstructionSetDeathTest, UnknownNameIsAnError) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
-      choose("avx3"), testing::ExitedWithCode(0),
+      choose("avx3"), ::testing::ExitedWithCode(0),
       "environment variable ANNULUS_ISA is \"avx3\": expected .*baseline, avx2, avx512, avx512bf16 or amx; correct it "
       "or unset it");
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::instruction_set_test

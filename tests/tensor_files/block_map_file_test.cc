@@ -7,7 +7,7 @@
 #include "common/error.h"
 #include "tensor_files/safetensors.h"
 
-namespace annulus {
+namespace annulus::block_map_file_test {
 namespace {
 
 const AttentionShape kShape{2, 4, 2, 100, 150, 0};  // 7 x 10 blocks of 16
@@ -81,4 +81,4 @@ TEST(BlockMapFile, RefusesMapsThatDoNotFit) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::block_map_file_test

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-namespace annulus {
+namespace annulus::bounded_json_test {
 namespace {
 
 std::string refusal(const std::string& text, size_t deepest) {
@@ -46,4 +46,4 @@ TEST(BoundedJson, RefusesMalformedJson) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::bounded_json_test

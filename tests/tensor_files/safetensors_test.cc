@@ -20,7 +20,7 @@
 #include "common/error.h"
 #include "tests/common/faulty_files.h"
 
-namespace annulus {
+namespace annulus::safetensors_test {
 namespace {
 
 std::string temporary(const std::string& name) { return ::testing::TempDir() + "/" + name; }
@@ -319,4 +319,4 @@ RC_GTEST_PROP(SafetensorsProperty, AnyHeaderIsReadOrRefused, ()) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::safetensors_test

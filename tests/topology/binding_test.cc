@@ -14,7 +14,7 @@
 #include "tests/common/in_child.h"
 #include "topology/machine.h"
 
-namespace annulus {
+namespace annulus::binding_test {
 namespace {
 
 CpuSet mask_from_kernel() {
@@ -127,4 +127,4 @@ TEST(Binding, RespectsANarrowerAffinityMask) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::binding_test

@@ -18,7 +18,7 @@
 #include "topology/placement.h"
 #include "topology/report.h"
 
-namespace annulus {
+namespace annulus::cluster_test {
 namespace {
 
 using nlohmann::json;
@@ -243,4 +243,4 @@ TEST(Cluster, RefusesContradictions) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::cluster_test

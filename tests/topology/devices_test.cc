@@ -14,7 +14,7 @@
 #include "topology/placement.h"
 #include "topology/rdma.h"
 
-namespace annulus {
+namespace annulus::devices_test {
 namespace {
 
 constexpr const char* kFake = "tests/topology/libfake_nvml.so";
@@ -210,4 +210,4 @@ TEST_F(Rdma, WithoutTheFolderTheMachineIsUnchanged) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::devices_test

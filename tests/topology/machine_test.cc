@@ -13,7 +13,7 @@
 #include "common/error.h"
 #include "tests/topology/machine_xml.h"
 
-namespace annulus {
+namespace annulus::machine_test {
 namespace {
 
 std::string data(const std::string& name) { return "tests/topology/testdata/" + name; }
@@ -298,4 +298,4 @@ TEST(Machine, AppliesCudaVisibleDevices) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::machine_test

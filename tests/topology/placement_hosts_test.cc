@@ -16,7 +16,7 @@
 #include "topology/placement.h"
 #include "topology/ring_order.h"
 
-namespace annulus {
+namespace annulus::placement_hosts_test {
 namespace {
 
 Machine load(const std::string& name) { return Machine::from_xml("tests/topology/testdata/" + name); }
@@ -280,4 +280,4 @@ TEST(PlacementHosts, ContextAxisStaysWithinHosts) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::placement_hosts_test

@@ -15,7 +15,7 @@
 #include "tests/topology/machine_xml.h"
 #include "topology/placement.h"
 
-namespace annulus {
+namespace annulus::placement_oracle_test {
 namespace {
 
 // A machine whose GPUs have random links of three speeds, independent of the order of their PCI bus ids.
@@ -139,4 +139,4 @@ TEST(PlacementOracle, RankWithAChoiceOfNodesYieldsToOneWithout) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::placement_oracle_test

@@ -17,7 +17,7 @@
 #include "tests/topology/machine_xml.h"
 #include "topology/placement.h"
 
-namespace annulus {
+namespace annulus::placement_property_test {
 namespace {
 
 // RC_ASSERT formats every value that it checks, even if the check passes, which is too slow for so many checks.
@@ -481,4 +481,4 @@ RC_GTEST_PROP(PlacementProperty, TotalsAreDividedEvenly, ()) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::placement_property_test

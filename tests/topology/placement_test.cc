@@ -16,7 +16,7 @@
 #include "topology/report.h"
 #include "topology/ring_order.h"
 
-namespace annulus {
+namespace annulus::placement_test {
 namespace {
 
 constexpr PlacementOptions kCuda{DeviceKind::kCuda};
@@ -351,4 +351,4 @@ TEST(Report, WritesJson) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::placement_test

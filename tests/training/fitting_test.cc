@@ -15,7 +15,7 @@
 #include "training/job.h"
 #include "training/state/sharding.h"
 
-namespace annulus {
+namespace annulus::fitting_test {
 namespace {
 
 class Fitting : public ::testing::Test {
@@ -238,4 +238,4 @@ TEST_F(Fitting, PlansTheRankThatNeedsTheMostMemory) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::fitting_test

@@ -21,7 +21,7 @@
 #include "tests/training/tiny_run.h"
 #include "training/trainer.h"
 
-namespace annulus {
+namespace annulus::host_channel_test {
 namespace {
 
 enum class WaitOf { kRing, kSums };
@@ -221,4 +221,4 @@ TEST(HostChannel, MetricsHoldWaitsThatADeviceTellsLater) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::host_channel_test

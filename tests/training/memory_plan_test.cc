@@ -18,7 +18,7 @@
 #include "tests/training/tiny_run.h"
 #include "training/training.h"
 
-namespace annulus {
+namespace annulus::memory_plan_test {
 namespace {
 
 struct Case {
@@ -400,4 +400,4 @@ TEST(MemoryPlan, PlansABillionWeightsWithoutAllocating) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::memory_plan_test

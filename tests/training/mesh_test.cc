@@ -7,7 +7,7 @@
 #include "comm/threads/threads.h"
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::mesh_test {
 namespace {
 
 TEST(Mesh, LastAxisHasConsecutiveRanks) {
@@ -63,4 +63,4 @@ TEST(Mesh, RefusesSizesThatDoNotMultiplyToTheRanks) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::mesh_test

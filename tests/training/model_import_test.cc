@@ -16,7 +16,7 @@
 #include "tests/training/trainer_runs.h"
 #include "training/run/checkpoint.h"
 
-namespace annulus {
+namespace annulus::model_import_test {
 namespace {
 
 ModelShape shape() {
@@ -115,4 +115,4 @@ TEST(ModelImport, RefusesFolderThatDoesNotMatch) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::model_import_test

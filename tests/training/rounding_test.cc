@@ -11,7 +11,7 @@
 #include "tests/training/tiny_run.h"
 #include "training/training.h"
 
-namespace annulus {
+namespace annulus::rounding_test {
 namespace {
 
 RunFirstSteps over_ranks(int ranks) {
@@ -64,4 +64,4 @@ INSTANTIATE_TEST_SUITE_P(Training, Rounding, ::testing::Values("fp32", "bf16"),
                          [](const auto& of) { return of.param; });
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::rounding_test

@@ -11,7 +11,7 @@
 #include "tests/training/tiny_run.h"
 #include "tests/training/trainer_runs.h"
 
-namespace annulus {
+namespace annulus::shared_state_runs_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -69,4 +69,4 @@ TEST(SharedStateRuns, ReportsExposedCommunicationByKind) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::shared_state_runs_test

@@ -23,7 +23,7 @@
 #include "training/trainer.h"
 #include "training/training.h"
 
-namespace annulus {
+namespace annulus::spikes_test {
 namespace {
 
 constexpr int64_t kSteps = 24;
@@ -216,4 +216,4 @@ TEST(Spikes, RepeatedSpikesAtTheSameStepEndTheRun) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::spikes_test

@@ -10,7 +10,7 @@
 #include "tests/training/tiny_run.h"
 #include "training/trainer.h"
 
-namespace annulus {
+namespace annulus::told_checkpoints_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -42,4 +42,4 @@ TEST(Trainer, ReportsEachCheckpoint) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::told_checkpoints_test

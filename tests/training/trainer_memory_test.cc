@@ -9,7 +9,7 @@
 #include "tests/training/tiny_run.h"
 #include "training/trainer.h"
 
-namespace annulus {
+namespace annulus::trainer_memory_test {
 namespace {
 
 // The run is refused at first and trains with the suggested setting.
@@ -45,4 +45,4 @@ TEST(TrainerMemory, ErrorNamesTheNearestConfigurationThatFits) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::trainer_memory_test

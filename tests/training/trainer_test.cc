@@ -20,7 +20,7 @@
 #include "tests/training/trainer_runs.h"
 #include "training/run/checkpoint.h"
 
-namespace annulus {
+namespace annulus::trainer_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -418,4 +418,4 @@ TEST(Trainer, MismatchedConfigurationsNameTheKey) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::trainer_test

@@ -17,7 +17,7 @@
 #include "tests/training/tiny_run.h"
 #include "training/training.h"
 
-namespace annulus {
+namespace annulus::training_data_test {
 namespace {
 
 // Writes files of 1 to 90 bytes, so that a row holds several and some cross its end; returns their glob pattern.
@@ -318,4 +318,4 @@ TEST(TrainingData, RefusesFilesThatChangeDuringTraining) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::training_data_test

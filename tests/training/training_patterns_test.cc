@@ -19,7 +19,7 @@
 #include "tests/training/tiny_run.h"
 #include "training/training.h"
 
-namespace annulus {
+namespace annulus::training_patterns_test {
 namespace {
 
 constexpr int64_t kSteps = 10;
@@ -281,4 +281,4 @@ TEST(TrainingPatterns, CheckRefusesInvalidPatterns) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::training_patterns_test

@@ -15,7 +15,7 @@
 #include "tests/training/kept_state.h"
 #include "tests/training/tiny_run.h"
 
-namespace annulus {
+namespace annulus::training_test {
 namespace {
 
 struct Curve {
@@ -420,4 +420,4 @@ TEST(Training, RefusesConfigurationsThatDoNotFitTheRanks) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::training_test

@@ -17,7 +17,7 @@
 #include "common/error.h"
 #include "tests/attention/execution/run_everywhere.h"
 
-namespace annulus {
+namespace annulus::agreed_calls_test {
 namespace {
 
 using testing::expect_refused_everywhere;
@@ -184,4 +184,4 @@ TEST(AgreedCalls, ACallThatWasNotAgreedOnIsRefused) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::agreed_calls_test

@@ -21,7 +21,7 @@
 #include "tests/attention/plan/any_request.h"
 #include "tests/common/exactness.h"
 
-namespace annulus {
+namespace annulus::attention_test {
 namespace {
 
 using testing::agrees;
@@ -319,4 +319,4 @@ TEST(Attention, RanksThatDifferAreNamedOnEveryRank) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::attention_test

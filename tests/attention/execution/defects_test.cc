@@ -28,7 +28,7 @@
 #include "tests/attention/execution/run_everywhere.h"
 #include "tests/common/exactness.h"
 
-namespace annulus {
+namespace annulus::defects_test {
 namespace {
 
 using testing::as_exact;
@@ -418,4 +418,4 @@ TEST(Defects, HugeLogitsStayFiniteInEveryPrecision) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::defects_test

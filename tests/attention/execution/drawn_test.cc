@@ -13,7 +13,7 @@
 #include "tests/attention/execution/run_everywhere.h"
 #include "tests/attention/plan/any_request.h"
 
-namespace annulus {
+namespace annulus::drawn_test {
 namespace {
 
 using testing::Inputs;
@@ -64,4 +64,4 @@ RC_GTEST_PROP(Drawn, DrawnAndSelectedBlocksEqualTheOracle, ()) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::drawn_test

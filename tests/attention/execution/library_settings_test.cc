@@ -8,7 +8,7 @@
 #include "attention/plan/plan.h"
 #include "tests/attention/execution/run_everywhere.h"
 
-namespace annulus {
+namespace annulus::library_settings_test {
 namespace {
 
 constexpr const char* kVariable = "TORCH_CUDNN_SDPA_AVOID_RECOMPILE";
@@ -33,4 +33,4 @@ TEST(LibrarySettings, AttentionReplacesIt) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::library_settings_test

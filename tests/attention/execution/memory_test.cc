@@ -9,7 +9,7 @@
 #include "comm/threads/threads.h"
 #include "tests/memory/peak_bytes.h"
 
-namespace annulus {
+namespace annulus::memory_test {
 namespace {
 
 int64_t peak_bytes() {
@@ -68,4 +68,4 @@ TEST(Memory, OutInBf16OfOneRankIsNotHeldInFp32) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::memory_test

@@ -19,7 +19,7 @@
 #include "tests/attention/execution/run_everywhere.h"
 #include "tests/attention/plan/planted_mistakes.h"
 
-namespace annulus {
+namespace annulus::prove_test {
 namespace {
 
 using testing::expect_refused_everywhere;
@@ -200,4 +200,4 @@ TEST(KeptCall, KeepsTheCommunicatorUntilTheBackward) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::prove_test

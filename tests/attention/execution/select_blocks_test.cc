@@ -21,7 +21,7 @@
 #include "common/error.h"
 #include "tests/common/exactness.h"
 
-namespace annulus {
+namespace annulus::select_blocks_test {
 namespace {
 
 at::Tensor rows_of(const at::Tensor& whole, const std::vector<Span>& spans) {
@@ -277,4 +277,4 @@ TEST(SelectBlocks, RefusesOffsetsWithinABlock) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::select_blocks_test

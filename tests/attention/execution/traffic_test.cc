@@ -10,7 +10,7 @@
 #include "attention/execution/attention.h"
 #include "tests/attention/execution/run_everywhere.h"
 
-namespace annulus {
+namespace annulus::traffic_test {
 namespace {
 
 using testing::random_inputs;
@@ -124,4 +124,4 @@ TEST(Traffic, CopiesOfScatteredRowsAreCounted) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::traffic_test

@@ -22,7 +22,7 @@
 #include "tests/attention/kernels/kernel_case.h"
 #include "tests/common/exactness.h"
 
-namespace annulus {
+namespace annulus::bf16_pairs_test {
 namespace {
 
 class Bf16Kernel : public ::testing::Test {
@@ -318,4 +318,4 @@ TEST_F(Bf16Tiles, NaNStayInTheirBlock) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::bf16_pairs_test

@@ -12,7 +12,7 @@
 #include "common/error.h"
 #include "simd/instruction_set.h"
 
-namespace annulus {
+namespace annulus::choose_kernel_test {
 namespace {
 
 TEST(ChooseKernel, GivesItsReason) {
@@ -114,4 +114,4 @@ TEST(ChooseKernel, CpuKernelChargesTheScratchOfItsThreads) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::choose_kernel_test

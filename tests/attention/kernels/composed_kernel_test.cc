@@ -19,7 +19,7 @@
 #include "tests/attention/kernels/kernel_case.h"
 #include "tests/attention/kernels/masked_operator.h"
 
-namespace annulus {
+namespace annulus::composed_kernel_test {
 namespace {
 
 using testing::as_exact;
@@ -339,4 +339,4 @@ TEST(WholeBackward, OneRankHoldsNoResultsBesidesItsGradients) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::composed_kernel_test

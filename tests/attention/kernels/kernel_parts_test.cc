@@ -24,7 +24,7 @@
 #include "common/error.h"
 #include "tests/common/exactness.h"
 
-namespace annulus {
+namespace annulus::kernel_parts_test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -321,4 +321,4 @@ TEST(Dropout, KeepsTheRequestedShare) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::kernel_parts_test

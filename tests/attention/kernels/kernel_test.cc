@@ -25,7 +25,7 @@
 #include "tests/attention/kernels/kernel_case.h"
 #include "tests/attention/kernels/masked_operator.h"
 
-namespace annulus {
+namespace annulus::kernel_test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -478,4 +478,4 @@ TEST_F(Kernels, TakesNoQuadraticMemory) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::kernel_test

@@ -6,7 +6,7 @@
 
 #include "tests/attention/kernels/operator_calls.h"
 
-namespace annulus {
+namespace annulus::lengths_test {
 namespace {
 
 void expect_right(KernelKind kernel, at::ScalarType type, int64_t heads, int64_t kv_heads, int64_t dim) {
@@ -37,4 +37,4 @@ TEST(Lengths, CpuKernel) {
 TEST(Lengths, ReferenceKernel) { expect_right(KernelKind::kReference, at::kFloat, 2, 1, 20); }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::lengths_test

@@ -23,7 +23,7 @@
 #include "common/error.h"
 #include "tests/attention/kernels/merge_case.h"
 
-namespace annulus {
+namespace annulus::merge_row_test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -214,4 +214,4 @@ TEST(MergeRow, RefusesTooManyPartsAndOtherDtypes) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::merge_row_test

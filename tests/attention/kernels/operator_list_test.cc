@@ -22,7 +22,7 @@
 #include "tests/attention/kernels/kernel_case.h"
 #include "tests/attention/kernels/masked_operator.h"
 
-namespace annulus {
+namespace annulus::operator_list_test {
 namespace {
 
 using testing::by_definition;
@@ -272,4 +272,4 @@ TEST(CudnnOperator, LeavesBackwardsThatWouldGiveNaN) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::operator_list_test

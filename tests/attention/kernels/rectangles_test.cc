@@ -11,7 +11,7 @@
 #include "attention/composition/composition.h"
 #include "attention/composition/rectangles.h"
 
-namespace annulus {
+namespace annulus::rectangles_test {
 namespace {
 
 using Pairs = std::map<std::pair<int64_t, int64_t>, int>;  // (query row, key row) -> number of times
@@ -375,4 +375,4 @@ TEST(Composition, KeyCoversEveryInput) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::rectangles_test

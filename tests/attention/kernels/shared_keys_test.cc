@@ -17,7 +17,7 @@
 #include "attention/kernels/tile_sets.h"
 #include "tests/attention/kernels/kernel_case.h"
 
-namespace annulus {
+namespace annulus::shared_keys_test {
 namespace {
 
 using testing::by_definition;
@@ -306,4 +306,4 @@ TEST_F(SharedKeysKernel, PollsInTheCallingThreadOnly) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::shared_keys_test

@@ -24,7 +24,7 @@
 #include "attention/cpu_flash/tile_math.h"
 #include "tests/common/exactness.h"
 
-namespace annulus {
+namespace annulus::tile_math_test {
 namespace {
 
 using testing::error_of;
@@ -343,4 +343,4 @@ TYPED_TEST(TileMathOf, ExponentialsAreWithinTwoUlps) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::tile_math_test

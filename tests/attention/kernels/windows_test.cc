@@ -18,7 +18,7 @@
 #include "common/error.h"
 #include "tests/attention/kernels/kernel_case.h"
 
-namespace annulus {
+namespace annulus::windows_test {
 namespace {
 
 using testing::by_definition;
@@ -260,4 +260,4 @@ TYPED_TEST(Scratch, WhatItHoldsReachesNoResult) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::windows_test

@@ -13,7 +13,7 @@
 
 #include "attention/oracle/draws.h"
 
-namespace annulus {
+namespace annulus::oracle_test {
 namespace {
 
 using Words = std::array<uint32_t, 4>;
@@ -230,4 +230,4 @@ TEST(Oracle, DropoutFactors) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::oracle_test

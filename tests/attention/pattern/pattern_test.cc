@@ -13,7 +13,7 @@
 #include "common/error.h"
 #include "tests/attention/pattern/any_pattern.h"
 
-namespace annulus {
+namespace annulus::pattern_test {
 namespace {
 
 AttentionShape any_shape() {
@@ -349,4 +349,4 @@ TEST(BlockMap, CausalLeavesOutFutureBlocks) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::pattern_test

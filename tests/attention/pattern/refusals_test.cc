@@ -9,7 +9,7 @@
 
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::refusals_test {
 namespace {
 
 std::string nested(int depth) {
@@ -267,4 +267,4 @@ TEST(Pattern, RefusesBlockMapsThatDoNotMatchTheirDigest) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::refusals_test

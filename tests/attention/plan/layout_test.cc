@@ -9,7 +9,7 @@
 #include "attention/plan/plan.h"
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::layout_test {
 namespace {
 
 RC_GTEST_PROP(Layout, EveryPositionHasOneOwnerAndAStorageRow, ()) {
@@ -61,4 +61,4 @@ TEST(Layout, NamesRoundTrip) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::layout_test

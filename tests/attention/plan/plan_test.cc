@@ -14,7 +14,7 @@
 #include "common/error.h"
 #include "tests/attention/plan/any_request.h"
 
-namespace annulus {
+namespace annulus::plan_test {
 namespace {
 
 std::set<int64_t> members_of(const Span& s) {
@@ -464,4 +464,4 @@ TEST(Plan, EqualSegmentsIsEnforced) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::plan_test

@@ -9,7 +9,7 @@
 #include "tests/attention/plan/any_request.h"
 #include "tests/attention/plan/planted_mistakes.h"
 
-namespace annulus {
+namespace annulus::verifier_test {
 namespace {
 
 using testing::Mistake;
@@ -155,4 +155,4 @@ TEST(Verifier, DeclaresItsMemory) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::verifier_test

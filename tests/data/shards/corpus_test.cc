@@ -6,7 +6,7 @@
 #include "common/error.h"
 #include "tests/data/shards/token_writers.h"
 
-namespace annulus {
+namespace annulus::corpus_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -137,4 +137,4 @@ TEST_F(CorpusTest, FingerprintDependsOnTokensAndDocumentsNotNames) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::corpus_test

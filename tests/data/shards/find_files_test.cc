@@ -10,7 +10,7 @@
 
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::find_files_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -117,4 +117,4 @@ TEST_F(FindFiles, PythonSourcesComeFromLibTorchOrTheSystem) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::find_files_test

@@ -15,7 +15,7 @@
 #include "data/shards/tokenization.h"
 #include "tests/data/shards/token_writers.h"
 
-namespace annulus {
+namespace annulus::token_file_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -474,4 +474,4 @@ TEST_F(TokenFileTest, OpeningReadsABoundedPart) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::token_file_test

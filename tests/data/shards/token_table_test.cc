@@ -11,7 +11,7 @@
 #include "common/error.h"
 #include "tests/data/shards/token_writers.h"
 
-namespace annulus {
+namespace annulus::token_table_test {
 namespace {
 
 struct Entry {
@@ -129,4 +129,4 @@ TEST_F(TokenTableTest, RefusesInvalidTables) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::token_table_test

@@ -18,7 +18,7 @@
 #include "tests/memory/peak_bytes.h"
 #include "tests/model/gpu/fiber_launcher.h"
 
-namespace annulus {
+namespace annulus::charges_test {
 namespace {
 
 constexpr int64_t kRows = 96;
@@ -112,4 +112,4 @@ INSTANTIATE_TEST_SUITE_P(Types, GpuCharges, ::testing::Values(at::kFloat, at::kB
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::charges_test

@@ -16,7 +16,7 @@
 #include "tests/topology/machine_xml.h"
 #include "topology/picture/canvas.h"
 
-namespace annulus {
+namespace annulus::topology_svg_test {
 namespace {
 
 constexpr PlacementOptions kCuda{.device = DeviceKind::kCuda};
@@ -246,4 +246,4 @@ TEST(TopologySvg, NamesAreShortenedAndEscaped) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::topology_svg_test

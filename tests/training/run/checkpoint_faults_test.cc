@@ -11,7 +11,7 @@
 #include "tests/training/run/cut_checkpoints.h"
 #include "training/run/checkpoint_files.h"
 
-namespace annulus {
+namespace annulus::checkpoint_faults_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -178,4 +178,4 @@ TEST(CheckpointFaults, SavedCheckpointsSurvivePowerLoss) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::checkpoint_faults_test

@@ -20,7 +20,7 @@
 #include "tests/common/in_child.h"
 #include "tests/training/run/checkpoints.h"
 
-namespace annulus {
+namespace annulus::checkpoint_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -369,4 +369,4 @@ RC_GTEST_PROP(CheckpointProperty, HeavyDamageNeverCrashes, ()) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::checkpoint_test

@@ -16,7 +16,7 @@
 #include "tests/training/run/cut_checkpoints.h"
 #include "training/run/checkpoint_files.h"
 
-namespace annulus {
+namespace annulus::checkpoint_worlds_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -433,4 +433,4 @@ TEST(CheckpointWorlds, ReadsACheckpointWrittenByTheVersion1Program) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::checkpoint_worlds_test

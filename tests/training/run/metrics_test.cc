@@ -12,7 +12,7 @@
 
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::metrics_test {
 namespace {
 
 std::string fresh_file(const std::string& name) {
@@ -213,4 +213,4 @@ TEST(Metrics, FailedWritesThrow) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::metrics_test

@@ -15,7 +15,7 @@
 
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::run_folder_test {
 namespace {
 
 std::string fresh_root(const std::string& name) {
@@ -155,4 +155,4 @@ TEST(RunFolder, ErrorNamesTheRootThatCannotBeUsed) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::run_folder_test

@@ -16,7 +16,7 @@
 
 #include "common/error.h"
 
-namespace annulus {
+namespace annulus::optimizer_test {
 namespace {
 
 constexpr double kDecay = 0.3;
@@ -233,4 +233,4 @@ TEST(AdamW, PartsOfMultiplesOf16ElementsMatchTheWholeBitwise) {
 TEST(AdamW, BiasCorrectionCountsUpdatesNotSteps) { expect_formula(at::kFloat, 0.5, {1, 2, 5, 9}); }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::optimizer_test

@@ -11,7 +11,7 @@
 #include "common/error.h"
 #include "model/model.h"
 
-namespace annulus {
+namespace annulus::parameter_groups_test {
 namespace {
 
 Parameters two_layers() {
@@ -96,4 +96,4 @@ TEST(ParameterGroups, RangesOfPartsMatchTheWholeUnit) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::parameter_groups_test

@@ -26,7 +26,7 @@
 #include "tests/training/tiny_run.h"
 #include "training/training.h"
 
-namespace annulus {
+namespace annulus::sharded_training_test {
 namespace {
 
 struct Trained {
@@ -460,4 +460,4 @@ TEST(ShardedTraining, BytesBetweenHostsMatchTheFormula) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::sharded_training_test

@@ -10,7 +10,7 @@
 #include "common/error.h"
 #include "training/state/left_out.h"
 
-namespace annulus {
+namespace annulus::spike_rule_test {
 namespace {
 
 TEST(SpikeRule, ComparesWithTheMedianOfRecentNorms) {
@@ -103,4 +103,4 @@ TEST(LeftOut, RepeatedStepsDoNotResetTheCount) {
 }
 
 }  // namespace
-}  // namespace annulus
+}  // namespace annulus::spike_rule_test
