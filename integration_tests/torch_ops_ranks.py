@@ -11,6 +11,7 @@ import torch_python  # noqa: E402
 
 torch_python.enter()
 
+import exactness  # noqa: E402
 import torch  # noqa: E402
 import torch_reference  # noqa: E402
 from annulus import load  # noqa: E402
@@ -86,8 +87,7 @@ for layout, schedule, pattern in CASES:
         out = run(*parts)
         got = torch.autograd.grad(out, parts, dout[:, mine])
         for a, b in zip([out, *got], [want, *wanted]):
-            error = (a - b[:, mine]).abs().max().item()  # the largest error seen was 3.6e-15
-            assert error < 1.2e-14, (layout, schedule, pattern, compiled, error)
+            exactness.agree(a, b[:, mine], (layout, schedule, pattern, compiled))
 
 total = annulus.all_reduce(torch.full((2, 3), float(rank + 1)))
 assert torch.equal(total, torch.full((2, 3), size * (size + 1) / 2.0)), total
@@ -208,7 +208,7 @@ if size > 1:
     part = torch.randn(1, 4, 2, 4, dtype=torch.float64, requires_grad=True)
     (want,) = torch.autograd.grad(attend(part), part)
     (got,) = torch.autograd.grad((traced if rank == 1 else attend)(part), part)
-    assert (want - got).abs().max() < 1e-13, (want, got)
+    exactness.agree(got, want)
     with torch.no_grad():
         kept = annulus.attention_forward(part, part, part, *settings[:-1], rank != 1)[2:4]
         assert [t.shape for t in kept] == [(0,), (0,)], kept

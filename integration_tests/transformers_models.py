@@ -3,6 +3,7 @@ transformers_*.py."""
 
 import copy
 
+import exactness
 import torch
 import transformers
 
@@ -20,11 +21,11 @@ CONFIGS = {
 LENGTH = 24
 
 
-def make(name, attention):
+def make(name, attention, dtype=torch.float32):
     torch.manual_seed(1)
     model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[name]), attn_implementation=attention)
     assert model.config._attn_implementation == attention
-    return model
+    return model.to(dtype)
 
 
 def batch(packed):
@@ -42,8 +43,11 @@ def gradients(model):
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def assert_same(loss, grads, wanted_loss, wanted_grads, what):
-    assert abs(loss - wanted_loss) < 1e-6, (what, loss, wanted_loss)
-    for name, wanted in wanted_grads.items():
-        error = ((grads[name] - wanted).norm() / wanted.norm()).item()
-        assert error < 1e-4, (what, name, error)
+def assert_as_exact(got, usual, exact, what):
+    """Compares losses and gradients with those of the usual attention in fp32 (exactness.py). `exact` has fp64 weights,
+    though transformers computes norms and losses in fp32 nevertheless, as exactly as for the other two."""
+    exactness.as_exact(*(torch.tensor(loss) for loss, _ in (got, usual, exact)), what)
+    # A tensor may be the sum of others that cancel, as gradients of keys are.
+    terms = max(exactness.largest(g) for g in exact[1].values())
+    for name, wanted in exact[1].items():
+        exactness.as_exact(got[1][name], usual[1][name], wanted, (what, name), terms)

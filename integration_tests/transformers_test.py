@@ -14,6 +14,7 @@ torch_python.need("transformers")
 
 import annulus  # noqa: E402
 import annulus.transformers  # noqa: E402
+import exactness  # noqa: E402
 import torch  # noqa: E402
 import transformers_models as models  # noqa: E402
 from transformers import masking_utils  # noqa: E402
@@ -22,8 +23,8 @@ annulus.transformers.register()
 
 
 class Transformers(unittest.TestCase):
-    def run_model(self, name, attention, packed, **how):
-        model = models.make(name, attention)
+    def run_model(self, name, attention, packed, dtype=torch.float32, **how):
+        model = models.make(name, attention, dtype)
         batch = models.batch(packed)
         if attention == "annulus":
             out = model(**annulus.transformers.shard_batch(batch), **how)
@@ -36,9 +37,10 @@ class Transformers(unittest.TestCase):
     def test_losses_and_gradients_match_sdpa_and_eager(self):
         for name in models.CONFIGS:
             for packed in (False, True):
-                got = self.run_model(name, "annulus", packed)
+                got, exact = self.run_model(name, "annulus", packed), self.run_model(name, "sdpa", packed, torch.float64)
                 for attention in ("sdpa", "eager"):
-                    models.assert_same(*got, *self.run_model(name, attention, packed), (name, packed, attention))
+                    usual = self.run_model(name, attention, packed)
+                    models.assert_as_exact(got, usual, exact, (name, packed, attention))
 
     def test_documents_and_windows_change_the_result(self):
         """The results compared above differ from those of plain causal attention."""
@@ -46,12 +48,12 @@ class Transformers(unittest.TestCase):
         batch = models.batch(True)
         self.assertGreater((models.make("llama", "annulus")(**batch, use_cache=False).logits - plain).abs().max(), 1e-3)
         masks = []
-        for attention in ("annulus", "sdpa"):
-            model = models.make("mistral", attention)
+        for attention, dtype in (("annulus", torch.float32), ("sdpa", torch.float32), ("sdpa", torch.float64)):
+            model = models.make("mistral", attention, dtype)
             masks.append(model(**models.batch(False)).logits)
             model.config.sliding_window = None
             self.assertGreater((model(**models.batch(False)).logits - masks[-1]).abs().max(), 1e-3)
-        self.assertLess((masks[0] - masks[1]).abs().max(), 1e-5)
+        exactness.as_exact(*masks)
 
     def test_checkpointing_and_autocast_keep_the_loss(self):
         model = models.make("qwen3", "annulus")
@@ -63,9 +65,11 @@ class Transformers(unittest.TestCase):
             model.gradient_checkpointing_enable({"use_reentrant": reentrant})
             loss = model(**batch).loss
             loss.backward()
-            models.assert_same(loss.item(), models.gradients(model), *wanted, reentrant)
+            got = loss.item(), models.gradients(model)
+            models.assert_as_exact(got, wanted, self.run_model("qwen3", "sdpa", True, torch.float64), reentrant)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            self.assertLess(abs(model(**batch).loss.item() - wanted[0]), 0.05)
+            got, usual = model(**batch).loss, torch.tensor(self.run_model("qwen3", "sdpa", True)[0])
+            exactness.as_exact(got, usual, torch.tensor(wanted[0]), dtype=torch.bfloat16)
 
     def test_generates_the_same_tokens_with_a_cache(self):
         ids = models.batch(False)["input_ids"][:, :9]

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "common/error.h"
+#include "tests/common/exactness.h"
 
 namespace annulus::gpu_test {
 namespace {
@@ -176,9 +177,11 @@ TEST(GpuBench, TrainingCountsFlopsOfThePairsThatCount) {
     const double seconds = entries.at("training step").at("value");
     const double pairs = 2 * (causal + (windowed ? window : causal));  // 2 heads
     const double flops = 256 * 6 * weights + 12 * 8 * pairs;
-    EXPECT_NEAR(1e12 * entries.at("training").at("value").get<double>() * seconds, flops, 1e-6 * flops) << out.str();
-    EXPECT_NEAR(entries.at("training, MFU").at("value").get<double>() * seconds * 1e12, flops, 1e-6 * flops);
-    EXPECT_NEAR(entries.at("training, tokens per second").at("value").get<double>() * seconds, 256, 1e-6);
+    const auto value = [&](const char* name) { return entries.at(name).at("value").get<double>(); };
+    const double allowed = testing::kExact * flops;
+    EXPECT_NEAR(1e12 * value("training") * seconds, flops, allowed) << out.str();
+    EXPECT_NEAR(value("training, MFU") * seconds * 1e12, flops, allowed);
+    EXPECT_NEAR(value("training, tokens per second") * seconds, 256, testing::kExact * 256);
     EXPECT_EQ(entries.at("training step").at("operators"), "cpu");
   }
 }
@@ -200,7 +203,7 @@ TEST(GpuBench, MemoryIsPlannedByPurpose) {
       EXPECT_GT(gib(step + ", planned " + kind), 0) << kind;
       sum += gib(step + ", planned " + kind);
     }
-    EXPECT_NEAR(sum, gib(step + ", planned memory"), 1e-12);
+    EXPECT_NEAR(sum, gib(step + ", planned memory"), testing::kExact * sum);
     EXPECT_FALSE(entries.contains(step + ", memory of the device"));  // a CPU's allocator counts nothing
   }
   EXPECT_EQ(gib("training, planned weights"), gib("longest 512, planned weights"));

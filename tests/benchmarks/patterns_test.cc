@@ -44,10 +44,10 @@ TEST(BenchPatterns, GoalPatternsHaveTheirStatedShares) {
     }
     // The sum over branches of segment / rate^2; pairs of two branches count twice.
     if (p.name == "dilated") {
-      EXPECT_NEAR(share, (2048 + 4096 / 4. + 8192 / 16. + 16384 / 64.) / 16384, 1e-9);
+      EXPECT_DOUBLE_EQ(share, (2048 + 4096 / 4. + 8192 / 16. + 16384 / 64.) / 16384);
     }
     if (p.name == "window 256") {
-      EXPECT_NEAR(share, (256 * 16384. - 256 * 255 / 2.) / (16384. * 16384), 1e-12);
+      EXPECT_DOUBLE_EQ(share, (256 * 16384. - 256 * 255 / 2.) / (16384. * 16384));
     }
   }
   EXPECT_EQ(goals, (std::vector<std::pair<std::string, double>>{{"blocks, density 0.1", 1.1},

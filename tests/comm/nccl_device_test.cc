@@ -140,8 +140,8 @@ TEST_F(NcclDevice, WaitsMeasureTheStallOfTheStream) {
     comm_->progress();
     const CommStats& after = comm_->stats();
     const double waited = after.wait_seconds - before.wait_seconds;
-    EXPECT_GT(waited, 0.01);  // a quarter of a second, on a device of 2 GHz
-    EXPECT_NEAR(after.*kind - before.*kind, waited, 1e-9);
+    EXPECT_GT(waited, 0.01);                                // a quarter of a second, on a device of 2 GHz
+    EXPECT_NEAR(after.*kind - before.*kind, waited, 1e-9);  // to a nanosecond, which is the unit of the clock
   };
   const at::Tensor in = at::full({1024}, 3, kFloats), out = at::empty({1024}, kFloats);
   const at::Tensor all = at::empty({1, 1024}, kFloats);

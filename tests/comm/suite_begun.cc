@@ -394,6 +394,7 @@ TEST_P(CommOnCpus, ReportsWaitsByPurpose) {
       body();
       const std::vector<double> after = kinds();
       for (int kind = 0; kind < 4; ++kind) {
+        // To a nanosecond, which is the unit of the clock.
         const double waited = after[static_cast<size_t>(kind)] - before[static_cast<size_t>(kind)];
         if (kind == which) {
           EXPECT_GT(waited, 1e-9) << kind;

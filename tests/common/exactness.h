@@ -47,8 +47,8 @@ double error_of(const at::Tensor& got, const at::Tensor& exact);
 
 // Whether the error of `got` is at most kMultiple times that of `usual`, the same computation done plainly in the same
 // dtype. The error of `usual` is small by luck where it has few elements, so an error of one rounding of `terms` (see
-// above) is always added to it. `unit` is the unit roundoff with which `got` was computed, by default that of its dtype
-// or of `usual`'s, whichever is wider.
+// above) is always added to it. `unit` is the unit roundoff with which `got` was computed, by default that of the
+// narrower one of both dtypes.
 ::testing::AssertionResult as_exact_as(const at::Tensor& got, const at::Tensor& usual, const at::Tensor& exact,
                                        std::optional<double> terms = {}, std::optional<double> unit = {});
 
