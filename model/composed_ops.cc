@@ -140,7 +140,7 @@ class ComposedOps : public DecoderOps {
     return result;
   }
 
-  // No more than two matrices of the size of the logits are held at once.
+  // No more than two matrices of the size of the logits are held at once, and one of booleans.
   CrossEntropy cross_entropy(at::Tensor logits, const at::Tensor& targets, double scale,
                              std::optional<at::ScalarType> gradient) const override {
     const at::Tensor index = targets.unsqueeze(1), left_out = index.lt(0);
@@ -164,11 +164,18 @@ const DecoderOps& composed_ops() {
   return ops;
 }
 
-std::vector<Charge> composed_norm_charges(int64_t rows, int64_t dim, int64_t wide) {
+std::vector<Charge> composed_norm_charges(int64_t rows, int64_t dim, int64_t element, int64_t wide) {
   const int64_t one = rows * dim * wide;
-  return {{"widened, and squared or normed", 2 * one, When::kForward},
-          // normed, wide, dnormed, their product, the term that is subtracted, the difference
-          {"temporaries of the gradient", 6 * one, When::kBackward}};
+  const bool copies = element != wide;
+  // The forward: widened, and squared or normed. The backward: normed, dnormed, their product, the term that is
+  // subtracted, and wide and the difference. Without copies the first two and the last two are the operands and the
+  // results.
+  return {{"widened, and squared or normed", copies ? 2 * one : 0, When::kForward},
+          {"temporaries of the gradient", (copies ? 6 : 4) * one, When::kBackward}};
+}
+
+int64_t composed_cross_entropy_bytes(int64_t logits, int64_t wide) {
+  return logits * (2 * wide + 1);  // probabilities, where the target is, and the same as numbers to be subtracted
 }
 
 }  // namespace annulus

@@ -202,7 +202,7 @@ Part norm_charges(int64_t rows, int64_t dim, bool with_sum, const Computes& on) 
              {"gradients of the normed and of the sum", 2 * all, When::kBackward},
              {kSumsOfWeight, on.gpu ? kernel_norm_sums(rows, dim, on.dtype) : 0, When::kBackward}}};
   if (on.single_passes()) return part;
-  for (const Charge& charge : composed_norm_charges(rows, dim, on.wide())) part.charges.push_back(charge);
+  for (const Charge& charge : composed_norm_charges(rows, dim, on.element(), on.wide())) part.charges.push_back(charge);
   return part;
 }
 
@@ -220,7 +220,8 @@ Part head_norm_charges(int64_t rows, int64_t heads, int64_t kv_heads, int64_t he
   const int64_t queries = rows * heads * head_dim * on.element();
   part.charges.push_back({"queries and their norm", 2 * queries, When::kForward});
   part.charges.push_back({"queries and their gradients", 3 * queries, When::kBackward});
-  for (const Charge& charge : composed_norm_charges(rows * heads, head_dim, on.wide())) part.charges.push_back(charge);
+  for (const Charge& charge : composed_norm_charges(rows * heads, head_dim, on.element(), on.wide()))
+    part.charges.push_back(charge);
   return part;
 }
 
@@ -260,7 +261,8 @@ Part loss_charges(int64_t rows, int64_t dim, int64_t vocab, const Computes& on) 
                              (on.loops() ? chunk * dim * e : 0);  // product_into
   const int64_t of_gradient = logits * (on.gpu ? wide : e) + head * wide + (on.gpu ? 0 : before) + widened;
   const int64_t of_cast = copies && !on.gpu ? logits * (wide + e) + before : 0;
-  const int64_t most = std::max({of_product, of_gradient, of_cast, head * (copies ? wide + e : wide)});
+  const int64_t of_entropy = on.composes_loss() ? composed_cross_entropy_bytes(logits, wide) + before : 0;
+  const int64_t most = std::max({of_product, of_gradient, of_cast, of_entropy, head * (copies ? wide + e : wide)});
   return {"loss",
           {{"gradient of the hidden states", rows * dim * e, When::kKept},
            {"gradient of the head", head * e, When::kKept},

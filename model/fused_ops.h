@@ -28,6 +28,8 @@ struct Computes {
   bool loops() const { return !gpu && dtype == at::kFloat; }
   // Whether operations are single passes, loops or kernels, and not composed.
   bool single_passes() const { return gpu || loops(); }
+  // Whether cross entropy is composed. Its logits are fp32 for tensors of bf16 and fp16, too.
+  bool composes_loss() const { return dtype == at::kDouble; }
 };
 inline constexpr std::string_view kNormPart = "norm";
 inline constexpr std::string_view kGivenGradient = "gradient of the result";
