@@ -225,12 +225,13 @@ def _impl(rctx):
     rctx.file("BUILD.bazel", out)
     missing = [l[len("# missing: "):] for l in out.split("\n") if l.startswith("# missing: ")]
     rctx.file("missing.txt", "".join([l.replace(": ", "\t", 1) + "\n" for l in missing]))
-    rctx.file("config.bzl", "CUDA_HOME = %r\nNVCC = %r\nCUDA_LIB = %r\nMPIRUN = %r\nTORCH_ROOT = %r\nTORCH_CUDA = %r\nTOKENIZER_PYTHON = %r\n" % (
+    rctx.file("config.bzl", "CUDA_HOME = %r\nNVCC = %r\nCUDA_LIB = %r\nMPIRUN = %r\nTORCH_ROOT = %r\nTORCH_BYTES = %r\nTORCH_CUDA = %r\nTOKENIZER_PYTHON = %r\n" % (
         cuda_home,
         cuda_home + "/bin/nvcc" if cuda_home else "",
         cuda_lib,
         mpirun,
         torch_root,
+        _run(rctx, ["stat", "-L", "-c", "%s", torch_root + "/lib/libtorch_cpu.so"]) or "",
         torch_cuda,
         # tools/tokenizer_wheels.sh makes it before the tests that run it.
         str(rctx.path(rctx.attr.workspace_file).realpath.dirname) + "/.venv/bin/python",

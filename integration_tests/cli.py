@@ -15,18 +15,22 @@ import tempfile
 import unittest
 import uuid
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import shards  # noqa: E402
+
 ANNULUS = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else ""
 HELPERS = [os.path.abspath(a) for a in sys.argv[2:] if not a.startswith("-")]
 LIMIT = 60  # seconds until a command counts as hung
 
 
 def environment(**extra):
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "ANNULUS_"))}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "ANNULUS_")) or k == "ANNULUS_ISA"}
     # Bazel's variables, without which a rank that dies early does not look like a test that ended early.
     for name in ("TEST_PREMATURE_EXIT_FILE", "XML_OUTPUT_FILE"):
         env.pop(name, None)
-    # One thread for each rank (.bazelrc says why); with OMP_NUM_THREADS=None the placement decides.
-    env["OMP_NUM_THREADS"] = "1"
+    # One thread for each rank, if nothing else is asked for (.bazelrc says why); with OMP_NUM_THREADS=None the placement
+    # decides.
+    env.setdefault("OMP_NUM_THREADS", "1")
     env.update(extra)
     return {k: v for k, v in env.items() if v is not None}
 
@@ -206,5 +210,4 @@ class CliTest(unittest.TestCase):
         self.assertRegex(errors[0], pattern)
 
 
-def main():
-    unittest.main(argv=[sys.argv[0]], verbosity=2)
+main = shards.main

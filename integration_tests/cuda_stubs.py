@@ -5,7 +5,7 @@
 
 PyTorch's usual wheel loads cuBLAS, cuDNN and others (3 GB) even if there is no GPU. For each library that the wheel needs
 and this machine lacks, this makes one of the same name whose functions end the process if they are called. Used by
-torch_python.py for the tests of torch_ops/.
+torch_stubs.bzl for tests in Python that import torch, and by the test of the bundle for GPU machines.
 """
 
 import os

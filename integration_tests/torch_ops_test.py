@@ -497,4 +497,4 @@ class TorchOps(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=[sys.argv[0]], verbosity=2)
+    torch_python.main()

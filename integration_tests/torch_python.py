@@ -1,20 +1,25 @@
 """For tests that use torch: runs them in the Python of the torch that the library was built against.
 
 A test begins with `torch_python.enter()`, before it imports torch. The last argument of its command line is the folder of
-torch (@sys//:config.bzl); enter() removes it.
+torch (@sys//:config.bzl); enter() removes it. It ends with `torch_python.main()`.
 """
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, _HERE)
+import shards  # noqa: E402
+
+main = shards.main
 
 
 def enter():
-    """Starts this program again in that Python, with stubs in place of NVIDIA's libraries (cuda_stubs.py)."""
+    """Starts this program again in that Python, with stubs in place of NVIDIA's libraries (torch_stubs.bzl)."""
     if os.environ.get("ANNULUS_TORCH_PYTHON"):
         sys.path.insert(0, os.path.join(os.getcwd(), "python"))
         return
@@ -25,21 +30,20 @@ def enter():
     site = os.path.dirname(root)
     python = os.path.join(site, "..", "..", "..", "bin", "python3")
     # Not in TEST_TMPDIR, which all ranks of a job share.
-    stubs = tempfile.mkdtemp(prefix="annulus-stubs-", dir=os.environ.get("TMPDIR"))
-    subprocess.run([sys.executable, os.path.join(_HERE, "cuda_stubs.py"), os.path.join(root, "lib"), stubs], check=True)
+    compiled = tempfile.mkdtemp(prefix="annulus-inductor-", dir=os.environ.get("TMPDIR"))
     env = dict(
         os.environ,
         ANNULUS_TORCH_PYTHON="1",
-        LD_LIBRARY_PATH=stubs,
+        LD_LIBRARY_PATH=os.path.join(_HERE, "stubs_of_nvidia"),
         PYTHONPATH=site,
         PYTHONDONTWRITEBYTECODE="1",
         ANNULUS_TORCH_LIBRARY=os.path.join(os.getcwd(), "torch_ops", "libannulus_torch.so"),
-        TORCHINDUCTOR_CACHE_DIR=os.path.join(stubs, "inductor"),
+        TORCHINDUCTOR_CACHE_DIR=compiled,
         TORCHINDUCTOR_COMPILE_THREADS="1",
         USER=os.environ.get("USER", "test"),
     )
     done = subprocess.run([python if os.path.exists(python) else sys.executable, *sys.argv], env=env)
-    subprocess.run(["rm", "-rf", stubs])
+    shutil.rmtree(compiled, ignore_errors=True)
     sys.exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
 
 

@@ -154,4 +154,4 @@ class Transformers(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    torch_python.main()

@@ -199,7 +199,7 @@ def whether_named_tests_are_there(mutant, root):
             elif file.endswith((".cc", ".h")):
                 tests += test_report.text_of(os.path.join(folder, file))
         declared = [n for text in texts for n in re.findall(r'\bname = "([^"]+)"', text)]
-        for names in (n for text in texts for n in re.findall(r"for name in \[([^]]*)\]", text)):
+        for names in (n for text in texts for n in re.findall(r"for name(?:, \w+)* in [\[{]([^]}]*)[\]}]", text)):
             declared += re.findall(r'"([^"]+)"', names)
         if not any(re.fullmatch(re.escape(n).replace("%s", ".*").replace("%d", r"\d+"), name) for n in declared):
             return "names a test that is not there: %s" % killer.target

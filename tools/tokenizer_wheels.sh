@@ -53,7 +53,7 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 live "set-up  tokenizer libraries: downloading"
 # --no-deps, because their dependencies are only needed to download tokenizers.
-pip=(.venv/bin/python -m pip install --disable-pip-version-check --no-compile --progress-bar off --no-deps)
+pip=(.venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --no-deps)
 if ! "${pip[@]}" "${wheels[@]}" >"$log" 2>&1 </dev/null 9>&-; then
   live_end
   { grep '^ERROR' "$log" || tail -n 5 "$log"; } | tail -n 3 >&2
