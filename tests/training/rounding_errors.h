@@ -7,9 +7,12 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "config/config.h"
+#include "tensor_files/model_dtypes.h"
+#include "tests/common/exactness.h"
 #include "tests/model/flat_parameters.h"
 #include "training/training.h"
 
@@ -72,9 +75,6 @@ inline RoundingErrors errors_of(const std::vector<FirstSteps>& got, const std::v
   return {std::sqrt(losses / count), std::sqrt(gradients / count)};
 }
 
-// Half of the distance from 1 to the next number.
-inline double roundoff(const std::string& dtype) {
-  return dtype == "bf16" ? 0x1p-9 : dtype == "fp32" ? 0x1p-24 : 0x1p-53;
-}
+inline double roundoff(const std::string& dtype) { return testing::unit_roundoff(model_dtype(dtype, "model.dtype")); }
 
 }  // namespace annulus

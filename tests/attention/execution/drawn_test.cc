@@ -12,14 +12,16 @@
 #include "attention/tiles/dropout.h"
 #include "tests/attention/execution/run_everywhere.h"
 #include "tests/attention/plan/any_request.h"
+#include "tests/common/exactness.h"
 
 namespace annulus::drawn_test {
 namespace {
 
 using testing::Inputs;
 
-// For results of size 1 in fp64, whose sums have some hundred terms.
-constexpr double kRoundingOfDouble = 1e-12;
+// More than the magnitudes that are added up to any result here: at most some hundred products of normal numbers, which
+// dropout multiplies by up to 10. A wrong draw changes results by far more than a rounding of this.
+constexpr double kTerms = 1000;
 
 void expect_the_oracles_result(const PlanRequest& request, KernelKind kernel, const Dropout& dropout) {
   RC_LOG() << request.text() << ", " << to_string(kernel) << ", dropout " << dropout.rate << ", seed " << dropout.seed
@@ -27,7 +29,12 @@ void expect_the_oracles_result(const PlanRequest& request, KernelKind kernel, co
   const Inputs in = testing::random_inputs(request.shape, 8, at::kDouble);
   const OracleResult got = testing::run_everywhere(request, in, kernel, {}, {}, dropout).result;
   const OracleResult want = testing::oracle_of(request, in, {}, dropout);
-  for (const double error : testing::errors(got, want, 1)) RC_ASSERT(error < kRoundingOfDouble);
+  for (at::Tensor OracleResult::*const result :
+       {&OracleResult::out, &OracleResult::lse, &OracleResult::dq, &OracleResult::dk, &OracleResult::dv}) {
+    const ::testing::AssertionResult exact = testing::agrees(got.*result, want.*result, kTerms);
+    RC_LOG() << exact.message() << "\n";
+    RC_ASSERT(static_cast<bool>(exact));
+  }
 }
 
 KernelKind any_kernel() { return *rc::gen::element(KernelKind::kCpu, KernelKind::kEfficient, KernelKind::kReference); }
