@@ -23,7 +23,11 @@ LENGTH = 24
 
 def make(name, attention, dtype=torch.float32):
     torch.manual_seed(1)
-    model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[name]), attn_implementation=attention)
+    model = transformers.AutoModelForCausalLM.from_config(
+        copy.deepcopy(CONFIGS[name]),
+        attn_implementation=attention,
+        experts_implementation="eager",  # the other one takes no fp64
+    )
     assert model.config._attn_implementation == attention
     return model.to(dtype)
 

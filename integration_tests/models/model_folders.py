@@ -55,6 +55,9 @@ CONFIGS = {
     ),
 }
 
+LLAMAS = [name for name in CONFIGS if name.startswith("llama")]
+OTHERS = [name for name in CONFIGS if name not in LLAMAS]
+
 
 def make(name, dtype=torch.float32, config=None, attention="eager"):
     """Returns a model with random norms and biases too, whose logits and gradients are far from those of a uniform guess."""

@@ -56,11 +56,10 @@ at::Tensor whole(const Model& model, std::vector<int64_t> tokens, int64_t left) 
   return model.logits(row, model.rotary(at::arange(n)), attend, /*last_only=*/true)[0].detach();
 }
 
-// The logits of a generator are rounded to fp32.
+// For models in fp64.
 void expect_near(const at::Tensor& got, const at::Tensor& want) {
-  EXPECT_EQ(got.scalar_type(), at::kFloat);
-  const double rounding = testing::unit_roundoff(at::kFloat) + testing::kExact;
-  EXPECT_TRUE(testing::within(testing::error_of(got, want), rounding * testing::largest(want)));
+  EXPECT_EQ(got.scalar_type(), at::kDouble);
+  EXPECT_TRUE(testing::agrees(got, want));
 }
 
 TEST(Generator, NarrowTypesAreAsExactAsTheFullForward) {
