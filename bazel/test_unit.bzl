@@ -18,6 +18,7 @@ settings of a process are those of a part, as its size, shards, data and tags ar
 - each_isa: the part also runs with fewer vector instructions than the processor has (simd/instruction_set.h), as
   NAME_avx2_test and so on for NAME_test. Each run fails if another version than the expected one computed, and is
   skipped if the processor lacks the instructions (tests/simd/asked_for.cc).
+- With `--config=separate`, and under sanitizers, a part has a program of its own, with its sources alone.
 - A test is a cc_test, with a program of its own, if it links something in another version (a GPU, MPI), or is copied to
   other machines (tools/gpu_bundle.sh).
 """
@@ -27,6 +28,10 @@ load(":unit.bzl", "cc_part", "cc_unit")
 
 _ISAS = ["avx512bf16", "avx512", "avx2", "baseline"]
 _ASKED_FOR = "//tests/simd:asked_for"
+_MAIN = "//tests/common:main"
+
+# It takes less time than -O2; what is tested is compiled as in the program.
+_COPTS = ["-O1"]
 
 def _impl(ctx):
     executable = ctx.actions.declare_file(ctx.label.name)
@@ -68,20 +73,32 @@ def cc_test_part(name, srcs, deps, each_isa = False, unit = "tests", **kwargs):
       unit: the name of the cc_test_unit.
       **kwargs: data, env, size, tags and other arguments of every test rule.
     """
+    # Written in full, because a name with a colon alone would be that of another part.
+    deps = ["//%s%s" % (native.package_name(), d) if d.startswith(":") else d for d in deps]
+    deps += ["@sys//:gtest"] + ([_ASKED_FOR] if each_isa else [])
     cc_part(
         name = name + ".part",
         srcs = srcs,
         unit = unit + ".unit",
         visibility = ["//visibility:private"],
-        # Written in full, because a name with a colon alone would be that of another part.
-        deps = ["//%s%s" % (native.package_name(), d) if d.startswith(":") else d for d in deps] +
-               ["@sys//:gtest"] + ([_ASKED_FOR] if each_isa else []),
+        deps = deps,
+    )
+    cc_binary(
+        name = name + ".program",
+        srcs = srcs,
+        copts = _COPTS,
+        tags = ["manual"],
+        visibility = ["//visibility:private"],
+        deps = deps + [_MAIN],
     )
     env, tags = kwargs.pop("env", {}), kwargs.pop("tags", [])
     for isa in [""] + (_ISAS if each_isa else []):
         _part_test(
             name = "%s_%s_test" % (name[:-len("_test")], isa) if isa else name,
-            program = ":" + unit,
+            program = select({
+                "//bazel:separate_tests": ":" + name + ".program",
+                "//conditions:default": ":" + unit,
+            }),
             sources = srcs + (["asked_for.cc"] if each_isa else []),
             env = dict(env, ANNULUS_ISA = isa) if isa else env,
             tags = tags + (["isa"] if isa else []),
@@ -97,14 +114,13 @@ def cc_test_unit(name = "tests"):
     cc_unit(
         name = name + ".unit",
         alwayslink = True,
-        # It takes less time than -O2; what is tested is compiled as in the program.
-        copts = ["-O1"],
+        copts = _COPTS,
     )
     cc_binary(
         name = name,
         visibility = ["//visibility:private"],
         deps = [
             ":" + name + ".unit",
-            "//tests/common:main",
+            _MAIN,
         ],
     )
