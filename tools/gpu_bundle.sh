@@ -29,7 +29,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 # Builds every test for GPUs, and the programs that these tests start.
-bazel query --noshow_progress --output=xml 'attr(tags, "\bgpu\b", tests(//...))' >"$work/tests.xml" 2>"$work/log" ||
+bazel query --noshow_progress --output=xml "$(tools/gpu_bundle/collect.py --query)" >"$work/tests.xml" 2>"$work/log" ||
   { cat "$work/log" >&2 && exit 1; }
 mapfile -t targets < <(tools/gpu_bundle/collect.py --targets "$work/tests.xml")
 rc=0

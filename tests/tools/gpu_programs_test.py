@@ -135,6 +135,17 @@ class GpuProgramsTest(unittest.TestCase):
         limits = {name: limit for name, _, _, _, limit, _ in parts}
         self.assertEqual((limits["tests.comm.nccl_test"], limits["tests.training.gpu_training_test"]), (60, 900))
 
+    def test_the_bundle_has_the_files_of_groups_that_a_test_names(self):
+        group = '<rule class="filegroup" name="%s"><list name="srcs">%s</list></rule>'
+        labels = lambda *names: "".join('<label value="%s"/>' % name for name in names)
+        test = RULE.replace("</rule>", '<list name="data">%s</list></rule>' % labels("//a:all", "//c:d.toml"))
+        listed = [part.label for part in collect.PARTS]
+        self.program("tests.xml", '<?xml version="1.1"?><query>%s</query>' % "".join(
+            [test % ("sh_test", "//a:script"), group % ("//a:all", labels("//a:f.py", "//b:more")),
+             group % ("//b:more", labels("//b:g.py"))] + [RULE % ("cc_test", label) for label in dict.fromkeys(listed)]))
+        script = next(t for t in collect.read_tests(self.path("tests.xml")) if t.label == "//a:script")
+        self.assertEqual(script.files, ["a/f.py", "b/g.py", "c/d.toml"])
+
     def gpu_job(self, errors_of_gpus):
         """Returns the cases of gpu_job_test.py that fail, the one of float16 with a window first, and its output."""
         done = subprocess.run([sys.executable, GPU_JOB_TEST, self.program("annulus", ANNULUS)], capture_output=True, text=True,

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Collects the bundle for a machine with a GPU from what Bazel built. Called by tools/gpu_bundle.sh.
 
+    collect.py --query                              prints what to ask `bazel query --output=xml`, whose answer is TESTS.xml
     collect.py --targets TESTS.xml                  prints the Bazel targets that the bundle needs, one per line
     collect.py --tests TESTS.xml --bin FOLDER OUT   fills OUT from the outputs of Bazel in FOLDER
 
-TESTS.xml is the output of `bazel query --output=xml` for the tests tagged gpu. The bundle holds
+TESTS.xml has the tests tagged gpu, and the groups of files that they name. The bundle holds
 
     run.sh  *.sh  *.py  MANIFEST  bundle.env    how to run it, what is in it, what it was built with
     bin/    tests/  tests.tsv  expected.json    the program; tests, how each is started, what those of ranks should say
@@ -30,6 +31,7 @@ import elf
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 LIMIT = 60 << 20
+QUERY = r'let tests = attr(tags, "\bgpu\b", tests(//...)) in $tests + kind("filegroup rule", deps($tests))'
 PROGRAM = "//launcher:annulus"
 BENCHMARKS = "//benchmarks/program:annulus_bench"  # beside PROGRAM, which executes it for `annulus bench`
 
@@ -96,7 +98,8 @@ SCRIPTS = ["cases.py", "journal.py", "machine.sh", "measure.sh", "processes.py",
 class Test:
     """How a test is started: kind "gtest", "mpi" with a number of ranks, or "script" in Python."""
 
-    def __init__(self, rule):
+    def __init__(self, rule, groups):
+        """A test of Bazel's, whose data may name groups of files: label -> the labels in it."""
         self.label = rule.get("name")
         self.kind = {"cc_test": "gtest", "_mpi_run_test": "mpi", "sh_test": "script"}.get(rule.get("class"), "")
         values = {e.get("name"): e for e in rule if e.get("name")}
@@ -114,7 +117,7 @@ class Test:
             self.limit = min(self.limit, int(text("mpi_timeout", "50")) + 10)  # mpirun ends the ranks 10 s earlier
         self.args = [self.placed(a) for a in items("args")]
         self.mpi_args = items("mpi_args")
-        self.files = [path_of(l) for l in items("data")]
+        self.files = [path_of(l) for l in within(items("data"), groups)]
         self.env = ["%s=%s" % (e[0].get("value"), e[1].get("value")) for e in values.get("env", [])]
         self.expect_exit = int(text("expect_exit", "0"))
         self.expect_once = items("expect_once")
@@ -168,6 +171,12 @@ def path_of(label):
     return label.lstrip("/").replace(":", "/").lstrip("/")
 
 
+def within(labels, groups):
+    """The labels, with each group replaced by what is in it; groups may hold groups."""
+    for label in labels:
+        yield from within(groups[label], groups) if label in groups else [label]
+
+
 def in_tests(path):
     return path.replace("/", ".")
 
@@ -177,7 +186,10 @@ def read_tests(path):
         text = f.read()
     # Bazel declares XML 1.1, which Python does not read. This text is also valid XML 1.0 without the declaration.
     root = ElementTree.fromstring(re.sub(r"^<\?xml[^>]*\?>", "", text.lstrip()))
-    tests = [Test(rule) for rule in root.iter("rule")]
+    rules = list(root.iter("rule"))
+    groups = {r.get("name"): [l.get("value") for l in r.iterfind("list[@name='srcs']/label")] for r in rules
+              if r.get("class") == "filegroup"}
+    tests = [Test(rule, groups) for rule in rules if rule.get("name") not in groups]
     if not tests:
         fail("there is no test with the tag gpu")
     unknown = [t.label for t in tests if not t.kind]
@@ -436,11 +448,15 @@ def collect(tests, binaries, out):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--query", action="store_true")
     parser.add_argument("--targets", metavar="TESTS.xml")
     parser.add_argument("--tests", metavar="TESTS.xml")
     parser.add_argument("--bin", metavar="FOLDER")
     parser.add_argument("out", nargs="?")
     options = parser.parse_args()
+    if options.query:
+        print(QUERY)
+        return
     if options.targets:
         print("\n".join(sorted({PROGRAM, BENCHMARKS}.union(*(t.targets() for t in read_tests(options.targets))))))
         return
