@@ -115,9 +115,10 @@ class Wheel(unittest.TestCase):
             self.assertIn(wanted, names)
         self.assertEqual([n for n in names if ".so" in n], ["annulus/libannulus_torch.so"])
         licenses = [os.path.basename(n) for n in names if "/licenses/" in n and not n.endswith("/")]
-        for text in glob.glob("third_party/licenses/*.txt"):
+        for text in ["LICENSE", *glob.glob("third_party/licenses/*.txt")]:
             self.assertIn(os.path.basename(text), licenses)
         self.assertEqual(sorted(re.findall("^License-File: (.*)$", metadata, re.M)), sorted(licenses))
+        self.assertIn("License-Expression: Apache-2.0\n", metadata)
         minor = ".".join(torch.__version__.split(".")[:2])
         self.assertIn(f"Requires-Dist: torch=={minor}.*\n", metadata)
         dynamic = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout

@@ -227,6 +227,8 @@ def install(binaries, headers, prefix):
         for path in sorted(glob.glob(os.path.join(ROOT, folder, pattern), recursive=True)):
             if os.path.isfile(path) and os.path.basename(path) != "BUILD":
                 out.add(path, "share/annulus/" + os.path.relpath(path, ROOT))
+    out.add(os.path.join(ROOT, "LICENSE"), "LICENSE")
+    out.add(os.path.join(ROOT, "CHANGELOG.md"), "share/annulus/CHANGELOG.md")
     for path in sorted(glob.glob(os.path.join(ROOT, "third_party", "licenses", "*.txt"))):
         out.add(path, "share/annulus/licenses/" + os.path.basename(path))
     beside = os.path.join(libraries.torch, "..", "..")

@@ -30,6 +30,7 @@ Metadata-Version: 2.4
 Name: annulus
 Version: {version}
 Summary: Exact attention for long contexts over the ranks of a process group
+License-Expression: Apache-2.0
 Requires-Python: >=3.10
 Requires-Dist: torch=={minor}.*
 {licenses}
@@ -63,9 +64,9 @@ def library(path, folder):
 
 
 def licenses():
-    """A dictionary from names in the wheel to texts: annulus's own license, if the tree has one, and those of libraries
-    that are compiled into the library."""
-    found = sorted(glob.glob("LICENSE*") + glob.glob("third_party/licenses/*.txt"))
+    """A dictionary from names in the wheel to texts: annulus's own license, and those of libraries that are compiled into
+    the library."""
+    found = sorted(["LICENSE"] + glob.glob("third_party/licenses/*.txt"))
     return {os.path.basename(path): open(path, "rb").read() for path in found}
 
 

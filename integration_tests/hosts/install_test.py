@@ -133,7 +133,7 @@ class InstallTest(unittest.TestCase):
         self.assertEqual(os.listdir(self.work), before)
 
     def test_installs_configurations_and_documents(self):
-        for path in ("README", "share/annulus/configs/quickstart.toml", "share/annulus/configs/cluster/mpijob.yaml",
+        for path in ("README", "LICENSE", "share/annulus/CHANGELOG.md", "share/annulus/configs/quickstart.toml", "share/annulus/configs/cluster/mpijob.yaml",
                      "share/annulus/docs/clusters.md", "share/annulus/tokenization/__main__.py", "share/annulus/licenses/xxhash.txt"):
             self.assertTrue(os.path.isfile(os.path.join(self.prefix, path)), path)
         done = self.ran("train", os.path.join(self.prefix, "share/annulus/configs/quickstart.toml"), "--set", "data.train=['text.txt']",
