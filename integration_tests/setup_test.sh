@@ -32,14 +32,14 @@ fresh() {
 # Stands in for Bazel: notes how it was called; its "program" says how it was called, and by what it was built.
 [[ $1 == --version ]] && echo "bazel 6.5.0" && exit
 echo "$*" >>../bazel.calls
+echo "[1 / 3] Compiling launcher/main.cc; 1s linux-sandbox" >&2
 if [[ -e launcher/broken ]]; then
-  echo "[1 / 3] Compiling launcher/main.cc; 1s linux-sandbox" >&2
   echo "ERROR: $PWD/launcher/BUILD:4:8: Compiling launcher/main.cc failed: (Exit 1): gcc failed: error executing command /usr/bin/gcc -U_FORTIFY" >&2
   echo "launcher/main.cc:1:1: error: this is not C++" >&2
   exit 1
 fi
 mkdir -p .bazel/bin/launcher && rm -f .bazel/bin/launcher/annulus
-printf '#!/bin/bash\necho "program $* of $PWD"\n[[ $1 != tunables ]] || echo "tunables $GLIBC_TUNABLES"\nexit 7\n' >.bazel/bin/launcher/annulus
+printf '#!/bin/bash\necho "program $* of $PWD"\n[[ $1 != tunables ]] || echo "tunables $GLIBC_TUNABLES"\n[[ $1 != streams ]] || readlink /proc/$$/fd/{0,1,2} >"$2"\nexit 7\n' >.bazel/bin/launcher/annulus
 chmod +x .bazel/bin/launcher/annulus
 END
   for name in apt-get sudo; do
@@ -85,17 +85,32 @@ for word in examples torch setup; do
   run "$home/annulus" $word --no-such-option
   exits 2 "$word --no-such-option"
 done
-[[ ! -e $home/.bazel && ! -e $home/.venv && $(calls) == 0 ]] || fail "help set up or built"
+for word in test install wheel examples torch setup tokenizer; do
+  run "$home/annulus" $word ""
+  exits 2 "$word with an empty argument"
+  says "$word: argument 1 is empty"
+done
+run "$home/annulus" test --test_filter= tests/launcher
+exits 2 "test with an option without its value"
+says "test: --test_filter is empty"
+[[ ! -e $home/.bazel && ! -e $home/.venv && $(calls) == 0 ]] || fail "help or a wrong argument set up or built"
 
 # ---- The first call sets up and builds, the second only runs; the program gets the arguments and the user's folder.
 export LIBTORCH=$work/torch
 run bash -c 'cd "$1" && "$2" train a.toml "b c"' - "$work" "$home/annulus"
 exits 7 "the program's own exit code"
-says "program train a.toml b c of $work"
+[[ $(cat "$work/out") == "program train a.toml b c of $work" ]] || { fail "captured output holds more than the program's" && cat "$work/out"; }
 [[ $(calls) == 1 && ! -e $home/.venv ]] || fail "expected one build and no .venv"
 run "$home/annulus" version
 [[ $(cat "$work/out") == "program version of $PWD" ]] || { fail "when all is there, only the program speaks" && cat "$work/out"; }
 [[ $(calls) == 1 ]] || fail "built though nothing had changed"
+
+# ---- Streams that are closed lead to /dev/null, in the build and in the program.
+rm "$home/.bazel/built"
+run bash -c '"$0" streams "$1" <&- >&- 2>&-' "$home/annulus" "$work/streams"
+exits 7 "with closed streams"
+[[ $(calls) == 2 && $(sort -u "$work/streams") == /dev/null ]] || { fail "closed streams" && cat "$work/streams"; }
+rm "$work/bazel.calls" && echo >"$work/bazel.calls"
 
 # ---- malloc asks for huge pages, unless the user has decided.
 for rank in '' OMPI_COMM_WORLD_RANK=0; do
@@ -269,11 +284,13 @@ for word in version test setup; do
   other $word
   exits 8 "$word of another user, where something has changed"
   says "git clone $(printf %q "$home")"
+  says "$(printf %q "$home/annulus") install PREFIX"
   grep -qE 'Permission denied|unexpectedly' "$work/out" && fail "noise for another user" && cat "$work/out"
 done
 ((EUID == 0)) && chmod -R go-r "$home/.bazel"
 other version
 exits 8 "another user, who cannot read what is built"
+says "install PREFIX"
 grep -qE 'Permission denied|unexpectedly' "$work/out" && fail "noise for another user" && cat "$work/out"
 [[ $(calls) == "$before" ]] || fail "another user built"
 chmod -R u+w "$home"
@@ -285,7 +302,7 @@ estimates() { # SECONDS DONE TOTAL WANTED
   [[ $left == "$4" ]] || fail "after $1 s and $2 of $3 steps, expected \"$4\", came \"$left\""
 }
 # shellcheck source=tools/live.sh
-. "$home/tools/live.sh"
+ANNULUS_PROGRESS=plain . "$home/tools/live.sh"
 estimates 100 10 50 ''
 estimates 104 20 50 '' # too soon to tell
 estimates 120 20 50 ', about 1 min left'
@@ -295,6 +312,9 @@ estimates 150 250 250 ''
 printf '[1,000 / 2,000] Compiling a.cc\nFAIL: //a (see b)\n' | follow_bazel "$work/log" 2>"$work/out"
 says "build  1,000 of 2,000, less than a minute left  Compiling a.cc"
 says "FAIL: //a"
+ANNULUS_PROGRESS='' . "$home/tools/live.sh"
+printf '[1,000 / 2,000] Compiling a.cc\n' | follow_bazel "$work/log" 2>"$work/out"
+silent "a build whose output is captured"
 
 ((failures == 0)) && echo "all good"
 exit $((failures > 0))

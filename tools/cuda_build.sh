@@ -5,6 +5,9 @@
 # must have been compiled as one, and whether the program has PTX for GPUs newer than those it was compiled for.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. tools/arguments.sh
+refuse_empty_arguments "tools/cuda_build.sh" "$@"
+live_elsewhere=plain
 . tools/live.sh
 
 work=$(mktemp -d)

@@ -3,12 +3,15 @@
 # line is "N passed, N failed".
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. tools/arguments.sh
+refuse_empty_arguments "annulus: examples" "$@"
 case ${1-} in
   '') ;;
   -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' tools/examples.sh && exit 0 ;;
   *) echo "./annulus examples takes no arguments, got: $*" >&2 && exit 2 ;;
 esac
 tools/setup.sh --tests || exit
+live_elsewhere=plain
 . tools/live.sh
 root=$PWD
 cd examples/cpp || exit

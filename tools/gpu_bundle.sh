@@ -6,6 +6,8 @@
 # line is "N passed, N failed".
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. tools/arguments.sh
+refuse_empty_arguments "tools/gpu_bundle.sh" "$@"
 case ${1-} in
   -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' tools/gpu_bundle.sh && exit 0 ;;
   --ci)
@@ -24,6 +26,7 @@ esac
 out=${1:-.bazel/gpu-bundle}
 
 ANNULUS_CUDA=1 tools/setup.sh --tests
+live_elsewhere=plain
 . tools/live.sh
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

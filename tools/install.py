@@ -108,10 +108,20 @@ class Prefix:
         self.prefix = prefix
         self.files = {}  # path -> SHA-256
 
+    def _make_folders(self, path):
+        """Makes a folder of the installation, and those above it. An earlier installation may have made them with a umask
+        that keeps other users out."""
+        if path:
+            self._make_folders(os.path.dirname(path))
+            os.makedirs(os.path.join(self.prefix, path), exist_ok=True)
+            os.chmod(os.path.join(self.prefix, path), 0o755)
+        else:
+            os.makedirs(self.prefix, exist_ok=True)
+
     def _place(self, path, mode, write):
         place = os.path.join(self.prefix, path)
         try:
-            os.makedirs(os.path.dirname(place), exist_ok=True)
+            self._make_folders(os.path.dirname(path))
             write(place + ".new")
             os.chmod(place + ".new", mode)
             os.replace(place + ".new", place)
@@ -273,6 +283,9 @@ def main():
     parser.add_argument("--headers", metavar="LIST", default="")
     parser.add_argument("prefix")
     options = parser.parse_args()
+    if not options.prefix:
+        parser.error("PREFIX is empty: name the folder to install to")
+    os.umask(0o022)  # other users run what is installed, whatever the umask of who installs it
     prefix = os.path.abspath(options.prefix)
     if options.check:
         installed(prefix)

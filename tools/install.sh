@@ -7,10 +7,12 @@
 set -euo pipefail
 typed=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. tools/arguments.sh
+refuse_empty_arguments "annulus: install" "$@"
 case ${1-} in
   -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' tools/install.sh && exit 0 ;;
 esac
-if [[ $# != 1 || ! $1 || $1 == -* ]]; then
+if [[ $# != 1 || $1 == -* ]]; then
   echo "usage: ./annulus install PREFIX   (the folder to install to; --help says more)" >&2
   exit 2
 fi

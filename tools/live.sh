@@ -1,20 +1,26 @@
 # shellcheck shell=bash
-# Sourced by ./annulus and the scripts in tools/. Shows progress on standard error, as one live line on a terminal and
-# as plain lines elsewhere; follows Bazel's builds; and refuses to build for a user who cannot write in this folder.
+# Sourced by ./annulus and the scripts in tools/. Shows progress on standard error; follows Bazel's builds; and refuses to
+# build for a user who cannot write in this folder.
 
-[[ -t 2 && ${TERM-dumb} != dumb ]] && live_terminal=1 || live_terminal=
+# How progress is shown, as ANNULUS_PROGRESS says: live (one line that is overwritten), plain (lines) or none. By default
+# it is live on a terminal, and else none, because what is captured is to hold only what the command itself says. A
+# script whose users wait for its progress, such as tools/test.sh, sets live_elsewhere=plain before it sources this file.
+live_mode=${ANNULUS_PROGRESS-}
+if [[ ! $live_mode && -t 2 ]]; then
+  [[ ${TERM-dumb} == dumb ]] && live_mode=plain || live_mode=live
+fi
+: "${live_mode:=${live_elsewhere-none}}"
 live_at=-10 live_shown='' live_width=0
 
-# live TEXT: shows what is being done. On a terminal TEXT replaces the previous one; elsewhere it is a line, at most
-# every 10 s.
+# live TEXT: shows what is being done. TEXT replaces the previous one, or is a line, at most every 10 s.
 live() {
-  if [[ $live_terminal ]]; then
+  if [[ $live_mode == live ]]; then
     ((live_width)) || live_width=$(stty size <&2 2>/dev/null) || live_width=
     [[ $live_width == *' '* ]] && live_width=${live_width#* }
     [[ $live_width =~ ^[1-9][0-9]*$ ]] || live_width=80
     printf '\r\033[K%s' "${1:0:live_width-1}" >&2
     live_shown=1
-  elif ((SECONDS - live_at >= 10)); then
+  elif [[ $live_mode == plain ]] && ((SECONDS - live_at >= 10)); then
     live_at=$SECONDS
     printf '%s\n' "$1" >&2
   fi
@@ -60,7 +66,7 @@ follow_bazel() { # LOG [SHOW]
         live "build  $step of $steps$left  ${what%%;*}"
       fi
     elif [[ $line == Loading:* || $line == Analyzing:* || $line == '    currently loading:'* ]]; then
-      [[ $live_terminal ]] && live "build  reading the build files"
+      [[ $live_mode != live ]] || live "build  reading the build files"
     elif [[ $line == 'FAIL: '* ]]; then # shown at once; the report comes at the end
       live_end
       printf '%s\n' "${line%% (see *}" >&2
@@ -107,14 +113,22 @@ build_or_exit() { # TARGETS...
 cannot_build() { # FOLDER
   if [[ -e $1/.bazel ]]; then [[ ! -w $1/.bazel ]]; else [[ ! -w $1 ]]; fi
 }
-refuse_to_build() { # FOLDER
+# PROGRAM is what the owner has built, if anything. Bazel keeps it in the owner's home, which other users may not be able
+# to read, and it may be older than the sources; a folder that `install` makes has neither problem.
+refuse_to_build() { # FOLDER [PROGRAM]
   local owner
   owner=$(stat -c %U "$1")
   if [[ $owner == "$(id -un)" ]]; then
     printf 'annulus: %s cannot be written, so nothing can be built in it.\nMake it writable, or build in another clone:  git clone %q\n' "$1" "$1"
   else
     printf 'annulus: %s belongs to %s, and you cannot build in it.\n' "$1" "$owner"
-    printf 'Ask %s to run  %q version  there, or build in a clone of your own:  git clone %q\n' "$owner" "$1/annulus" "$1"
+    if [[ ${2-} && ! -x $2 ]]; then
+      printf 'What %s has built lies in %s, which you cannot run.\n' "$owner" "$2"
+    elif [[ ${2-} ]]; then
+      printf 'What %s has built is not up to date.\n' "$owner"
+    fi
+    printf 'Ask %s to run  %q install PREFIX  for a folder that everybody can read, and run PREFIX/bin/annulus;\n' "$owner" "$1/annulus"
+    printf 'or build in a clone of your own:  git clone %q\n' "$1"
   fi >&2
   exit 8
 }

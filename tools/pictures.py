@@ -84,6 +84,8 @@ PICTURES = {"ring-steps.svg": ring_steps}
 
 
 def main(words):
+    if "" in words:
+        sys.exit("tools/pictures.py: an argument is empty: name a folder, or leave it out")
     check = "--check" in words
     folders = [w for w in words if w != "--check"]
     folder = folders[0] if folders else os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs")

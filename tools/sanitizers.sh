@@ -5,6 +5,8 @@
 # Used by .ci/run.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. tools/arguments.sh
+refuse_empty_arguments "tools/sanitizers.sh" "$@"
 
 all=''
 [[ ${1-} != --all ]] || all=//tests/training/state:sharded_training_test

@@ -17,6 +17,8 @@
 set -Eeuo pipefail
 trap 'echo "tools/setup.sh: stopped unexpectedly in line $LINENO" >&2' ERR
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. tools/arguments.sh
+refuse_empty_arguments "tools/setup.sh" "$@"
 
 level=0 table=
 for arg; do
@@ -59,6 +61,7 @@ all_there() {
     esac
   done <.bazel/setup
 }
+[[ ! $table ]] || live_elsewhere=plain
 . tools/live.sh
 if cannot_build "$PWD"; then refuse_to_build "$PWD"; fi
 # The tokenizer libraries have a separate script, because users who already have tokens do not need them.

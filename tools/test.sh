@@ -14,6 +14,8 @@
 # For example: ./annulus test --config=asan //tests/...      ./annulus test --test_filter='Span.*' tests/attention
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. tools/arguments.sh
+refuse_empty_arguments "annulus: test" "$@"
 
 all='' ci=() targets=() options=() named='' show='' mutants='' numeric='' nudged='' sweeps='' again=()
 for arg; do
@@ -97,6 +99,7 @@ if [[ ${ANNULUS_ISA-} ]]; then
 fi
 
 tools/setup.sh --tests
+live_elsewhere=plain
 . tools/live.sh
 grep -qx 'cuda 1' .bazel/setup && options=(--config=cuda ${options[@]+"${options[@]}"})
 

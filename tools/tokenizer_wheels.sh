@@ -7,6 +7,8 @@
 # It uses the variable PYTHON (for the .venv).
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. tools/arguments.sh
+refuse_empty_arguments "tools/tokenizer_wheels.sh" "$@"
 
 wheels=(tokenizers==0.23.3 sentencepiece==0.2.3 pyarrow==26.0.1 zstandard==0.25.0 xxhash==4.1.0)
 case ${1-} in

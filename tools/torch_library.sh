@@ -6,6 +6,8 @@
 # which torch it was.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. tools/arguments.sh
+refuse_empty_arguments "annulus: torch" "$@"
 case ${1-} in
   '') ;;
   -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' tools/torch_library.sh && exit 0 ;;

@@ -4,6 +4,8 @@
 # It is built against the torch that tools/setup.sh installs, with the tools that `tools/setup.sh --tests` installs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. tools/arguments.sh
+refuse_empty_arguments "annulus: wheel" "$@"
 case ${1-} in
   '') ;;
   -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' tools/wheel.sh && exit 0 ;;

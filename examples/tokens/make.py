@@ -187,6 +187,8 @@ def main():
     parser.add_argument("--megabytes", type=float, default=20, help="size of each corpus at most (default: 20)")
     parser.add_argument("--vocab", type=int, default=8192, help="tokens in each vocabulary, at least 1000 (default: 8192)")
     options = parser.parse_args()
+    if not options.folder:
+        parser.error("the folder is empty: name one")
     os.makedirs(os.path.join(options.folder, "licenses"), exist_ok=True)
     limit = int(options.megabytes * 1e6)
     sample = []
