@@ -111,13 +111,7 @@ void finish(at::Device device) {
 }
 
 std::string amount(int64_t bytes) {
-  char text[40];
-  if (bytes < 10'000) {
-    std::snprintf(text, sizeof text, "%lld bytes", static_cast<long long>(bytes));
-  } else {
-    std::snprintf(text, sizeof text, "%.2f MB", static_cast<double>(bytes) / 1e6);
-  }
-  return text;
+  return bytes < 10'000 ? counted(bytes, "byte") : rounded(static_cast<double>(bytes) / 1e6, 2) + " MB";
 }
 
 at::Tensor rows_of(const at::Tensor& whole, const std::vector<Span>& spans) {
@@ -328,10 +322,9 @@ void AttendJob::run(Communicator& world, at::Device device) const {
   if (rank == 0) {
     const std::string layout =
         request_.uneven_lengths.empty() ? std::string(to_string(request_.layout)) : "contiguous, uneven";
-    std::printf("attend: %d %s%s, %s, %s, %lld messages, %s sent, %.3f s%s\n", world.size(),
-                world.size() == 1 ? "rank" : "ranks", device.is_cpu() ? "" : " on GPUs",
-                std::string(to_string(ran.schedule)).c_str(), layout.c_str(),
-                static_cast<long long>(sums.const_data_ptr<int64_t>()[0]),
+    std::printf("attend: %s%s, %s, %s, %s, %s sent, %.3f s%s\n", counted(world.size(), "rank").c_str(),
+                device.is_cpu() ? "" : " on GPUs", std::string(to_string(ran.schedule)).c_str(), layout.c_str(),
+                counted(sums.const_data_ptr<int64_t>()[0], "message").c_str(),
                 amount(sums.const_data_ptr<int64_t>()[1]).c_str(), *slowest.const_data_ptr<double>(),
                 options_.output.empty() ? "" : (" -> " + options_.output).c_str());
     std::fflush(stdout);

@@ -115,7 +115,7 @@ std::string check_results(const PatternSpec& pattern, const AttentionShape& shap
   const auto compare = [&](const char* name, const at::Tensor& g, const at::Tensor& w, double most, double least = 1) {
     const double error = error_of(g, w, std::max(1.0, least));
     good = good && error <= most;
-    text += line("%s%s %.1e", text.empty() ? "" : ", ", name, error);
+    text += (text.empty() ? "" : ", ") + std::string(name) + " " + scientific(error, 1);
   };
   compare("out", got.out, want.out, bound);
   compare("lse", got.lse, want.lse, lse_bound);
@@ -129,7 +129,7 @@ std::string check_results(const PatternSpec& pattern, const AttentionShape& shap
     compare("dk", got.dk, want.dk, bound, largest(in.q) * products);
     compare("dv", got.dv, want.dv, bound);
   }
-  text += line("; allowed %.1e, lse %.1e", bound, lse_bound);
+  text += "; allowed " + scientific(bound, 1) + ", lse " + scientific(lse_bound, 1);
   if (!good) {
     throw Error(ErrorKind::kInternal, "attend",
                 "the results differ from dense fp64 attention: errors " + text + "; please report this command");

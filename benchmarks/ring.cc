@@ -22,6 +22,7 @@
 #include "benchmarks/operator_clock.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
+#include "common/text.h"
 #include "simd/instruction_set.h"
 
 namespace annulus {
@@ -234,7 +235,7 @@ std::vector<BenchRatio> run_ring_bench(const RingBenchOptions& options, Communic
   std::vector<BenchRatio> ratios;
   for (size_t i = 0; i < sizes.size(); ++i) {
     const RingResult& r = results[i];
-    ratios.push_back(ratio_of("ring/" + std::to_string(sizes[i]) + " ranks over one process", settings + ", " + pattern,
+    ratios.push_back(ratio_of("ring/" + counted(sizes[i], "rank") + " over one process", settings + ", " + pattern,
                               r.turns, alone_turns, kGoal));
     out << line("  %-12d  %11.3f  %16.3f  %20.4f  %8.2f  %12.3f  %11.3f  %18.3f  %10.4f  %7.3f  %8.2f\n", sizes[i],
                 r.cpu, r.cpu / baseline, r.outside, r.sent / 1e6, r.lent / std::max(r.sent, 1.0),

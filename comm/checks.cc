@@ -2,7 +2,6 @@
 #include "comm/checks.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "common/text.h"
 #include "memory/releasable.h"
@@ -82,11 +81,7 @@ std::string dtype_name(at::ScalarType dtype) {
   }
 }
 
-std::string describe_seconds(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g s", seconds);
-  return text;
-}
+std::string describe_seconds(double seconds) { return significant(seconds, 3) + " s"; }
 
 void throw_comm(OpLabel label, const std::string& message) {
   throw Error(ErrorKind::kComm, "comm", where(label) + ": " + message);

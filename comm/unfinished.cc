@@ -4,13 +4,14 @@
 #include <algorithm>
 
 #include "comm/checks.h"
+#include "common/text.h"
 
 namespace annulus::comm_internal {
 
 std::string describe(const Communicator& comm, const TransferState& transfer) {
   if (transfer.peer < 0) return "a collective";
-  return (transfer.is_send ? "sending " : "receiving ") + std::to_string(transfer.bytes) +
-         (transfer.is_send ? " bytes to " : " bytes from ") + describe_ranks(comm, {transfer.peer});
+  return (transfer.is_send ? "sending " : "receiving ") + counted(transfer.bytes, "byte") +
+         (transfer.is_send ? " to " : " from ") + describe_ranks(comm, {transfer.peer});
 }
 
 std::string describe_unfinished(const Communicator& comm, const std::vector<TransferState>& transfers,

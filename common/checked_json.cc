@@ -91,7 +91,7 @@ bool CheckedJson::boolean() const {
 std::string CheckedJson::text(size_t most) const {
   if (!value_->is_string()) refuse("a text");
   const auto& text = value_->get_ref<const std::string&>();
-  if (text.size() > most) refuse("a text of at most " + std::to_string(most) + " bytes");
+  if (text.size() > most) refuse("a text of at most " + counted(most, "byte"));
   return text;
 }
 

@@ -98,7 +98,7 @@ void FileState::require_unchanged(std::string_view room, const std::string& path
   if (status.st_size == size_ && status.st_mtim.tv_sec == seconds_ && status.st_mtim.tv_nsec == nanoseconds_) return;
   const std::string how = status.st_size == size_
                               ? "it was written to"
-                              : "it had " + with_commas(size_) + " bytes, it has " + with_commas(status.st_size);
+                              : "it had " + with_commas(size_, "byte") + ", it has " + with_commas(status.st_size);
   throw Error(ErrorKind::kInput, room,
               path + " has changed since the run began (" + how +
                   "): do not change a file while a run reads it; write a new version under another name, or rename it "
@@ -135,8 +135,8 @@ MappedFile::~MappedFile() {
 void MappedFile::copy(int64_t offset, int64_t count, void* to) const {
   if (offset < 0 || count < 0 || offset > size() || count > size() - offset) {
     throw Error(ErrorKind::kInternal, room_,
-                path_ + ": asked for " + with_commas(count) + " bytes from byte " + with_commas(offset) +
-                    " on, but it has " + with_commas(size()) + " bytes");
+                path_ + ": asked for " + with_commas(count, "byte") + " from byte " + with_commas(offset) +
+                    " on, but it has " + with_commas(size(), "byte"));
   }
   constexpr int64_t kMany = 32768;
   if (count > kMany) will_need(offset, count);

@@ -5,18 +5,51 @@
 #include <array>
 #include <cctype>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
+#include <limits>
 
 namespace annulus {
+namespace {
+
+double without_sign_of_nan(double value) {
+  return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
+}
+
+// `format` takes `digits` and the value.
+std::string formatted(const char* format, int digits, double value) {
+  std::array<char, 512> text{};  // the largest double has 309 digits before the point
+  std::snprintf(text.data(), text.size(), format, std::min(digits, 100), without_sign_of_nan(value));
+  return text.data();
+}
+
+std::string with_noun(const std::string& number, int64_t n, std::string_view noun) {
+  std::string text = number + " " + std::string(noun);
+  if (n == 1) return text;
+  if (noun.ends_with("ch") || noun.ends_with("s")) return text + "es";
+  const bool vowel_before =
+      noun.size() > 1 && std::string_view("aeou").find(noun[noun.size() - 2]) != std::string::npos;
+  if (!noun.ends_with("y") || vowel_before) return text + "s";  // "keys"
+  text.pop_back();
+  return text + "ies";
+}
+
+}  // namespace
 
 std::string exact(double value) {
   char text[40];
-  return {text, std::to_chars(text, text + sizeof text, value).ptr};
+  return {text, std::to_chars(text, text + sizeof text, without_sign_of_nan(value)).ptr};
 }
 
-std::string counted(int64_t n, std::string_view noun) {
-  return std::to_string(n) + " " + std::string(noun) + (n == 1 ? "" : noun.ends_with("ch") ? "es" : "s");
-}
+std::string rounded(double value, int digits) { return formatted("%.*f", digits, value); }
+
+std::string significant(double value, int digits) { return formatted("%.*g", digits, value); }
+
+std::string scientific(double value, int digits) { return formatted("%.*e", digits, value); }
+
+std::string counted(int64_t n, std::string_view noun) { return with_noun(std::to_string(n), n, noun); }
+
+std::string with_commas(int64_t number, std::string_view noun) { return with_noun(with_commas(number), number, noun); }
 
 std::string bytes_text(double bytes) {
   bytes /= 1e6;
@@ -26,9 +59,7 @@ std::string bytes_text(double bytes) {
     bytes /= 1000;
     unit = larger;
   }
-  char text[64];
-  std::snprintf(text, sizeof text, "%.1f %s", bytes, unit);
-  return text;
+  return rounded(bytes, 1) + " " + unit;
 }
 
 std::optional<int64_t> bytes_of_text(std::string_view text) {
@@ -141,12 +172,6 @@ std::string printable(std::string_view text, size_t most) {
   std::string out;
   for (char c : text.substr(0, most + 1)) out += c >= ' ' && c <= '~' ? c : '?';
   return out.size() <= most ? out : out.substr(0, most - 2) + "..";
-}
-
-std::string rounded(double value, int digits) {
-  std::array<char, 512> text{};  // the largest double has 309 digits before the point
-  std::snprintf(text.data(), text.size(), "%.*f", std::min(digits, 100), value);
-  return text.data();
 }
 
 std::string toml_number(double value) {

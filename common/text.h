@@ -14,11 +14,24 @@
 
 namespace annulus {
 
-// The shortest decimal number that reads back as the same bits, in any locale: "0.1", "1e+06", "3", "nan", "-inf".
+// The shortest decimal number that reads back as the same bits, in any locale: "0.1", "1e+06", "3", "nan", "-inf". A
+// NaN has no sign here and in the functions below, because its sign says nothing and differs between processors.
 std::string exact(double value);
 
-// A count with its noun, in the plural unless the count is 1: "1 head", "2 heads", "2 switches".
+// The number with `digits` digits after the point: "3.14".
+std::string rounded(double value, int digits);
+
+// The number with at most `digits` significant digits, as printf's %g: "3.14", "1e+39".
+std::string significant(double value, int digits);
+
+// The number with a power of ten and `digits` digits after the point, as printf's %e: "3.1e-07".
+std::string scientific(double value, int digits);
+
+// A count with its noun, in the plural unless the count is 1: "1 head", "2 heads", "2 switches",
+// "2 queries".
 std::string counted(int64_t n, std::string_view noun);
+// The same with commas in the number: "1 token", "1,048,576 tokens".
+std::string with_commas(int64_t number, std::string_view noun);
 
 // A number of bytes for people, in powers of 1000: "12.3 MB", "2.0 GB", "20.6 PB".
 std::string bytes_text(double bytes);
@@ -26,9 +39,6 @@ std::string bytes_text(double bytes);
 // Reads a number of bytes as people type it: "141GB", "5 GB", "1.5e9", "16MiB", "1 TB". Units are powers of 1000, or of
 // 1024 with an i. Nullopt if the text is not such a number, or if the number is less than 1 or at least 2^63.
 std::optional<int64_t> bytes_of_text(std::string_view text);
-
-// The number with `digits` digits after the point: "3.14".
-std::string rounded(double value, int digits);
 
 // The number as a float of TOML, exactly: "1.0", "0.1", "1e-05".
 std::string toml_number(double value);

@@ -164,10 +164,10 @@ std::shared_ptr<const RowIndex> Dataset::index_of(size_t source, const PackSetti
   const PartCounts& counts = index->counts(Split::kTrain);
   const bool short_stream = settings.packing == Packing::kStream && counts.targets < settings.context;
   if (counts.rows == 0 || short_stream) {
-    const std::string unit = corpus.is_text() ? " bytes" : " tokens";
-    const std::string which = corpus.files() == 1 ? corpus.file(0).path() : with_commas(corpus.files()) + " files";
-    refuse_data("source " + name(source) + " (" + which + ", " + with_commas(corpus.tokens()) + unit + ") has " +
-                with_commas(counts.targets) + " positions to train on, but a row needs " +
+    const std::string which = corpus.files() == 1 ? corpus.file(0).path() : with_commas(corpus.files(), "file");
+    refuse_data("source " + name(source) + " (" + which + ", " +
+                with_commas(corpus.tokens(), corpus.is_text() ? "byte" : "token") + ") has " +
+                with_commas(counts.targets, "position") + " to train on, but a row needs " +
                 with_commas(settings.context) +
                 ": use more data, a shorter data.context, or a smaller data.validation_fraction");
   }

@@ -80,8 +80,8 @@ class PartMaker : public Packer::Sink {
     ++(length == 1 ? counts_.lone_tokens : counts_.first_tokens);
     if (settings_.refuse_long && settings_.packing != Packing::kStream && length - 1 > settings_.context) {
       throw Error(ErrorKind::kInput, "data",
-                  "the document at " + corpus_->where(begin) + " has " + with_commas(length) +
-                      " tokens, but a row takes " + with_commas(settings_.context + 1) +
+                  "the document at " + corpus_->where(begin) + " has " + with_commas(length, "token") +
+                      ", but a row takes " + with_commas(settings_.context + 1) +
                       " (data.context + 1): lengthen data.context, divide or leave out the document, or set " +
                       "data.long_documents = \"cut\"");
     }
@@ -308,7 +308,7 @@ void RowIndex::verify_part(Split split) const {
       const bool follows = p.place == end || p.place == (end + context - 1) / context * context;
       const bool in_row = settings().packing == Packing::kStream || p.place % context + p.count <= context;
       if (p.count == 0 || p.count > targets - sum || !follows || !in_row) {
-        damaged("a piece of " + std::to_string(p.count) + " positions lies at " + std::to_string(p.place) +
+        damaged("a piece of " + counted(p.count, "position") + " lies at " + std::to_string(p.place) +
                 ", after one that ends at " + std::to_string(end));
       }
       end = p.place + p.count;
@@ -317,7 +317,7 @@ void RowIndex::verify_part(Split split) const {
     }
   }
   if (sum != targets || rows != static_cast<uint64_t>(its.rows) || its.targets + its.left_out() != its.tokens) {
-    damaged("it has " + std::to_string(sum) + " positions in " + std::to_string(rows) + " rows, not " +
+    damaged("it has " + counted(sum, "position") + " in " + counted(rows, "row") + ", not " +
             std::to_string(its.targets) + " in " + std::to_string(its.rows));
   }
 }

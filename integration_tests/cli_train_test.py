@@ -65,6 +65,10 @@ class TrainTest(cli.CliTest):
         self.assertEqual(code, 0, err)
         self.assertEqual(len(self.losses("tiny-001")), 12)
         self.assertIn("changed: run.steps = 12 (it was 6)", out)
+        code, out, err = self.annulus("inspect", "tiny", "--length", "1")
+        self.assertEqual(code, 0, err)
+        self.assertRegex(out, r"sizes +1 layer, width 32,")
+        self.assertIn("\nat 1 token\n", out)
         # Output that cannot be written is reported.
         with open("/dev/full", "w") as full:
             done = subprocess.run([cli.ANNULUS, *shlex.split(sample), "--bytes", "40"], cwd=self.folder, stdout=full,

@@ -7,6 +7,7 @@
 #include "comm/nccl/nccl_communicator.h"
 #include "common/environment.h"
 #include "common/error.h"
+#include "common/text.h"
 #include "launcher/seats.h"
 #include "topology/machine.h"
 
@@ -54,8 +55,8 @@ std::string take_gpu(int local_rank, int local_size, int job_size, int& ordinal)
   if (count == 0) return "LibTorch finds no GPU that it can use";
   const std::string remedy = count < local_size ? nccl_sharing_remedy() : "";
   if (!remedy.empty()) {
-    return std::to_string(local_size) + " ranks on this host, but " + std::to_string(count) +
-           " GPUs: each rank needs one, or, to try several ranks on one GPU, " + remedy +
+    return counted(local_size, "rank") + " on this host, but " + counted(count, "GPU") +
+           ": each rank needs one, or, to try several ranks on one GPU, " + remedy +
            (std::getenv("CUDA_VISIBLE_DEVICES") != nullptr ? "; CUDA_VISIBLE_DEVICES is set: let every rank see all "
                                                              "GPUs of its host (unset it; with Slurm's srun: "
                                                              "--gpu-bind=none)"

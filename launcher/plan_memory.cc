@@ -46,7 +46,7 @@ std::string rows_text(const DataConfig& data) {
   std::string text;
   for (const ContextSchedule::Stage& stage : data.context.stages) {
     text += (text.empty() ? "" : ", from step " + with_commas(stage.step + 1) + " on ") +
-            counted(data.batch_of(stage), "row") + " of " + with_commas(stage.context) + " tokens";
+            counted(data.batch_of(stage), "row") + " of " + with_commas(stage.context, "token");
   }
   return text;
 }

@@ -42,14 +42,10 @@ void print(const std::vector<Fact>& rows) {
 
 std::string text_of(const CacheReport& cache) {
   const CacheStats& s = cache.stats;
-  const auto mib = [](int64_t bytes) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.1f", static_cast<double>(bytes) / (1 << 20));
-    return std::string(text);
-  };
-  return mib(s.bytes) + " of " + mib(s.capacity) + " MiB in " + std::to_string(s.entries) + " entries, " +
-         std::to_string(s.hits) + " hits, " + std::to_string(s.misses) + " misses, " + std::to_string(s.evictions) +
-         " evicted, " + std::to_string(s.too_large) + " too large: " + std::string(cache.holds);
+  const auto mib = [](int64_t bytes) { return rounded(static_cast<double>(bytes) / (1 << 20), 1); };
+  return mib(s.bytes) + " of " + mib(s.capacity) + " MiB in " + counted(s.entries, "entry") + ", " +
+         counted(s.hits, "hit") + ", " + counted(s.misses, "miss") + ", " + std::to_string(s.evictions) + " evicted, " +
+         std::to_string(s.too_large) + " too large: " + std::string(cache.holds);
 }
 
 // What is installed on this host, and which of it annulus will use.

@@ -37,8 +37,8 @@ void show_inspection(const Inspection& of) {
   print_fact("family",
              of.is_run ? (m.from.empty() ? "begun here" : "begun as " + m.from) + "; export: " + family : family);
   print_fact("parameters", with_commas(of.parameters) + (m.tie_embeddings ? ", embedding and output tied" : ""));
-  print_fact("sizes", std::to_string(m.layers) + " layers, width " + with_commas(m.dim) + ", MLP " +
-                          with_commas(m.ffn) + ", vocabulary " + with_commas(m.vocab));
+  print_fact("sizes", counted(m.layers, "layer") + ", width " + with_commas(m.dim) + ", MLP " + with_commas(m.ffn) +
+                          ", vocabulary " + with_commas(m.vocab));
   print_fact("attention", counted(m.heads, "head") + " of " + std::to_string(m.head_dim()) + ", " +
                               counted(m.kv_heads, "kv head") + "; " + biases(m) +
                               (m.qk_norm ? "; norms of queries and keys" : ""));
@@ -52,12 +52,12 @@ void show_inspection(const Inspection& of) {
     print_fact(std::exchange(name, ""),
                pattern.text + (all ? " in all layers" : " in layers " + ranges_text(pattern.layers)));
   }
-  print_fact("context", with_commas(of.context) + " positions");
+  print_fact("context", with_commas(of.context, "position"));
   print_fact("weights", of.dtypes.empty() ? "no checkpoint yet"
                                           : join(of.dtypes, ", ") + ", " + bytes(of.weight_bytes) +
                                                 (of.step ? ", of step " + with_commas(*of.step) : "") + "; in bf16 " +
                                                 bytes(2 * of.parameters) + ", in fp32 " + bytes(4 * of.parameters));
-  std::printf("at %s tokens\n", with_commas(of.length).c_str());
+  std::printf("at %s\n", with_commas(of.length, "token").c_str());
   print_fact("compute", flops_text(of.flops) + " a token, forward and backward; attention is " +
                             rounded(100 * of.attention_flops / of.flops, 1) + " % of it");
   const MemoryKinds& t = of.training;

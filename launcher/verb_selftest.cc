@@ -152,7 +152,7 @@ class SelftestVerb : public Verb {
       throw Error(ErrorKind::kInternal, "selftest", "the ranks do not add up to " + std::to_string(world.size()));
     }
     if (world.rank() == 0) {
-      std::printf("%d %s exchanged over %s: all arrived\n", world.size(), world.size() == 1 ? "rank" : "ranks",
+      std::printf("%s exchanged over %s: all arrived\n", counted(world.size(), "rank").c_str(),
                   std::string(world.backend()).c_str());
     }
     return 0;

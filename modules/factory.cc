@@ -7,6 +7,7 @@
 
 #include "common/error.h"
 #include "common/nearest.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -143,8 +144,7 @@ const Entry* find(std::string_view name) {
 AttentionChoice choose_auto(const AttentionFactoryOptions& o) {
   AttentionChoice choice{o.attention, ""};
   const PatternSpec& p = o.attention.pattern;
-  const std::string size = std::to_string(o.length) + " positions on " + std::to_string(o.ranks) +
-                           (o.ranks == 1 ? " rank" : " ranks") + ": ";
+  const std::string size = counted(o.length, "position") + " on " + counted(o.ranks, "rank") + ": ";
   if (o.ranks == 1) {
     choice.options.schedule = ScheduleKind::kAuto;
     choice.reason = "one rank, nothing is sent";

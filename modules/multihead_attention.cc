@@ -48,8 +48,8 @@ MultiheadAttentionOptions checked(MultiheadAttentionOptions o) {
                                                            std::to_string(o.kv_heads) +
                                                            " kv heads evenly: heads must be a multiple of kv_heads");
   if (o.head_dim == 0) {
-    require(o.dim % o.heads == 0, "dim " + std::to_string(o.dim) + " does not give " + std::to_string(o.heads) +
-                                      " heads of one size: make dim a multiple of heads, or give head_dim");
+    require(o.dim % o.heads == 0, "dim " + std::to_string(o.dim) + " does not give " + counted(o.heads, "head") +
+                                      " of one size: make dim a multiple of heads, or give head_dim");
     o.head_dim = o.dim / o.heads;
   }
   require(o.head_dim > 0 && o.head_dim <= kMostFeatures && o.memory_dim > 0 && o.memory_dim <= kMostFeatures,

@@ -7,6 +7,7 @@
 
 #include "attention/plan/layout.h"
 #include "common/error.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -60,7 +61,7 @@ void place_sequence(PlanRequest& request, const SequenceParts& parts) {
       ErrorKind::kPlan, "plan",
       "the ranks hold " + list(of_queries ? parts.queries : parts.keys) + " positions of the " +
           (of_queries ? "queries" : "keys") + ", but the layout " + layout + " deals these " +
-          std::to_string(of_queries ? request.shape.q_len : request.shape.k_len) + " positions as " +
+          counted(of_queries ? request.shape.q_len : request.shape.k_len, "position") + " as " +
           list(of_queries ? queries : keys) +
           "; only the layout contiguous takes parts of other lengths, which must be the same for queries and keys");
 }

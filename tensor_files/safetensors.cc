@@ -15,6 +15,7 @@
 
 #include "common/error.h"
 #include "common/nearest.h"
+#include "common/text.h"
 #include "tensor_files/bounded_json.h"
 
 namespace annulus {
@@ -125,10 +126,10 @@ TensorInfo parse_tensor(const std::string& path, const std::string& name, const 
   const uint64_t end = as_size(path, name, offsets[1], "data_offsets");
   if (begin > end || end > data_bytes) {
     fail("its data_offsets [" + std::to_string(begin) + ", " + std::to_string(end) + "] are outside of the file's " +
-         std::to_string(data_bytes) + " bytes of data: the file is truncated or damaged");
+         counted(data_bytes, "byte") + " of data: the file is truncated or damaged");
   }
   if (end - begin != bytes) {
-    fail("its shape and dtype need " + std::to_string(bytes) + " bytes, but its data_offsets hold " +
+    fail("its shape and dtype need " + counted(bytes, "byte") + ", but its data_offsets hold " +
          std::to_string(end - begin));
   }
   info.offset = begin;
@@ -164,19 +165,18 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
 SafetensorsFile::~SafetensorsFile() { ::close(fd_); }
 
 void SafetensorsFile::parse_header(uint64_t file_bytes) {
-  if (file_bytes < kLengthBytes)
-    refuse(path_, "is not a safetensors file: it has only " + std::to_string(file_bytes) + " bytes");
+  if (file_bytes < kLengthBytes) refuse(path_, "is not a safetensors file: it has only " + counted(file_bytes, "byte"));
   unsigned char length_bytes[kLengthBytes];
   read_at(length_bytes, kLengthBytes, 0);
   uint64_t length = 0;
   for (size_t i = kLengthBytes; i-- > 0;) length = length << 8 | length_bytes[i];
   if (length > kLargestHeader) {
-    refuse(path_, "is not a safetensors file: its header would have " + std::to_string(length) +
-                      " bytes, but the format allows " + std::to_string(kLargestHeader));
+    refuse(path_, "is not a safetensors file: its header would have " + counted(length, "byte") +
+                      ", but the format allows " + std::to_string(kLargestHeader));
   }
   if (length > file_bytes - kLengthBytes) {
-    refuse(path_, "truncated: its header has " + std::to_string(length) + " bytes, but the whole file has " +
-                      std::to_string(file_bytes) + " bytes");
+    refuse(path_, "truncated: its header has " + counted(length, "byte") + ", but the whole file has " +
+                      counted(file_bytes, "byte"));
   }
   header_.resize(kLengthBytes + length);
   read_at(header_.data(), header_.size(), 0);
@@ -213,7 +213,7 @@ void SafetensorsFile::parse_header(uint64_t file_bytes) {
     index_.emplace(info.name, i);
   }
   if (at != data_bytes) {
-    refuse(path_, "has " + std::to_string(data_bytes) + " bytes of data, but its tensors have " + std::to_string(at));
+    refuse(path_, "has " + counted(data_bytes, "byte") + " of data, but its tensors have " + std::to_string(at));
   }
 }
 
@@ -248,7 +248,7 @@ at::Tensor SafetensorsFile::load(std::string_view name) const {
     tensor = at::empty(info->shape, at::TensorOptions().dtype(info->dtype));
   } catch (const c10::Error& error) {
     throw Error(ErrorKind::kResource, "safetensors",
-                path_ + ": no memory for tensor " + shown(name) + " of " + std::to_string(info->bytes) + " bytes");
+                path_ + ": no memory for tensor " + shown(name) + " of " + counted(info->bytes, "byte"));
   }
   read(*info, 0, info->bytes, tensor.data_ptr());
   return tensor;
@@ -257,7 +257,7 @@ at::Tensor SafetensorsFile::load(std::string_view name) const {
 void SafetensorsFile::read(const TensorInfo& tensor, uint64_t begin, uint64_t bytes, void* to) const {
   if (begin > tensor.bytes || bytes > tensor.bytes - begin) {
     throw Error(ErrorKind::kInternal, "safetensors",
-                path_ + ": tensor " + shown(tensor.name) + " has " + std::to_string(tensor.bytes) + " bytes, but " +
+                path_ + ": tensor " + shown(tensor.name) + " has " + counted(tensor.bytes, "byte") + ", but " +
                     std::to_string(bytes) + " from byte " + std::to_string(begin) + " on were requested");
   }
   read_at(to, bytes, tensor.offset + begin);
@@ -319,7 +319,7 @@ void SafetensorsWriter::write(const void* data, uint64_t bytes) {
 void SafetensorsWriter::finish() {
   if (written_ != data_bytes_) {
     throw Error(ErrorKind::kInternal, "safetensors",
-                path_ + ": " + std::to_string(written_) + " bytes of tensors were written, but its header declares " +
+                path_ + ": " + counted(written_, "byte") + " of tensors were written, but its header declares " +
                     std::to_string(data_bytes_));
   }
   file_->sync();

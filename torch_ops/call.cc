@@ -69,7 +69,7 @@ void require_end(const std::vector<int64_t>& documents, const AttentionShape& sh
   const int64_t end = std::accumulate(documents.begin(), documents.end(), int64_t{0});
   require(end == shape.q_len && end == shape.k_len,
           "cu_seqlens must end with the number of positions that all ranks hold together, " +
-              std::to_string(shape.q_len) + " queries and " + std::to_string(shape.k_len) + " keys, but ends with " +
+              counted(shape.q_len, "query") + " and " + counted(shape.k_len, "key") + ", but ends with " +
               std::to_string(end));
 }
 
@@ -146,8 +146,8 @@ void place_parts(PlanRequest& request, const std::vector<int64_t>& lengths) {
                                                                      std::to_string(lengths.size()));
   const AttentionShape shape = request.shape;
   place_sequence(request, {.queries = lengths, .keys = lengths});
-  require(request.shape == shape, "lengths must add up to the " + std::to_string(shape.q_len) + " queries and the " +
-                                      std::to_string(shape.k_len) + " keys, but add up to " +
+  require(request.shape == shape, "lengths must add up to the " + counted(shape.q_len, "query") + " and the " +
+                                      counted(shape.k_len, "key") + ", but add up to " +
                                       std::to_string(request.shape.q_len));
 }
 

@@ -6,6 +6,7 @@
 #include "comm/launch_info.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
+#include "common/text.h"
 #include "torch_ops/launched.h"
 
 namespace annulus::torch_ops {
@@ -18,8 +19,8 @@ const Launched& launched(Seconds) {
   if (size != 1) {
     throw Error(ErrorKind::kUsage, "torch",
                 (info.launched ? info.launcher : "ANNULUS_WORLD_SIZE") + " says that this is one of " +
-                    std::to_string(size) +
-                    " processes, but this library of annulus is built without MPI: pass the name of a process group of "
+                    counted(size, "process") +
+                    ", but this library of annulus is built without MPI: pass the name of a process group of "
                     "torch.distributed as group, or set ANNULUS_WORLD_SIZE=1 if each process is to compute alone");
   }
   static const Launched alone{make_self_communicator(), getpid()};

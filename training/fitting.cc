@@ -247,7 +247,7 @@ NearestFit nearest_fit(const Config& config, const FitRanks& ranks) {
   const std::optional<int64_t> length = fitting.longest(highest, true, config.data.context.longest() - 1);
   if (!length) return {.text = "no optimizer.shard or model.recompute makes it fit, and its patterns need these rows"};
   if (*length > 0) return found(highest, true, length, fitting.bytes(highest, true, length));
-  why += "with " + at + " even rows of " + with_commas(shortest) + " tokens need ";
+  why += "with " + at + " even rows of " + with_commas(shortest, "token") + " need ";
   const MemoryKinds held = fitting.plan(highest, true, shortest).kinds();
   return {.text = why + bytes_text(static_cast<double>(held.total())) + " a rank, of which weights, gradients and " +
                   "optimizer are " + bytes_text(static_cast<double>(held.weights + held.gradients + held.optimizer)) +

@@ -43,7 +43,7 @@ std::string rows_text(const DataConfig& data) {
   std::string text;
   for (const DataConfig::Stage& stage : data.stages()) {
     const int64_t tokens = stage.rows() * stage.context;
-    text += (text.empty() ? with_commas(tokens) + " tokens a step"
+    text += (text.empty() ? with_commas(tokens, "token") + " a step"
                           : ", from step " + with_commas(stage.step + 1) + " on " + with_commas(tokens));
   }
   return text;
@@ -70,8 +70,8 @@ std::vector<Stage> check_training(const Config& c, int ranks) {
     }
     if (stage.context < 2 * context) {
       throw Error(ErrorKind::kPlan, "train",
-                  "data.context is " + std::to_string(stage.context) + ", too short for " + std::to_string(context) +
-                      " ranks: it must be at least " + std::to_string(2 * context));
+                  "data.context is " + std::to_string(stage.context) + ", too short for " + counted(context, "rank") +
+                      ": it must be at least " + std::to_string(2 * context));
     }
   }
   return stages;

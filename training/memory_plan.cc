@@ -2,8 +2,6 @@
 #include "training/memory_plan.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -23,11 +21,7 @@
 namespace annulus {
 namespace {
 
-std::string in_units(int64_t bytes, double unit) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.1f", static_cast<double>(bytes) / unit);
-  return text.data();
-}
+std::string in_units(int64_t bytes, double unit) { return rounded(static_cast<double>(bytes) / unit, 1); }
 
 }  // namespace
 

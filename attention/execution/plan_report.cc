@@ -63,7 +63,7 @@ PlanReport::PlanReport(const PlanRequest& request, int64_t head_dim, int64_t ele
       // The programs that are still to be made are assumed to take as many bytes each as those made so far.
       require_memory(program_bytes_ / static_cast<double>(programs_.size()) * request_.ranks);
     }
-    say("made " + std::to_string(forward.size()) + " of " + std::to_string(request_.ranks) + " ranks");
+    say("made " + std::to_string(forward.size()) + " of " + counted(request_.ranks, "rank"));
   });
   forward_ = costs(forward, head_dim, element_bytes);
   backward_ = costs(backward, head_dim, element_bytes);
@@ -72,9 +72,8 @@ PlanReport::PlanReport(const PlanRequest& request, int64_t head_dim, int64_t ele
 
 const Proof& PlanReport::prove(const Say& say) {
   const auto begin = std::chrono::steady_clock::now();
-  proof_ = verify(programs_, 8, [&](int rank) {
-    say("proved " + std::to_string(rank) + " of " + std::to_string(request_.ranks) + " ranks");
-  });
+  proof_ = verify(programs_, 8,
+                  [&](int rank) { say("proved " + std::to_string(rank) + " of " + counted(request_.ranks, "rank")); });
   proved_ = seconds_since(begin);
   return *proof_;
 }
@@ -92,9 +91,9 @@ void PlanReport::require_memory(double programs) {
   const double bytes = prove_ ? plan + *proof_bytes_ + programs : plan;
   if (bytes <= most) return;
   throw Error(ErrorKind::kResource, "plan",
-              std::string(prove_ ? "the proof of a plan" : "a plan") + " of " + with_commas(request_.shape.q_len) +
-                  " positions for " + counted(request_.ranks, "rank") + " takes " + bytes_text(bytes) + ", and " +
-                  bytes_text(most) + " are free (" + free_->limit + "): " +
+              std::string(prove_ ? "the proof of a plan" : "a plan") + " of " +
+                  with_commas(request_.shape.q_len, "position") + " for " + counted(request_.ranks, "rank") +
+                  " takes " + bytes_text(bytes) + ", and " + bytes_text(most) + " are free (" + free_->limit + "): " +
                   (plan <= most && prove_ ? "without the proof it fits (--no-proof; in Python prove=False)"
                                           : "plan a shorter sequence"));
 }

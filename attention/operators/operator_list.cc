@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/error.h"
+#include "common/text.h"
 #include "logging/log.h"
 
 namespace annulus {
@@ -16,9 +17,9 @@ namespace {
 std::string text_of(const std::array<int64_t, 8>& shape, bool backward) {
   const auto& [batch, queries, heads, keys, kv_heads, head_dim, type, causal] = shape;
   return std::string(backward ? "the backward of " : "the forward of ") + std::to_string(batch) + " x " +
-         std::to_string(queries) + " queries with " + std::to_string(keys) + " keys, " +
-         (causal != 0 ? "causal" : "full") + ", heads " + std::to_string(heads) + ":" + std::to_string(kv_heads) +
-         ", head size " + std::to_string(head_dim) + ", " + c10::toString(static_cast<at::ScalarType>(type));
+         counted(queries, "query") + " with " + counted(keys, "key") + ", " + (causal != 0 ? "causal" : "full") +
+         ", heads " + std::to_string(heads) + ":" + std::to_string(kv_heads) + ", head size " +
+         std::to_string(head_dim) + ", " + c10::toString(static_cast<at::ScalarType>(type));
 }
 
 bool is_causal(const Band& band) { return band.unbounded_below() && band.hi == 0; }
@@ -126,8 +127,8 @@ const AttentionOperator& OperatorList::choose(const Call& call) const {
   }
   if (!last) {
     throw Error(ErrorKind::kInternal, "kernel",
-                "no operator takes " + std::to_string(queries) + " queries and " + std::to_string(keys) +
-                    " keys with the band " + to_string(call.band));
+                "no operator takes " + counted(queries, "query") + " and " + counted(keys, "key") + " with the band " +
+                    to_string(call.band));
   }
   if (full && full != last && history_.passes_over_first(std::string(full->name()))) {
     log_warn("kernel", std::string(full->name()) +

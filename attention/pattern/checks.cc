@@ -13,9 +13,6 @@
 namespace annulus {
 namespace {
 
-// Like `counted` (common/text.h), for a noun whose plural is not formed with an s alone.
-std::string number_of(int64_t n, const char* one, const char* many) { return str(n) + " " + (n == 1 ? one : many); }
-
 std::string outside(std::string_view key, int64_t value, int64_t least) {
   if (value >= least && value <= kLongest) return "";
   return "\"" + std::string(key) + "\" must be between " + str(least) + " and 2^40, got " + str(value);
@@ -146,7 +143,7 @@ void check_documents(const std::vector<std::vector<int64_t>>& lists, std::string
     for (const int64_t n : lists[row]) sum += n;
     if (sum == length) continue;
     refuse_plan("\"" + std::string(name) + "\" of batch row " + std::to_string(row) + " must add up to the " +
-                str(length) + (name == "documents" ? " queries" : " keys") + ", but add up to " + str(sum));
+                counted(length, name == "documents" ? "query" : "key") + ", but add up to " + str(sum));
   }
 }
 
@@ -155,8 +152,8 @@ void check_documents(const PatternSpec& spec, const AttentionShape& shape) {
   check_documents(spec.documents, "documents", shape.q_len, shape);
   if (spec.key_documents.empty()) {
     if (shape.q_len != shape.k_len) {
-      refuse_plan("\"documents\" for " + number_of(shape.q_len, "query", "queries") + " and " +
-                  counted(shape.k_len, "key") + " need \"key_documents\", the lengths of the keys' documents");
+      refuse_plan("\"documents\" for " + counted(shape.q_len, "query") + " and " + counted(shape.k_len, "key") +
+                  " need \"key_documents\", the lengths of the keys' documents");
     }
     return;
   }
@@ -240,15 +237,14 @@ void check_shape(const PatternSpec& spec, const AttentionShape& shape) {
   if (spec.kind == PatternSpec::Kind::kSlices) check_slices(spec, shape);
   if (spec.kind != PatternSpec::Kind::kDilated) return;
   if (shape.q_len != shape.k_len) {
-    refuse_plan("dilated attention needs as many keys as queries, got " + number_of(shape.q_len, "query", "queries") +
-                " and " + counted(shape.k_len, "key") +
-                "; full, causal, window, blocks, slices and documents take both lengths");
+    refuse_plan("dilated attention needs as many keys as queries, got " + counted(shape.q_len, "query") + " and " +
+                counted(shape.k_len, "key") + "; full, causal, window, blocks, slices and documents take both lengths");
   }
   const int64_t branches = static_cast<int64_t>(spec.dilated.segment_lengths.size());
   if (spec.dilated.combine == DilatedSpec::Combine::kMean && branches > shape.heads) {
     refuse_plan("combine = \"mean\" gives each branch a group of heads: " + counted(shape.heads, "head") +
                 " cannot be split into " + counted(branches, "group") + "; use at most " +
-                number_of(shape.heads, "branch", "branches") + ", or combine = \"lse\"");
+                counted(shape.heads, "branch") + ", or combine = \"lse\"");
   }
 }
 
@@ -261,16 +257,16 @@ std::string fault_of(const PatternSpec& spec) { return fault_of(spec, 0); }
 void validate(const AttentionShape& s) {
   if (s.batch < 0 || s.q_len < 0 || s.k_len < 0 || s.heads < 1 || s.kv_heads < 1) {
     refuse_plan("expected batch and lengths of at least 0 and heads of at least 1, got batch " + str(s.batch) + ", " +
-                number_of(s.q_len, "query", "queries") + ", " + counted(s.k_len, "key") + ", " +
-                counted(s.heads, "query head") + ", " + counted(s.kv_heads, "kv head"));
+                counted(s.q_len, "query") + ", " + counted(s.k_len, "key") + ", " + counted(s.heads, "query head") +
+                ", " + counted(s.kv_heads, "kv head"));
   }
   if (s.heads % s.kv_heads != 0) {
     refuse_plan(counted(s.heads, "query head") + " cannot share " + counted(s.kv_heads, "kv head") +
                 ": the query heads must be a multiple of the kv heads");
   }
   if (s.q_len > kLongest || s.k_len > kLongest || s.query_offset > kLongest || s.query_offset < -kLongest) {
-    refuse_plan("lengths and the query offset must be at most 2^40, got " + str(s.q_len) + " queries, " + str(s.k_len) +
-                " keys and the offset " + str(s.query_offset));
+    refuse_plan("lengths and the query offset must be at most 2^40, got " + counted(s.q_len, "query") + ", " +
+                counted(s.k_len, "key") + " and the offset " + str(s.query_offset));
   }
   constexpr int64_t kMostHeads = int64_t{1} << 24;
   if (s.batch > kMostHeads || s.heads > kMostHeads) {

@@ -1,7 +1,6 @@
 // Bounds the number of slices of a pattern before any is made (require_size in checks.h).
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include "attention/pattern/checks.h"
 #include "attention/pattern/spec_names.h"
@@ -75,7 +74,7 @@ Size size_of_selection(const BlocksSpec& spec, const AttentionShape& shape, doub
       use += (use.empty() ? "" : ", or ") + std::string("blocks of ") + str(least) + " or more";
     }
     refuse_plan("an adaptive block map that keeps " + str(spec.keep) + " key blocks of " + str(spec.block) +
-                " for each query block of " + str(shape.q_len) + " queries, " + counted(shape.batch, "batch row") +
+                " for each query block of " + counted(shape.q_len, "query") + ", " + counted(shape.batch, "batch row") +
                 " and " + counted(shape.heads, "head") + " would hold more than " + str(kMostSlices) + " blocks; use " +
                 (use.empty() ? "fewer batch rows or heads" : use));
   }
@@ -92,8 +91,8 @@ Size size_of_blocks(const BlocksSpec& spec, const AttentionShape& shape) {
   const double runs =
       most_runs(spec, ceil_div(shape.k_len, spec.block)) * (by_head ? static_cast<double>(shape.heads) : 1);
   if (query_blocks * runs > static_cast<double>(kMostSlices)) {
-    refuse_plan("the block map of " + str(shape.q_len) + " queries and " + str(shape.k_len) + " keys in blocks of " +
-                str(spec.block) + " could have more than " + str(kMostSlices) +
+    refuse_plan("the block map of " + counted(shape.q_len, "query") + " and " + counted(shape.k_len, "key") +
+                " in blocks of " + str(spec.block) + " could have more than " + str(kMostSlices) +
                 " runs; use larger blocks or fewer scattered ones");
   }
   return {query_blocks * runs, runs, runs * q_len};
@@ -157,9 +156,7 @@ Size size_of(const PatternSpec& spec, const AttentionShape& shape) {
 void require_size(const PatternSpec& spec, const AttentionShape& shape) {
   const double total = size_of(spec, shape).total();
   if (total <= static_cast<double>(kMostSlices)) return;
-  char count[32];
-  std::snprintf(count, sizeof count, "%.3g", total);
-  refuse_plan("the pattern could have " + std::string(count) + " slices, but at most " + str(kMostSlices) +
+  refuse_plan("the pattern could have " + significant(total, 3) + " slices, but at most " + str(kMostSlices) +
               " (2 GiB) are allowed; use fewer documents, members or branches, or larger blocks and segments");
 }
 

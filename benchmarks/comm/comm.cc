@@ -223,11 +223,11 @@ std::vector<BenchRatio> run_comm_bench(const CommBenchOptions& options, Communic
     throw Error(ErrorKind::kPlan, "bench",
                 "\"" + part + "\" needs several hosts with the same number of neighbouring ranks" +
                     (part == "exchange inside hosts" ? ", at least two on each" : "") + ", but these are " +
-                    std::to_string(world.size()) + " ranks on " + counted(world.hosts().count(), "host"));
+                    counted(world.size(), "rank") + " on " + counted(world.hosts().count(), "host"));
   }
   std::vector<BenchRatio> ratios;
-  std::string settings = std::to_string(world.size()) + " ranks";
-  if (world.hosts().count() > 1) settings += " on " + std::to_string(world.hosts().count()) + " hosts";
+  std::string settings = counted(world.size(), "rank");
+  if (world.hosts().count() > 1) settings += " on " + counted(world.hosts().count(), "host");
   const auto print = [&](const char* format, auto... values) {
     char text[256];
     std::snprintf(text, sizeof text, format, values...);

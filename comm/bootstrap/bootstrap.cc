@@ -15,6 +15,7 @@
 #include "comm/threads/threads.h"
 #include "comm/watchdog.h"
 #include "common/environment.h"
+#include "common/text.h"
 #include "logging/log.h"
 
 namespace annulus {
@@ -37,8 +38,8 @@ using namespace comm_internal;
 void check_size(const LaunchInfo& launch, int expected, int formed, const std::string& version,
                 const std::string& start) {
   if (expected <= 0 || expected == formed) return;
-  std::string message = "MPI formed a world of " + std::to_string(formed) + (formed == 1 ? " rank" : " ranks") +
-                        ", but " + std::to_string(expected) + " were started";
+  std::string message = "MPI formed a world of " + counted(formed, "rank") + ", but " + std::to_string(expected) +
+                        (expected == 1 ? " was started" : " were started");
   if (formed == 1) {
     message += ": the launcher (" + launch.launcher + ") belongs to another MPI than this program, which uses " +
                version + "; start it with that MPI's own mpirun, under Slurm with srun --mpi=pmix";
@@ -100,7 +101,7 @@ Job bootstrap(const BootstrapOptions& options) {
       throw Error(
           ErrorKind::kComm, "comm",
           "this process was not started by a launcher of ranks (mpirun, srun), but ANNULUS_WORLD_SIZE asks for " +
-              std::to_string(expected) + " ranks: unset it, or start the ranks with `" + options.start + " " +
+              counted(expected, "rank") + ": unset it, or start the ranks with `" + options.start + " " +
               std::to_string(expected) + " ...`");
     }
     check_announced(job.launch.announced, expected, 1, options.start);
@@ -130,7 +131,7 @@ Job bootstrap(const BootstrapOptions& options) {
     if (!local_fault) std::this_thread::sleep_for(std::chrono::seconds(1));
     if (presence->claim_report()) {
       const Error error(ErrorKind::kComm, "comm",
-                        "bootstrap: " + std::to_string(launch.size) + " ranks did not all come within " +
+                        "bootstrap: " + counted(launch.size, "rank") + " did not all come within " +
                             describe_seconds(timeout.count()) + " (" + phase.load() + "): " + missing +
                             "; see its log, or give it more time with ANNULUS_BOOTSTRAP_TIMEOUT (seconds)");
       if (options.report) {

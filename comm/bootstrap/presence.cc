@@ -14,6 +14,7 @@
 #include <functional>
 
 #include "comm/checks.h"
+#include "common/text.h"
 
 namespace annulus::comm_internal {
 namespace {
@@ -127,7 +128,7 @@ std::string describe_missing(const LaunchInfo& info, const Presence& presence, c
     }
     add(describe_ranks(missing) + (missing.size() == 1 ? " has" : " have") + " not come (host " + host + ")");
   } else if (absent > 0) {
-    add(std::to_string(absent) + " of the " + std::to_string(info.local_size) + " ranks of host " + host +
+    add(std::to_string(absent) + " of the " + counted(info.local_size, "rank") + " of host " + host +
         " have not come (here: " + (seen.here.empty() ? "none" : describe_ranks(seen.here)) + ")");
   }
   if (!seen.stopped.empty()) {

@@ -201,7 +201,7 @@ struct Channel::Group {
 };
 
 std::string describe_message(int64_t bytes, int64_t number, at::ScalarType dtype, const std::string& shape) {
-  return std::to_string(bytes) + " bytes (message " + std::to_string(number) + " between these ranks, " +
+  return counted(bytes, "byte") + " (message " + std::to_string(number) + " between these ranks, " +
          comm_internal::dtype_name(dtype) + shape + ")";
 }
 

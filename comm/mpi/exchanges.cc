@@ -118,9 +118,9 @@ PendingPtr Exchanges::match() {
 
 PendingPtr Exchanges::mismatched(const PendingPtr& pending, const Pending::Item& item, int tag, int64_t bytes) const {
   using comm_internal::describe_ranks;
-  pending->mismatch = describe_ranks(comm_, {item.peer}) + " sent " + std::to_string(bytes) + " bytes (" +
+  pending->mismatch = describe_ranks(comm_, {item.peer}) + " sent " + counted(bytes, "byte") + " (" +
                       describe_tag(tag) + "), but " + describe_ranks(comm_, {comm_.rank()}) + " expected " +
-                      std::to_string(item.bytes) + " bytes (" + describe_tag(item.tag) + ", " +
+                      counted(item.bytes, "byte") + " (" + describe_tag(item.tag) + ", " +
                       list_text(item.tensor.sizes()) + ")";
   return pending;
 }

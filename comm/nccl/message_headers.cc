@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "comm/checks.h"
+#include "common/text.h"
 
 namespace annulus::nccl_internal {
 
@@ -20,7 +21,7 @@ using Comparison = MessageHeaders::Comparison;
 constexpr int64_t kWords = 3;  // of a header: number of the message between the two ranks, dtype, bytes
 
 std::string describe(int64_t bytes, int64_t sequence, int64_t dtype) {
-  return std::to_string(bytes) + " bytes (message " + std::to_string(sequence) + " between these ranks, " +
+  return counted(bytes, "byte") + " (message " + std::to_string(sequence) + " between these ranks, " +
          dtype_name(static_cast<at::ScalarType>(dtype)) + ")";
 }
 

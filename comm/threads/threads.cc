@@ -21,6 +21,7 @@
 #include "comm/rounds.h"
 #include "comm/threads/world.h"
 #include "common/error.h"
+#include "common/text.h"
 #include "logging/log.h"
 
 namespace annulus {
@@ -418,10 +419,10 @@ std::unique_ptr<Work> ThreadCommunicator::start_exchange(const std::vector<Messa
       const at::ScalarType expected = receive->tensor.scalar_type();
       if (send->bytes != receive->bytes || sent != expected) {
         const std::string what = "message from " + describe_ranks(*this, {send->self}) + " to " +
-                                 describe_ranks(*this, {receive->self}) + ": sent " + std::to_string(send->bytes) +
-                                 " bytes of " + dtype_name(sent) + " (" + send->where +
-                                 "), but the receiver expected " + std::to_string(receive->bytes) + " bytes of " +
-                                 dtype_name(expected) + " (" + receive->where + ")";
+                                 describe_ranks(*this, {receive->self}) + ": sent " + counted(send->bytes, "byte") +
+                                 " of " + dtype_name(sent) + " (" + send->where + "), but the receiver expected " +
+                                 counted(receive->bytes, "byte") + " of " + dtype_name(expected) + " (" +
+                                 receive->where + ")";
         send->error = receive->error = what;
         send->state = receive->state = Transfer::State::kFailed;
         group_->kill(what);

@@ -24,7 +24,7 @@ class AnnulusShard : public FlatTokens {
  public:
   explicit AnnulusShard(const std::string& path) : FlatTokens(TokenFormat::kAnnulus, path, path) {
     const uint64_t size = static_cast<uint64_t>(data_.size());
-    if (size < kHeader) refuse("it has " + with_commas(data_.size()) + " bytes, less than its header");
+    if (size < kHeader) refuse("it has " + with_commas(data_.size(), "byte") + ", less than its header");
     const auto header = data_.at<Header>(0);
     if (header.version != 1) {
       throw Error(ErrorKind::kInput, "data",
@@ -32,16 +32,15 @@ class AnnulusShard : public FlatTokens {
                       " of annulus's shards, but only version 1 is read");
     }
     const uint64_t width = header.token_bytes;
-    if (width != 2 && width != 4) refuse("it says that a token has " + std::to_string(width) + " bytes");
+    if (width != 2 && width != 4) refuse("it says that a token has " + counted(width, "byte"));
     // No sum below overflows, because counts are below the file's size.
     const bool fits =
         header.tokens <= size / width && header.documents <= size / 16 && header.vocab <= uint64_t{1} << 32;
     const uint64_t offsets = (kHeader + header.tokens * width + 7) / 8 * 8;
     const uint64_t hashes = offsets + (header.documents + 1) * 8;
     if (!fits || header.offsets != offsets || header.hashes != hashes || size != hashes + header.documents * 8) {
-      refuse("its header says that it has " + std::to_string(header.tokens) + " tokens in " +
-             std::to_string(header.documents) + " documents, which does not fit its " + with_commas(data_.size()) +
-             " bytes");
+      refuse("its header says that it has " + counted(header.tokens, "token") + " in " +
+             counted(header.documents, "document") + ", which does not fit its " + with_commas(data_.size(), "byte"));
     }
     bits_ = static_cast<int>(width * 8);
     tokens_ = static_cast<int64_t>(header.tokens);
@@ -53,7 +52,7 @@ class AnnulusShard : public FlatTokens {
     offsets_ = static_cast<int64_t>(offsets);
     hashes_ = static_cast<int64_t>(hashes);
     if (data_.at<uint64_t>(offsets_) != 0 || data_.at<uint64_t>(hashes_ - 8) != header.tokens) {
-      refuse("its documents do not cover its " + with_commas(tokens_) + " tokens");
+      refuse("its documents do not cover its " + with_commas(tokens_, "token"));
     }
   }
 

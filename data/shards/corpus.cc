@@ -72,7 +72,7 @@ Corpus::Corpus(const SourceConfig& source, int64_t max_tokens) {
   if (tokens_ == 0) {
     refuse_data((files_.size() == 1
                      ? files_[0]->path() + " is"
-                     : "the " + with_commas(files()) + " files of " + join(source.files, ", ") + " are") +
+                     : "the " + with_commas(files(), "file") + " of " + join(source.files, ", ") + " are") +
                 " empty: name files with text or tokens");
   }
   if (!all_say_vocab) vocab_.reset();
@@ -115,8 +115,7 @@ std::string Corpus::where(int64_t token) const {
 }
 
 std::string Corpus::text() const {
-  return with_commas(files()) + (files() == 1 ? " file, " : " files, ") + with_commas(tokens_) +
-         (is_text_ ? " bytes" : " tokens");
+  return with_commas(files(), "file") + ", " + with_commas(tokens_, is_text_ ? "byte" : "token");
 }
 
 std::string Corpus::folder() const { return folder_of(files_[0]->path()); }

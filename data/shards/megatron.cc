@@ -20,7 +20,7 @@ class Megatron : public FlatTokens {
  public:
   Megatron(const std::string& index, const std::string& data, std::shared_ptr<const Tokenization> made)
       : FlatTokens(TokenFormat::kMegatron, index, require_data(index, data)), index_("data", index) {
-    if (index_.size() < kIndexHeader) refuse("it has " + with_commas(index_.size()) + " bytes, less than its header");
+    if (index_.size() < kIndexHeader) refuse("it has " + with_commas(index_.size(), "byte") + ", less than its header");
     if (const auto version = index_.at<uint64_t>(9); version != 1) {
       refuse("it is of version " + std::to_string(version) + " of Megatron's index, but only version 1 is read");
     }
@@ -39,16 +39,16 @@ class Megatron : public FlatTokens {
     const bool fits = sequences <= room / 12 && ends >= 1 && ends <= room / 8;
     const uint64_t need = sequences * 12 + ends * 8;
     if (!fits || (room != need && room != need + sequences)) {
-      refuse("it says that it has " + std::to_string(sequences) + " sequences and " + std::to_string(ends) +
-             " document indices, which does not fit its " + with_commas(index_.size()) + " bytes");
+      refuse("it says that it has " + counted(sequences, "sequence") + " and " + std::to_string(ends) +
+             " document indices, which does not fit its " + with_commas(index_.size(), "byte"));
     }
     sequences_ = static_cast<int64_t>(sequences);
     documents_ = static_cast<int64_t>(ends) - 1;
     pointers_ = kIndexHeader + sequences_ * 4;
     ends_ = pointers_ + sequences_ * 8;
     if (data_.size() % width_ != 0) {
-      disagree("has " + with_commas(data_.size()) + " bytes, which is not a whole number of tokens of " +
-               std::to_string(bits_) + " bits");
+      disagree("has " + with_commas(data_.size(), "byte") + ", which is not a whole number of tokens of " +
+               counted(bits_, "bit"));
     }
     tokens_ = data_.size() / width_;
     if (index_.at<int64_t>(ends_) != 0 || index_.at<int64_t>(ends_ + *documents_ * 8) != sequences_) {
@@ -68,7 +68,7 @@ class Megatron : public FlatTokens {
       }
     }
     if (sequences_ == 0 && tokens_ != 0)
-      disagree("has " + with_commas(tokens_) + " tokens, but the .idx has no sequence");
+      disagree("has " + with_commas(tokens_, "token") + ", but the .idx has no sequence");
     use(std::move(made), std::filesystem::path(data).filename().string());
   }
 
@@ -94,7 +94,7 @@ class Megatron : public FlatTokens {
       }
       const int64_t cut = std::min(end, tokens);
       if (i + 1 == *documents_ && end != tokens_)
-        disagree("has " + with_commas(tokens_) + " tokens, but the .idx has " + with_commas(end));
+        disagree("has " + with_commas(tokens_, "token") + ", but the .idx has " + with_commas(end));
       visit(begin, cut - begin, hashed ? hash(begin, cut - begin) : 0);
       begin = end;
     }
@@ -129,8 +129,8 @@ class Megatron : public FlatTokens {
   }
   // A sequence must begin where the one before it ends, and the last one must end with the file.
   [[noreturn]] void disagree_at(int64_t sequence, int64_t pointer, int64_t length) const {
-    disagree("does not hold what the .idx says: sequence " + with_commas(sequence) + " of " + with_commas(length) +
-             " tokens at byte " + with_commas(pointer) + " of " + with_commas(data_.size()) +
+    disagree("does not hold what the .idx says: sequence " + with_commas(sequence) + " of " +
+             with_commas(length, "token") + " at byte " + with_commas(pointer) + " of " + with_commas(data_.size()) +
              ", which does not fit its neighbours");
   }
 

@@ -166,7 +166,7 @@ void TokenFile::use(std::shared_ptr<const Tokenization> made_by, const std::stri
   begin_ = made_by_->begin;
   end_ = made_by_->end;
   if (made_as_->tokens != tokens_ || (documents_ && made_as_->documents != *documents_)) {
-    refuse_data(path_ + " has " + with_commas(tokens_) + " tokens" +
+    refuse_data(path_ + " has " + with_commas(tokens_, "token") +
                 (documents_ ? " in " + counted(*documents_, "document") : "") + ", but " + made_by_->path + " says " +
                 with_commas(made_as_->tokens) + " in " + counted(made_as_->documents, "document") +
                 ": the file was cut or replaced since; run `annulus tokenize` again");

@@ -33,7 +33,7 @@ TokenTable TokenTable::load(const std::string& path) {
   };
   const MappedFile file("data", path);
   if (file.size() < static_cast<int64_t>(sizeof(TableHeader)) || file.size() > kLongestTable) {
-    refuse("it has " + with_commas(file.size()) + " bytes");
+    refuse("it has " + with_commas(file.size(), "byte"));
   }
   const auto header = file.at<TableHeader>(0);
   if (std::memcmp(header.magic, "ANNTABLE", 8) != 0) refuse("it does not begin with ANNTABLE");
@@ -43,8 +43,7 @@ TokenTable TokenTable::load(const std::string& path) {
   if (header.ids > body / 9 || header.text_bytes > body ||
       (header.ids + 1) * 8 + header.ids + header.text_bytes != body) {
     refuse("its header says that it has " + std::to_string(header.ids) + " ids and " +
-           std::to_string(header.text_bytes) + " bytes of text, which does not fit its " + with_commas(file.size()) +
-           " bytes");
+           counted(header.text_bytes, "byte") + " of text, which does not fit its " + with_commas(file.size(), "byte"));
   }
   std::string content(body, '\0');
   file.copy(sizeof(TableHeader), static_cast<int64_t>(body), content.data());

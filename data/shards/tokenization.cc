@@ -10,6 +10,7 @@
 
 #include "common/error.h"
 #include "common/files.h"
+#include "common/text.h"
 #include "tensor_files/bounded_json.h"
 
 namespace annulus {
@@ -54,7 +55,7 @@ Tokenization parse(const std::string& path, const std::string& text) {
   made.path = path;
   made.format = word(json, "format");
   const int64_t width = count(json, "width");
-  if (width != 16 && width != 32) throw JsonRefused("says that tokens have " + std::to_string(width) + " bits");
+  if (width != 16 && width != 32) throw JsonRefused("says that tokens have " + counted(width, "bit"));
   made.width = static_cast<int>(width);
   made.begin = id(json, "begin");
   made.end = id(json, "end");

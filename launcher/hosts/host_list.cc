@@ -220,9 +220,8 @@ std::vector<int> ranks_of_hosts(const HostList& list, int ranks) {
   }
   const int64_t sum = std::accumulate(most.begin(), most.end(), int64_t{0});
   if (ranks > sum) {
-    refuse(
-        ErrorKind::kUsage, list.source,
-        std::to_string(ranks) + " ranks do not fit into the " + counted(sum, "slot") + " of the hosts; " + list.remedy);
+    refuse(ErrorKind::kUsage, list.source,
+           counted(ranks, "rank") + " do not fit into the " + counted(sum, "slot") + " of the hosts; " + list.remedy);
   }
   // Gives the same number to every host that has room, and repeats that with the rest; at last, when fewer ranks are
   // left than hosts have room, the first of these get one each.

@@ -7,6 +7,7 @@
 #include "comm/launch_info.h"
 #include "common/environment.h"
 #include "common/error.h"
+#include "common/text.h"
 #include "logging/log.h"
 #include "memory/numa.h"
 #include "topology/binding.h"
@@ -20,7 +21,7 @@ std::string describe(const std::vector<RankPlacement>& ranks) {
   if (ranks.size() > kFew) {
     const bool shared =
         std::any_of(ranks.begin(), ranks.end(), [](const RankPlacement& rank) { return rank.oversubscribed; });
-    return std::to_string(ranks.front().threads) + " cores each" + (shared ? ", shared" : "");
+    return counted(ranks.front().threads, "core") + " each" + (shared ? ", shared" : "");
   }
   std::string text = "cpus ";
   for (const RankPlacement& rank : ranks) {

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
@@ -387,10 +386,7 @@ class Supervisor {
     if (mpirun_code_ || !deadline_ || Clock::now() < *deadline_) return;
     if (stage_ == Stage::kAsked) {
       if (stop_signal_) {
-        std::array<char, 120> text;
-        std::snprintf(text.data(), text.size(), "the ranks did not stop within %g s and are terminated now",
-                      options_.grace_seconds);
-        log_warn("", text.data());
+        log_warn("", "the ranks did not stop within " + exact(options_.grace_seconds) + " s and are terminated now");
       }
       terminate();
     } else {

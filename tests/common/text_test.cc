@@ -26,6 +26,7 @@ TEST(Text, ExactNumbersKeepTheirForm) {
   EXPECT_EQ(exact(std::numeric_limits<double>::max()), "1.7976931348623157e+308");
   EXPECT_EQ(exact(std::numeric_limits<double>::denorm_min()), "5e-324");
   EXPECT_EQ(exact(-std::numeric_limits<double>::infinity()), "-inf");
+  EXPECT_EQ(exact(std::numeric_limits<double>::quiet_NaN()), "nan");
 }
 
 RC_GTEST_PROP(Text, ExactNumbersReadBackAsTheSameBits, (uint64_t bits)) {
@@ -34,11 +35,35 @@ RC_GTEST_PROP(Text, ExactNumbersReadBackAsTheSameBits, (uint64_t bits)) {
   RC_ASSERT(std::bit_cast<uint64_t>(std::strtod(exact(value).c_str(), nullptr)) == bits);
 }
 
+TEST(Text, RoundsNumbers) {
+  EXPECT_EQ(rounded(3.14159, 2), "3.14");
+  EXPECT_EQ(significant(3.14159, 3), "3.14");
+  EXPECT_EQ(significant(1e39, 3), "1e+39");
+  EXPECT_EQ(scientific(3.14159e-7, 1), "3.1e-07");
+}
+
+// The NaN of an operation that is invalid has a sign on x86 and none on ARM.
+TEST(Text, NansHaveNoSign) {
+  const double negative = std::copysign(std::numeric_limits<double>::quiet_NaN(), -1.0);
+  ASSERT_TRUE(std::signbit(negative));
+  for (const std::string& text :
+       {exact(negative), rounded(negative, 2), significant(negative, 3), scientific(negative, 1)}) {
+    EXPECT_EQ(text, "nan");
+  }
+  EXPECT_EQ(rounded(-std::numeric_limits<double>::infinity(), 2), "-inf");
+}
+
 TEST(Text, FormatsCountsAndBytes) {
   EXPECT_EQ(counted(0, "head"), "0 heads");
   EXPECT_EQ(counted(1, "head"), "1 head");
   EXPECT_EQ(counted(2, "query head"), "2 query heads");
   EXPECT_EQ(counted(2, "NVSwitch"), "2 NVSwitches");
+  EXPECT_EQ(counted(2, "process"), "2 processes");
+  EXPECT_EQ(counted(2, "query"), "2 queries");
+  EXPECT_EQ(counted(2, "key"), "2 keys");
+  EXPECT_EQ(with_commas(1, "token"), "1 token");
+  EXPECT_EQ(with_commas(1048576, "token"), "1,048,576 tokens");
+  EXPECT_EQ(with_commas(0, "entry"), "0 entries");
   EXPECT_EQ(bytes_text(0), "0.0 MB");
   EXPECT_EQ(bytes_text(469762048), "469.8 MB");
   EXPECT_EQ(bytes_text(1e9), "1.0 GB");

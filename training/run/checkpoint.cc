@@ -60,7 +60,7 @@ void check_slice(const TensorSlice& slice) {
   }
   throw Error(ErrorKind::kInternal, "checkpoint",
               "the slice of tensor \"" + slice.name + "\" from element " + std::to_string(slice.begin) +
-                  " on is not a contiguous vector within its " + std::to_string(elements) + " elements");
+                  " on is not a contiguous vector within its " + counted(elements, "element"));
 }
 
 // The slices of the model, and those of the optimizer. Empty slices are left out, unless the whole tensor is empty.

@@ -7,6 +7,7 @@
 
 #include "common/checksum.h"
 #include "common/error.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -68,8 +69,7 @@ const SafetensorsFile& CheckpointReader::open(const std::string& name) {
   const ManifestFile& said = manifest_.files.at(name);
   const uint64_t bytes = readable_size(path);
   if (bytes != said.bytes) {
-    checkpoint_damaged(path,
-                       "has " + std::to_string(bytes) + " bytes, but " + std::to_string(said.bytes) + " were written");
+    checkpoint_damaged(path, "has " + counted(bytes, "byte") + ", but " + std::to_string(said.bytes) + " were written");
   }
   open_name_.clear();
   open_file_.emplace(path);

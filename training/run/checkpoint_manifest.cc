@@ -16,6 +16,7 @@
 
 #include "common/checksum.h"
 #include "common/error.h"
+#include "common/text.h"
 #include "tensor_files/bounded_json.h"
 #include "tensor_files/safetensors.h"
 
@@ -226,7 +227,7 @@ Manifest read_manifest(const std::string& folder) {
       manifest.block_bytes = json.at("block_bytes").get<int64_t>();
       manifest.model = json.at("model").get<std::map<std::string, std::string>>();
       if (manifest.block_bytes < 8 || manifest.block_bytes % 8 != 0) {
-        throw JsonRefused("blocks of " + std::to_string(manifest.block_bytes) + " bytes");
+        throw JsonRefused("blocks of " + counted(manifest.block_bytes, "byte"));
       }
     }
     read_tensors(json, manifest);

@@ -47,6 +47,8 @@ TEST(Progress, FormatsTheLine) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   EXPECT_EQ(format_progress({.step = 1, .steps = 2, .loss = 0, .tokens_per_second = nan, .seconds_left = INFINITY}),
             "step 1/2  loss 0.00  0.00 bits per byte");
+  EXPECT_EQ(format_progress({.step = 1, .steps = 2, .loss = std::copysign(nan, -1.0), .of_bytes = false}),
+            "step 1/2  loss nan");
 }
 
 TEST(Progress, FormatsDurations) {
