@@ -229,15 +229,17 @@ int run_sample(const SampleOptions& o) {
                                                      ? std::vector<PatternSpec>{opened.model().pattern.all}
                                                      : opened.model().pattern.each,
                                                  std::min(opened.context(), written));
-  Utf8Stream text;
+  Utf8Stream characters;
   UntilStop until(o.stop);
-  const auto characters = [&](int64_t id) {
-    std::string shown;
-    for (const char c : alphabet->bytes(id)) shown += text.push(static_cast<unsigned char>(c));
-    return shown;
+  const auto write = [&](const std::string& bytes) {
+    if (!o.terminal) {
+      out << bytes;
+      return;
+    }
+    for (const char c : bytes) out << characters.push(static_cast<unsigned char>(c));
   };
   if (!from_nothing) {
-    for (const int64_t id : tokens) out << characters(id);
+    for (const int64_t id : tokens) write(alphabet->bytes(id));
   }
   out << std::flush;
   for (int64_t i = 0; i < o.tokens && !interrupted() && !until.stopped(); ++i) {
@@ -245,10 +247,12 @@ int run_sample(const SampleOptions& o) {
     const int64_t next = pick(generator.feed(tokens), alphabet->size(), choice, i);
     if (alphabet->ends(next)) break;
     tokens.assign(1, next);
-    out << until.push(characters(next)) << std::flush;
+    write(until.push(alphabet->bytes(next)));
+    out << std::flush;
   }
-  if (!until.stopped()) out << until.push(text.finish()) << until.finish();
-  out << std::endl;
+  if (!until.stopped()) write(until.finish());
+  if (o.terminal) out << characters.finish() << "\n";
+  out << std::flush;
   // A reader that has gone counts as an interrupt.
   if (!out && !interrupted())
     throw Error(ErrorKind::kResource, "sample", "the text could not be written: is the disk full?");

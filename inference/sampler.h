@@ -24,6 +24,7 @@ struct SampleOptions {
   std::vector<std::string> stop{};  // strings that end the text and are not shown
   uint64_t seed = 1;                // the same seed gives the same text
   std::string dtype = "fp32";       // the dtype that the model computes in: "fp32", "bf16", "fp64"
+  bool terminal = false;            // whether a person reads the text on a terminal
   std::ostream* out = nullptr;      // receives the prompt and the text; null: standard output
   std::ostream* notes = nullptr;    // receives warnings and reports of damaged checkpoints; null: the log
   // Functions that use the tokenizer in a folder, which is that of a run on token shards or one in Hugging Face's
@@ -33,8 +34,9 @@ struct SampleOptions {
   std::function<std::string(const std::string& folder)> make_table{};
 };
 
-// Writes the prompt and the text that follows. Returns the exit code: 0, or interrupt_exit_code(). Bytes that are not
-// UTF-8 are shown as U+FFFD. Tokens are decoded with the table of their tokenizer, which a run on shards keeps
+// Writes the prompt and the text that follows, byte for byte. Returns the exit code: 0, or interrupt_exit_code(). On a
+// terminal, bytes that are not UTF-8 and control characters are shown as U+FFFD, and a line break follows the text.
+// Tokens are decoded with the table of their tokenizer, which a run on shards keeps
 // (run_folder.h) and which is made from a folder's tokenizer. The text ends at the latest where its document ends.
 // Throws Error(kInput) if there is no such run or folder, no undamaged checkpoint or none of that step, or no table;
 // Error(kUsage) for options out of range; Error(kResource) if the text cannot be written.

@@ -188,17 +188,17 @@ class CliTest(unittest.TestCase):
         return running
 
     def annulus(self, *args, **env):
-        """Runs annulus to the end; returns (exit code, standard output, standard error)."""
+        """Runs annulus to the end; returns (exit code, standard output, standard error). Of the output, which may be a
+        model's text, what is not UTF-8 is replaced."""
         done = subprocess.run(
             [ANNULUS, *args],
             cwd=self.folder,
             env=environment(**env),
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
             timeout=LIMIT,
         )
-        return done.returncode, done.stdout, done.stderr
+        return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode()
 
     def assert_refused(self, code, pattern, *args, **env):
         """Asserts this exit code, one line of error that matches the pattern, and no output."""

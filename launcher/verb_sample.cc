@@ -1,4 +1,6 @@
 // annulus sample: writes text with a model. This file has the options; inference/sampler.h does the work.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 
 #include "common/interrupt.h"
@@ -44,6 +46,7 @@ class SampleVerb : public Verb {
     install_interrupt_handlers();
     options_.encode = encode_prompt;
     options_.make_table = make_token_table;
+    options_.terminal = isatty(STDOUT_FILENO) == 1;
     return run_sample(options_);
   }
 

@@ -48,7 +48,7 @@ class ExtendPageTest(cli.CliTest):
 
     def run_words(self, words):
         done = subprocess.run(words, cwd=self.folder, env=cli.environment(ANNULUS_SCRIPT=self.path("annulus")),
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=cli.LIMIT)
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=cli.LIMIT)
         self.assertEqual(done.returncode, 0, f"{words}\n{done.stdout}{done.stderr}")
         return done.stdout
 

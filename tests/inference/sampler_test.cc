@@ -33,11 +33,34 @@ TEST(Sampler, SameSeedGivesTheSameText) {
   EXPECT_EQ(a.substr(0, 4), "def ");
   EXPECT_EQ(a, sample({.prompt = "def ", .tokens = 100}));
   EXPECT_NE(a, sample({.prompt = "def ", .tokens = 100, .seed = 2}));
-  EXPECT_EQ(sample({.prompt = "", .tokens = 0}), "\n");
+  EXPECT_EQ(sample({.prompt = "", .tokens = 0}), "");
   EXPECT_GE(sample({.prompt = "", .tokens = 200, .temperature = 0}).size(), 200U) << "longer than the context of 64";
   EXPECT_THROW(sample({.prompt = "x", .tokens = -1}), Error);
   EXPECT_THROW(sample({.prompt = "x", .temperature = -1}), Error);
   EXPECT_THROW(run_sample({.run = "nothing", .root = folder.path() + "/runs"}), Error);
+}
+
+// In a pipe or file the text is the bytes of the model, and nothing else.
+TEST(Sampler, OnlyATerminalGetsReplacedBytes) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.run.steps = 1;
+  train(config, 1);
+  const std::string prompt = "a\xff\r\x1b[2J\xe4\xb8";
+  const auto sample = [&](bool terminal, int64_t tokens) {
+    std::ostringstream out;
+    EXPECT_EQ(run_sample({.run = folder.path() + "/runs/tiny-001",
+                          .prompt = prompt,
+                          .tokens = tokens,
+                          .temperature = 5,
+                          .terminal = terminal,
+                          .out = &out}),
+              0);
+    return out.str();
+  };
+  EXPECT_EQ(sample(false, 0), prompt);
+  EXPECT_EQ(sample(false, 50).size(), prompt.size() + 50);
+  EXPECT_EQ(sample(true, 0), "a\uFFFD\uFFFD\uFFFD[2J\uFFFD\n");
 }
 
 TEST(Sampler, EndsBeforeAStopString) {
@@ -57,7 +80,7 @@ TEST(Sampler, EndsBeforeAStopString) {
   // Three characters from the middle, and the place where they first occur after the prompt.
   const std::string stop = all.substr(60, 3);
   const size_t end = all.find(stop, 4);
-  EXPECT_EQ(sample({stop, "never to be seen"}), all.substr(0, end) + "\n");
+  EXPECT_EQ(sample({stop, "never to be seen"}), all.substr(0, end));
   EXPECT_EQ(sample({stop + "\x01"}), all) << "text held back for a partial match is written at the end";
   EXPECT_THROW(sample({""}), Error);
 }
