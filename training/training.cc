@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <functional>
 #include <string>
 #include <thread>
@@ -33,12 +32,6 @@ constexpr int kLoss = 0;     // its part of the loss, divided by the number of a
 constexpr int kStop = 1;     // whether it was asked to stop
 constexpr int kTargets = 2;  // its number of targets that count
 constexpr int kSquares = 3;  // the sum of squares of its shard of the gradients
-
-std::string rounded(double value) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.3g", value);
-  return text.data();
-}
 
 // Returns this rank's rows of a batch.
 Span rows_of(int64_t batch, const Mesh& mesh) {
@@ -320,7 +313,9 @@ void Training::apply(double gradient_scale, StepResult& result) {
   const bool sound = result.targets > 0 && std::isfinite(result.loss) && std::isfinite(result.gradient_norm);
   result.median = spikes_.median();
   result.spike = sound && spikes_.is_spike(result.gradient_norm);
-  result.applied = sound && !result.spike;
+  const double divisor = gradient_divisor(optimizer_settings(config_), gradient_scale, result.gradient_norm);
+  const double largest = largest_divisor(config_.model.dtype == "fp64" ? at::kDouble : at::kFloat);
+  result.applied = sound && !result.spike && divisor <= largest;
   if (result.applied) {
     optimizer_.update(gradient_scale, result.gradient_norm, steps_done_);
     model_state_.changed();
@@ -328,10 +323,15 @@ void Training::apply(double gradient_scale, StepResult& result) {
     left_out_.applied(steps_done_);
   } else if (result.spike) {
     spikes_.left_out();
-    leave_out("the gradient norm " + rounded(result.gradient_norm) + " is above " + exact(config_.optimizer.spike) +
-                  " times its running median " + rounded(*result.median) +
+    leave_out("the gradient norm " + significant(result.gradient_norm, 3) + " is above " +
+                  exact(config_.optimizer.spike) + " times its running median " + significant(*result.median, 3) +
                   (config_.optimizer.spike_action == "skip" ? left_out : ""),
               LeftOut::Reason::kSpike);
+  } else if (sound) {
+    leave_out("the gradient norm " + significant(result.gradient_norm, 3) + " is more than " + significant(largest, 3) +
+                  " times optimizer.clip = " + exact(config_.optimizer.clip) + ", so it cannot be clipped, and" +
+                  " this update is left out",
+              LeftOut::Reason::kNotClipped);
   } else if (result.targets > 0) {
     leave_out("the loss or the gradients are not finite" + left_out, LeftOut::Reason::kNotFinite);
   } else {

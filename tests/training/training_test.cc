@@ -393,6 +393,42 @@ TEST(Training, SkipsNonFiniteUpdates) {
   });
 }
 
+// The gradients would be divided by more than fp32 can hold.
+TEST(Training, SkipsUpdatesThatCannotBeClipped) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.optimizer.clip = 1e-42;
+  config.optimizer.skips = 3;
+  const Dataset data(config.data, config.run.seed);
+  for (const int64_t level : {0, 3}) {
+    config.optimizer.shard = level;
+    run_ranks(2, [&](Communicator& world) {
+      Training training(config, world, data, at::kCPU);
+      const std::string before = training.weights_digest();
+      for (int i = 0; i < 2; ++i) {
+        const StepResult result = training.step();
+        EXPECT_FALSE(result.applied);
+        EXPECT_TRUE(std::isfinite(result.gradient_norm));
+        EXPECT_NE(result.note.find("times optimizer.clip = 1e-42, so it cannot be clipped"), std::string::npos)
+            << result.note;
+      }
+      EXPECT_EQ(training.weights_digest(), before);
+      try {
+        training.step();
+        ADD_FAILURE() << "the third update in a row was left out";
+      } catch (const Error& e) {
+        EXPECT_EQ(e.kind(), ErrorKind::kUsage);
+        EXPECT_NE(std::string(e.what()).find("Raise optimizer.clip"), std::string::npos) << e.what();
+      }
+    });
+  }
+  config.model.dtype = "fp64";
+  run_ranks(1, [&](Communicator& world) {
+    Training training(config, world, data, at::kCPU);
+    EXPECT_TRUE(training.step().applied) << "fp64 holds the ratio";
+  });
+}
+
 TEST(Training, RefusesConfigurationsThatDoNotFitTheRanks) {
   const TestFolder folder;
   const auto refused = [&](int ranks, const std::function<void(Config&)>& change, const std::string& word) {

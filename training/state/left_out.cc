@@ -30,6 +30,9 @@ void LeftOut::refuse() const {
   if (reason_ == Reason::kNotFinite) {
     what = "the loss or the gradients were not finite in ";
     advice = "Lower optimizer.lr or lengthen optimizer.warmup";
+  } else if (reason_ == Reason::kNotClipped) {
+    what = "the gradient norm was too far above optimizer.clip to be clipped in ";
+    advice = "Raise optimizer.clip, or lower optimizer.lr";
   } else if (reason_ == Reason::kSpike) {
     what = "the gradient norm was above optimizer.spike times its running median in ";
     advice = "Raise optimizer.spike, lower optimizer.lr, or look at the data there";

@@ -8,7 +8,7 @@ namespace annulus {
 // Not thread-safe.
 class LeftOut {
  public:
-  enum class Reason { kNoTarget, kNotFinite, kSpike };
+  enum class Reason { kNoTarget, kNotFinite, kNotClipped, kSpike };
 
   // `most` is optimizer.skips.
   explicit LeftOut(int64_t most) : most_(most) {}

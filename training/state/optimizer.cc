@@ -8,12 +8,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
+#include <limits>
 #include <numbers>
 #include <optional>
 #include <utility>
 
 #include "common/error.h"
+#include "common/text.h"
 
 namespace annulus {
 
@@ -55,15 +56,23 @@ double learning_rate(const OptimizerSettings& s, int64_t step) {
 std::string learning_rate_change(const OptimizerSettings& before, const OptimizerSettings& now, int64_t step) {
   const double was = learning_rate(before, step), is = learning_rate(now, step);
   if (std::abs(is - was) <= 0.01 * was) return "";
-  std::array<char, 120> text{};
-  std::snprintf(text.data(), text.size(), "the learning rate goes from %.2g to %.2g", was, is);
+  const std::string text = "the learning rate goes from " + significant(was, 2) + " to " + significant(is, 2);
   if (before.schedule != now.schedule) {
-    return text.data() + (": optimizer.schedule was \"" + std::string(rate_schedule_name(before.schedule)) + "\"");
+    return text + ": optimizer.schedule was \"" + std::string(rate_schedule_name(before.schedule)) + "\"";
   }
-  if (before.steps == now.steps || now.schedule == RateSchedule::kConstant) return text.data();
+  if (before.steps == now.steps || now.schedule == RateSchedule::kConstant) return text;
   const std::string over =
-      now.schedule == RateSchedule::kWsd ? "over the last " + std::to_string(now.decay) + " steps " : "";
-  return text.data() + (": it decays " + over + "until run.steps, which was " + std::to_string(before.steps));
+      now.schedule == RateSchedule::kWsd ? "over the last " + counted(now.decay, "step") + " " : "";
+  return text + ": it decays " + over + "until run.steps, which was " + std::to_string(before.steps);
+}
+
+double gradient_divisor(const OptimizerSettings& settings, double scale, double norm) {
+  const double divisor = 1 / scale;
+  return settings.clip > 0 && norm > settings.clip ? divisor * (norm / settings.clip) : divisor;
+}
+
+double largest_divisor(at::ScalarType dtype) {
+  return dtype == at::kDouble ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
 }
 
 AdamW::AdamW(std::vector<Updated> updated, const OptimizerSettings& settings)
@@ -119,8 +128,7 @@ void AdamW::update(double scale, double norm, int64_t step) {
   const at::Tensor count = at::full({}, static_cast<double>(updates_), scalar);
   // The fused step divides gradients by this number while it reads them, so scaling and clipping need no separate pass.
   // It reads the number as fp32, however, whose rounding is none of fp64's: such gradients are divided before.
-  double divide = 1 / scale;
-  if (settings_.clip > 0 && norm > settings_.clip) divide *= norm / settings_.clip;
+  const double divide = gradient_divisor(settings_, scale, norm);
   std::optional<at::Tensor> divisor;
   if (divide != 1 && updated_[0].values.scalar_type() == at::kDouble) {
     for (const Updated& u : updated_) at::Tensor(u.gradients).div_(divide);

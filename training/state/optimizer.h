@@ -43,6 +43,12 @@ double learning_rate(const OptimizerSettings& settings, int64_t step);
 // goes from 0.00012 to 0.00023: it decays until run.steps, which was 600". Empty for a change of at most 1 %.
 std::string learning_rate_change(const OptimizerSettings& before, const OptimizerSettings& now, int64_t step);
 
+// Returns what the gradients are divided by before an update, so that they are multiplied by `scale` and then, if their
+// norm `norm` after that exceeds the clip, reduced to it. Infinite if fp64 cannot hold it.
+double gradient_divisor(const OptimizerSettings& settings, double scale, double norm);
+// The largest such number that can be applied to gradients of this dtype, kFloat or kDouble.
+double largest_divisor(at::ScalarType dtype);
+
 // How an element is updated.
 struct Rates {
   double lr = 1;  // a factor for the learning rate of the schedule
@@ -73,7 +79,8 @@ class AdamW {
   AdamW(std::vector<Updated> updated, const OptimizerSettings& settings);
 
   // Updates the values from the gradients times `scale`, whose norm is `norm`; if it exceeds the clip, they are scaled
-  // down to it. The gradients may be overwritten. `scale` and `norm` must be finite. `step` selects the learning rate.
+  // down to it. The gradients may be overwritten. gradient_divisor() of `scale` and `norm` must be at most
+  // largest_divisor() of the values' dtype. `step` selects the learning rate.
   void update(double scale, double norm, int64_t step);
 
   // What a checkpoint keeps: vectors of the same lengths as the values, and the number of updates (bias correction).

@@ -126,6 +126,20 @@ TEST(AdamW, ScalesItsGradients) {
   }
 }
 
+TEST(AdamW, DividesByTheLargestDivisor) {
+  const OptimizerSettings s{.lr = 0.01, .clip = 1};
+  EXPECT_EQ(gradient_divisor(s, 0.5, 0.25), 2);
+  EXPECT_EQ(gradient_divisor(s, 0.5, 3), 6);
+  EXPECT_EQ(gradient_divisor({.clip = 0}, 1, 1e300), 1);
+  EXPECT_TRUE(std::isinf(gradient_divisor({.clip = 1e-300}, 1, 1e300)));
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    const std::vector<Updated> p = some_weights(dtype);
+    AdamW adam(p, s);
+    adam.update(1, largest_divisor(dtype), 0);
+    EXPECT_TRUE(joined(p, &Updated::values).isfinite().all().item<bool>());
+  }
+}
+
 TEST(LearningRate, ReportsHowAResumeChangesIt) {
   OptimizerSettings before{.lr = 1e-2, .warmup = 2, .steps = 6}, now = before;
   EXPECT_EQ(learning_rate_change(before, now, 6), "");
