@@ -100,7 +100,8 @@ SourceConfig read_source(const toml::table& table, const std::string& where) {
       source.files = read_files(node, at);
     } else if (name == "weight") {
       const auto value = node.value<double>();
-      if (!value || !(*value > 0 && *value <= 1e12)) refuse(at, "expected a number above 0, got " + shown(node));
+      if (!value || !(*value > 0 && *value <= 1e12))
+        refuse(at, "expected a number above 0, at most 1e12, got " + shown(node));
       source.weight = *value;
     } else if (name == "name") {
       source.name = node.value_exact<std::string>().value_or("");
@@ -215,7 +216,8 @@ ParameterGroups read_groups(const toml::node& node, const std::string& where) {
       const std::string name(key.str()), place = at + "." + name;
       const auto number = [&, &node = value] {
         const auto read = node.value<double>();
-        if (!read || !(*read >= 0 && *read <= 1e12)) refuse(place, "expected a number, 0 or more, got " + shown(node));
+        if (!read || !(*read >= 0 && *read <= 1e12))
+          refuse(place, "expected a number from 0 to 1e12, got " + shown(node));
         return *read;
       };
       if (name == "match") {

@@ -11,12 +11,12 @@
 namespace annulus::config_keys {
 namespace {
 
-// Upper bounds keep products of two sizes within 64 bits; they are far beyond what a machine holds.
+// Upper bounds keep products of two sizes within 64 bits, and numbers within fp32; they are far beyond any use.
 constexpr double kMany = 1e12;
 constexpr double kWide = 1 << 24;
 
 Range at_least(double low, double high = kMany) { return {low, high, true, true}; }
-Range above(double low) { return {low, std::numeric_limits<double>::infinity(), false, true}; }
+Range above(double low) { return {low, kMany, false, true}; }
 Range fraction() { return {0, 1, true, false}; }
 
 void check_run_name(const std::string& value, std::string_view where) {

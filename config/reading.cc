@@ -248,6 +248,8 @@ void apply_set(const std::string& set, Config& config, std::set<std::string>& se
   const std::string value = trimmed(set.substr(equals + 1));
   const Key* key = find_key(full);
   if (!key) refuse(source, "unknown key \"" + full + "\"" + known_instead(full));
+  // Most often a variable of the shell that is not set.
+  if (value.empty()) refuse(source, "expected a value after \"=\"; an empty text is typed as '" + full + "=\"\"'");
   toml::table table;
   const auto read = [&](const std::string& text) {
     try {

@@ -214,6 +214,44 @@ struct LogOptions {
   }
 };
 
+// The option of `app` or of one of its subcommands that the word names, with or without "=VALUE"; null if there is
+// none.
+const CLI::Option* named_option(const CLI::App& app, const std::string& word) {
+  const std::string name = word.substr(0, word.find('='));
+  if (!name.starts_with("-")) return nullptr;
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->check_name(name)) return option;
+  }
+  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (const CLI::Option* option = named_option(*sub, name)) return option;
+  }
+  return nullptr;
+}
+
+// Throws Error(kUsage) for an empty argument, also in --name=. CLI11 and the verbs would take it for one that was not
+// given, but it most often comes from a variable of the shell that is not set.
+void refuse_empty_arguments(const VerbEntry& entry, const CLI::App& app, const std::vector<std::string>& args) {
+  const auto refuse_empty = [&](const std::string& which) {
+    refuse_usage(entry.name,
+                 which + " is empty: give it a value, or leave it out (is a variable of the shell not set?)");
+  };
+  for (size_t i = 0; i < args.size(); ++i) {
+    const std::string& arg = args[i];
+    if (arg.empty()) {
+      const CLI::Option* const option = i > 0 ? named_option(app, args[i - 1]) : nullptr;
+      const bool of_option =
+          option && option->get_items_expected_max() > 0 && args[i - 1].find('=') == std::string::npos;
+      refuse_empty(of_option ? args[i - 1] : "argument " + std::to_string(i + 1));
+    }
+    if (arg.find('=') == arg.size() - 1 && named_option(app, arg)) refuse_empty(arg.substr(0, arg.size() - 1));
+    // What follows the verb that `launch` starts is that verb's.
+    if (app.get_prefix_command() &&
+        std::any_of(verbs().begin(), verbs().end(), [&](const VerbEntry& verb) { return verb.name == arg; })) {
+      return;
+    }
+  }
+}
+
 }  // namespace
 
 ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& args) {
@@ -225,6 +263,7 @@ ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& ar
   LogOptions log;
   log.declare(app);
   check_numbers(app);
+  refuse_empty_arguments(entry, app, args);
   try {
     app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 expects the last argument first
   } catch (const CLI::CallForHelp&) {

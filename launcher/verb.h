@@ -66,8 +66,9 @@ struct ParsedVerb {
 
 // Parses and checks the options of a verb. Throws Error(kUsage) for an unknown option (the message names the most
 // similar one) and for a missing or malformed value. An option that takes a number refuses any text that is not a
-// number of its type; nothing is truncated, rounded or wrapped. Applies --log-level and
-// --log-json, which every verb has.
+// number of its type; nothing is truncated, rounded or wrapped. An empty argument is refused, wherever it stands.
+// Applies
+// --log-level and --log-json, which every verb has.
 ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& args);
 
 // Declares an option that takes a list of whole numbers in one word, such as 5,9,2. `numbers` must outlive the parsing.

@@ -124,7 +124,7 @@ class DoctorTest(unittest.TestCase):
     def test_refuses_invalid_arguments(self):
         for args, text in (
             (["--hosts", "a b"], "--hosts"),
-            (["--hosts", ""], "\"\" is not the name of a host"),
+            (["--hosts", ""], "doctor: --hosts is empty"),
             (["--hosts", "-x"], "--hosts"),
             (["--hosts", "a", "--hostfile", "f"], "not both"),
             (["--hostfile", "no such; file"], "no such; file"),

@@ -305,8 +305,12 @@ TEST(Config, TypeErrorsNameTheKeyAndLine) {
 TEST(Config, RefusesInvalidValuesAndCombinations) {
   expect_in(refusal(kSmall, {"model.layers=0"}), {"1 to", "got 0"});
   expect_in(refusal(kSmall, {"optimizer.lr=0"}), {"above 0", "got 0"});
+  expect_in(refusal(kSmall, {"model.from="}), {"--set model.from=", "expected a value", "'model.from=\"\"'"});
+  expect_in(refusal(kSmall, {"run.steps= "}), {"--set run.steps=", "expected a value"});
+  EXPECT_EQ(parse_config(kSmall, "s", {"model.from=\"\""}).model.from, "");
   expect_in(refusal(kSmall, {"optimizer.lr=nan"}), {"above 0"});
-  expect_in(refusal(kSmall, {"optimizer.lr=inf"}), {"above 0"});
+  expect_in(refusal(kSmall, {"optimizer.lr=inf"}), {"above 0, at most 1000000000000, got inf"});
+  expect_in(refusal(kSmall, {"model.norm_eps=1e13"}), {"above 0, at most 1000000000000, got 1"});
   expect_in(refusal(kSmall, {"data.validation_fraction=1.0"}), {"at least 0, below 1"});
   expect_in(refusal(kSmall, {"data.context=0"}), {"data.context"});
   expect_in(refusal(kSmall, {"model.kv_heads=3"}), {"must be a multiple of kv_heads"});
@@ -342,7 +346,8 @@ TEST(Config, RangeErrorsNameTheBound) {
   expect_in(refusal(kSmall, {"run.seed=9223372036854775807"}), {"expected 0 to 9000000000000000000, got"});
   expect_in(refusal(kSmall, {"run.seed=-99999999999999999999"}), {"expected 0 or more, got -9999"});
   expect_in(refusal(kSmall, {"optimizer.weight_decay=1e13"}), {"at least 0, at most 1000000000000, got 1"});
-  expect_in(refusal(kSmall, {"optimizer.lr=1e400"}), {"expected above 0, got 1e400, which does not fit in 64 bits"});
+  expect_in(refusal(kSmall, {"optimizer.lr=1e400"}),
+            {"expected above 0, at most 1000000000000, got 1e400, which does not fit in 64 bits"});
 }
 
 TEST(Config, ErrorsExplainQuotesRemovedByTheShell) {

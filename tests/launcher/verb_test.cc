@@ -1,4 +1,4 @@
-// Tests how the options of any verb parse numbers: exactly as typed, or with an error.
+// Tests how the options of any verb are parsed: numbers exactly as typed, or with an error, and no empty arguments.
 #include "launcher/verb.h"
 
 #include <gtest/gtest.h>
@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/error.h"
@@ -25,7 +26,8 @@ struct Numbers {
   double real = 0;
   std::optional<double> share;
   std::vector<int64_t> list;
-  std::string text;
+  std::string text, maybe, file;
+  bool flag = false;
   int inner = 0;
 } numbers;
 
@@ -41,6 +43,9 @@ class NumbersVerb : public Verb {
     app.add_option("--share", numbers.share)->check(CLI::PositiveNumber);
     app.add_option("--list", numbers.list)->delimiter(',');
     app.add_option("--text", numbers.text);
+    app.add_option("--maybe", numbers.maybe)->expected(0, 1);
+    app.add_flag("--flag", numbers.flag);
+    app.add_option("FILE", numbers.file);
     app.add_subcommand("word")->add_option("--inner", numbers.inner)->check(CLI::Range(0, 9));
   }
   int run() override { return 0; }
@@ -89,7 +94,6 @@ TEST(ParseVerb, RefusesMalformedNumbers) {
            {"--any", "-010", "expected a whole number, got \"-010\""},
            {"--any", "0x10", "expected a whole number, got \"0x10\""},
            {"--any", "1.0", "expected a whole number, got \"1.0\""},
-           {"--any", "", "expected a whole number, got \"\""},
            {"--any", "3x", "expected a whole number, got \"3x\""},
            {"--positive", "0", "expected a whole number of at least 1, got \"0\""},
            {"--positive", "99999999999999999999", ", and the largest is " + limit},
@@ -112,6 +116,33 @@ TEST(ParseVerb, RefusesMalformedNumbers) {
   EXPECT_NE(refusal({"word", "--inner", "07"}).find("numbers word: --inner: expected a whole number, got \"07\""),
             std::string::npos);
   EXPECT_NE(refusal({"word", "--inner", "10"}).find("--inner"), std::string::npos);
+}
+
+// "$UNSET" in a shell is an empty argument. It is no value, whatever the option would do with it.
+TEST(ParseVerb, RefusesEmptyArguments) {
+  const std::string empty = " is empty: give it a value, or leave it out";
+  for (const auto& [args, named] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"--text", ""}, "--text"},
+           {{"--text="}, "--text"},
+           {{"--any", ""}, "--any"},
+           {{"--list", ""}, "--list"},
+           {{"--maybe", ""}, "--maybe"},
+           {{"--maybe="}, "--maybe"},
+           {{"--flag", ""}, "argument 2"},
+           {{""}, "argument 1"},
+           {{"file", "", "--any", "3"}, "argument 2"},
+           {{"--text=a", ""}, "argument 2"},
+           {{"word", "--inner", ""}, "--inner"},
+           {{"word", "--inner="}, "--inner"},
+           {{"word", ""}, "argument 2"},
+       }) {
+    EXPECT_NE(refusal(args).find("numbers: " + named + empty), std::string::npos) << named << ": " << refusal(args);
+  }
+  EXPECT_EQ(refusal({"--text", " ", "--maybe"}), "");
+  EXPECT_EQ(refusal({"--text", "--no-option="}), "");
+  EXPECT_EQ(numbers.text, "--no-option=");
+  EXPECT_EQ(refusal({"--text", "a="}), "");
+  EXPECT_EQ(numbers.text, "a=");
 }
 
 TEST(ParseVerb, RankCountOptionPointsToLaunch) {
