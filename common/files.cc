@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -20,10 +21,7 @@ namespace annulus {
 namespace {
 
 [[noreturn]] void fail(const std::string& what, const std::string& path, int error) {
-  std::string hint;
-  if (error == ENOSPC || error == EDQUOT) hint = "; free some space or write elsewhere";
-  if (error == EACCES || error == EPERM || error == EROFS) hint = "; choose a folder that you may write to";
-  throw Error(ErrorKind::kResource, "files", "cannot " + what + " " + path + ": " + std::strerror(error) + hint);
+  throw Error(ErrorKind::kResource, "files", "cannot " + what + " " + path + ": " + writing_error_text(error));
 }
 
 class RealOutputFile : public OutputFile {
@@ -106,6 +104,16 @@ int write_fully(int fd, std::string_view bytes) {
   return 0;
 }
 
+std::string writing_error_text(int error) {
+  std::string text = std::strerror(error);
+  if (error == ENOSPC || error == EDQUOT) return text + "; free some space or write elsewhere";
+  if (error == EACCES || error == EPERM || error == EROFS) return text + "; choose a folder that you may write to";
+  rlimit limit{};
+  if (error != EFBIG || getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return text;
+  return text + "; this process may write files of at most " +
+         with_commas(static_cast<int64_t>(limit.rlim_cur), "byte") + ": raise the limit (ulimit -f)";
+}
+
 ErrorKind kind_of_errno(int error) {
   switch (error) {
     case 0:
@@ -150,7 +158,7 @@ std::string read_small_file(std::string_view room, const std::string& path, size
   if (error) throw unreadable(error.value());
   if (bytes > most) {
     throw Error(ErrorKind::kInput, std::string(room),
-                path + " has " + std::to_string(bytes) + " bytes, but at most " + std::to_string(most) +
+                path + " has " + counted(bytes, "byte") + ", but at most " + std::to_string(most) +
                     " were expected: it must be another kind of file");
   }
   std::ifstream in(path, std::ios::binary);

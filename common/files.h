@@ -57,6 +57,10 @@ void write_atomically(FileSystem& files, const std::string& path, std::string_vi
 // write that failed. Allocates nothing, so that it can be called after a fork.
 int write_fully(int fd, std::string_view bytes);
 
+// The reason why a file could not be written, from the errno, and what to do about it: "No space left on device; free
+// some space or write elsewhere".
+std::string writing_error_text(int error);
+
 // The kind of an error of the system when reading: kInput if the file does not exist or is not what it should be (such
 // as ENOENT, ENOTDIR, EISDIR, ELOOP; 0 if the file was too short), kResource if it exists but cannot be read (such as
 // EACCES, EIO, EMFILE). An error when writing is always kResource.

@@ -2,6 +2,7 @@
 """Tests the exit codes for files that cannot be read or written, for each verb, as in docs/user-guide.md ("Files")."""
 
 import ctypes
+import json
 import os
 import re
 import subprocess
@@ -162,6 +163,33 @@ class ExitCodesTest(cli.CliTest):
                 self.assertEqual(code, expected["standard output on a full disk"], err)
                 code, err = self.end([verb, "--no-such-option"])
                 self.assertEqual(code, expected["an unknown option"], err)
+
+    def by_shell(self, change, *args):
+        """Runs annulus after a shell has changed what it inherits; returns (exit code, standard error)."""
+        done = subprocess.run(["bash", "-c", f'{change}; exec "$0" "$@"', cli.ANNULUS, *args], cwd=self.folder,
+                              env=cli.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.PIPE, text=True, timeout=cli.LIMIT)
+        return done.returncode, done.stderr
+
+    def test_code_beyond_the_limit_on_file_sizes(self):
+        for args in (["train", "config.toml"], ["launch", "-n", "2", "train", "config.toml"]):
+            code, err = self.by_shell("ulimit -f 4", *args)
+            self.assertEqual(code, 8, err)
+            # The name of the file, and what to do.
+            self.assertRegex(err, r"cannot write runs/tiny-00\d/checkpoints/\S+: File too large; .* at most 4,096 bytes: .*ulimit -f")
+
+    def test_no_file_takes_the_place_of_a_closed_stream(self):
+        for number, args in enumerate([["train", "config.toml"], ["launch", "-n", "2", "train", "config.toml"]], 1):
+            code, err = self.by_shell("exec <&- >&- 2>&-", *args)
+            self.assertEqual((code, err), (0, ""))
+            run = self.path(f"runs/tiny-{number:03}")
+            with open(os.path.join(run, "metrics.jsonl")) as f:
+                self.assertIn("loss", [json.loads(line) for line in f][0])
+            for name in ("lock", "log/rank-0.log"):
+                with open(os.path.join(run, name), errors="replace") as f:
+                    self.assertNotIn("device cpu", f.read(), name)
+            # All was written where it belongs.
+            self.assertEqual(self.annulus("checkpoint", "verify", run)[0], 0)
 
     def test_code_for_a_missing_device(self):
         if os.path.exists("/dev/nvidiactl"):

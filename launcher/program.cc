@@ -2,6 +2,7 @@
 #include "launcher/program.h"
 
 #include <ATen/Parallel.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <unistd.h>
@@ -25,6 +26,7 @@
 #include "comm/launch_info.h"
 #include "common/environment.h"
 #include "common/error.h"
+#include "common/files.h"
 #include "common/text.h"
 #include "launcher/command_line.h"
 #include "launcher/launch/rank.h"
@@ -41,6 +43,19 @@ namespace annulus {
 namespace {
 
 namespace fs = std::filesystem;
+
+// Settles what this process inherits, before any file is opened and any thread is started. Processes that it starts,
+// such as mpirun and the ranks, inherit it in turn.
+void prepare_process() {
+  // A standard stream that is closed leads to /dev/null. Otherwise the next file that is opened would get its number,
+  // and what is meant for the stream would be written into the file. open() takes the lowest number that is free.
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(stream, F_GETFD) < 0 && errno == EBADF) open("/dev/null", O_RDWR);
+  }
+  // A write beyond the limit on the size of files (ulimit -f) fails with an error, which names the file, instead of
+  // ending the process.
+  signal(SIGXFSZ, SIG_IGN);
+}
 
 std::string overview() {
   std::string text =
@@ -99,7 +114,7 @@ int dispatch(std::vector<std::string> args, const LaunchInfo& info) {
   if (entry.alone && info.launched && info.size > 1) {
     const Error error(ErrorKind::kUsage, "launcher",
                       "`" + std::string(entry.name) + "` runs in one process, but this is a job of " +
-                          std::to_string(info.size) + " ranks: run it without mpirun or srun");
+                          counted(info.size, "rank") + ": run it without mpirun or srun");
     if (info.rank != 0) throw ReportedError(error);
     throw error;
   }
@@ -137,10 +152,9 @@ int require_printed() {
   pollfd out{STDOUT_FILENO, POLLOUT, 0};
   const bool gone = reason == EPIPE || (poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0);
   if (gone) return 128 + SIGPIPE;  // without a message, like a program that does not ignore the signal
-  throw Error(
-      ErrorKind::kResource, "output",
-      std::string("standard output could not be written") +
-          (reason == 0 ? " in full; the disk that it goes to may be full" : std::string(": ") + std::strerror(reason)));
+  throw Error(ErrorKind::kResource, "output",
+              std::string("standard output could not be written") +
+                  (reason == 0 ? " in full; the disk that it goes to may be full" : ": " + writing_error_text(reason)));
 }
 
 // Ends the process without running the destructors of static objects. Nothing needs them: whatever a verb began has
@@ -179,6 +193,7 @@ void run_other_program(const VerbEntry& entry) {
 }
 
 void run_program(int argc, char** argv) {
+  prepare_process();
   LaunchInfo rank;
   int code = 0;
   std::optional<Error> error;

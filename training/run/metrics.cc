@@ -44,12 +44,6 @@ void truncate_after(const std::string& path, int64_t last) {
   if (removed) write_atomically(FileSystem::real(), path, kept);
 }
 
-std::string fixed(double v) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.2f", v);
-  return text;
-}
-
 }  // namespace
 
 MetricsWriter::MetricsWriter(const std::string& path, std::optional<int64_t> resumed_step) : path_(path) {
@@ -93,7 +87,7 @@ void MetricsWriter::write(int64_t step, const Fields& fields) {
   }
   const std::string text = line.dump() + "\n";
   if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0) {
-    throw Error(ErrorKind::kResource, "metrics", "cannot write " + path_ + ": " + std::strerror(errno));
+    throw Error(ErrorKind::kResource, "metrics", "cannot write " + path_ + ": " + writing_error_text(errno));
   }
 }
 
@@ -112,14 +106,12 @@ std::string format_duration(double seconds) {
 std::string format_progress(const ProgressReport& r, int columns) {
   const auto known = [](const std::optional<double>& v) { return v && std::isfinite(*v); };
   const auto shown = [&](double nats) {
-    return r.of_bytes ? fixed(bits_per_byte(nats)) + " bits per byte" : fixed(nats);
+    return r.of_bytes ? rounded(bits_per_byte(nats), 2) + " bits per byte" : rounded(nats, 2);
   };
-  std::string loss = "  loss " + fixed(r.loss), validation, utilization;
+  std::string loss = "  loss " + rounded(r.loss, 2), validation, utilization;
   if (r.validation_loss) validation = "  validation " + shown(*r.validation_loss);
   if (known(r.utilization)) {
-    char share[32];
-    std::snprintf(share, sizeof share, "  MFU %.1f%%", 100 * *r.utilization);
-    utilization = share;
+    utilization = "  MFU " + rounded(100 * *r.utilization, 1) + "%";
   }
   const auto line = [&] {
     std::string text = "step " + with_commas(r.step) + "/" + with_commas(r.steps) + loss +
