@@ -8,6 +8,7 @@ environment. It trains, launches and prints its version, and a C++ program is bu
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -58,8 +59,10 @@ class InstallTest(unittest.TestCase):
 
     @classmethod
     def install(cls, prefix):
+        """Installs as somebody does whose new files no other user may read."""
         with open(HEADERS) as f:
-            return run(sys.executable, INSTALL, "--bin", cls.bin, "--headers", f.read(), prefix)
+            return run(sys.executable, INSTALL, "--bin", cls.bin, "--headers", f.read(), prefix,
+                       preexec_fn=lambda: os.umask(0o077))
 
     def setUp(self):
         self.work = tempfile.mkdtemp(dir=self.folder)
@@ -71,6 +74,15 @@ class InstallTest(unittest.TestCase):
     def test_prints_the_same_version(self):
         done = self.ran("version")
         self.assertEqual((done.returncode, done.stdout), (0, run(ANNULUS, "version").stdout), done.stderr)
+
+    def test_other_users_can_run_it(self):
+        places = [self.prefix]
+        for folder, folders, files in os.walk(self.prefix):
+            places += [os.path.join(folder, name) for name in folders + files]
+        programs = ("bin", "libexec")
+        for place in places:
+            runs = os.path.isdir(place) or os.path.relpath(place, self.prefix).split("/")[0] in programs or place.endswith("libannulus.so")
+            self.assertEqual(stat.S_IMODE(os.stat(place).st_mode), 0o755 if runs else 0o644, place)
 
     def test_trains(self):
         for command in (["train", "config.toml"], ["launch", "-n", "2", "train", "config.toml"]):
@@ -118,8 +130,10 @@ class InstallTest(unittest.TestCase):
         for path in (os.path.join(self.prefix, "share", "annulus", "stale"), os.path.join(self.folder, "outside")):
             open(path, "w").close()
         os.remove(readme)
+        os.chmod(os.path.join(self.prefix, "bin"), 0o700)
         self.assertEqual(self.install(self.prefix).returncode, 0)
         self.assertTrue(os.path.exists(readme))
+        self.assertEqual(stat.S_IMODE(os.stat(os.path.join(self.prefix, "bin")).st_mode), 0o755)
         self.assertFalse(os.path.exists(os.path.join(self.prefix, "share", "annulus", "stale")))
         self.assertTrue(os.path.exists(os.path.join(self.folder, "outside")))
 
