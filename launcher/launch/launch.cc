@@ -1,6 +1,7 @@
 // See launch.h.
 #include "launcher/launch/launch.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -161,6 +162,18 @@ void require_files(int ranks) {
                   " before the start, or permanently nofile in /etc/security/limits.conf");
 }
 
+// Throws before anything starts if ranks may not write files as large as those that MPI makes in shared memory: Open
+// MPI needs 4 MiB and a little more, and would end the ranks without a reason.
+void require_file_size() {
+  constexpr rlim_t kNeeded = rlim_t{8} << 20;
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= kNeeded) return;
+  throw Error(ErrorKind::kResource, "launcher",
+              "MPI needs files of " + with_commas(kNeeded, "byte") + " in shared memory, but this process may write " +
+                  "files of at most " + with_commas(static_cast<int64_t>(limit.rlim_cur), "byte") +
+                  "; use ulimit -f unlimited before the start");
+}
+
 }  // namespace
 
 int run_launch(const LaunchOptions& options) {
@@ -172,7 +185,10 @@ int run_launch(const LaunchOptions& options) {
                 "ranks; give mpirun the verb without `launch`, or run `launch` without mpirun");
   }
   const Mpirun mpirun = find_mpirun();
-  if (!options.dry_run) require_files(options.ranks);
+  if (!options.dry_run) {
+    require_files(options.ranks);
+    require_file_size();
+  }
   // Several names are surveyed even if all mean this host, because the survey finds that error.
   const bool elsewhere = options.hosts
                              ? options.hosts->hosts.size() > 1 || !is_this_host(options.hosts->hosts.front().name)
