@@ -140,7 +140,8 @@ const std::vector<Key>& keys() {
       {"data",
        "positions",
        ANNULUS_AT(data.positions),
-       "rotary positions: \"running\" counts through the row, \"restart\" begins at 0 in each document",
+       "rotary positions: \"running\" counts through the row, \"restart\" begins at 0 where a row or a document "
+       "begins, with every data.packing and data.documents",
        false,
        {},
        {"running", "restart"}},

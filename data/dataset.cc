@@ -120,7 +120,8 @@ std::string Dataset::text() const {
 std::vector<std::string> Dataset::warnings() const {
   std::vector<std::string> warnings;
   const PackSettings& settings = phases_.back().settings;
-  for (size_t i = 0; settings.units_are_documents() && i < sources_.size(); ++i) {
+  const bool documents_matter = settings.units_are_documents() || data_.positions == "restart";
+  for (size_t i = 0; documents_matter && i < sources_.size(); ++i) {
     const Corpus& corpus = *sources_[i].corpus;
     if (corpus.is_text() || corpus.file(0).documents()) continue;  // each file is one document, or documents are stored
     const RowIndex& index = *index_of(i, settings);

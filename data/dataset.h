@@ -32,7 +32,7 @@ struct Row {
 struct SourceUse {
   int64_t rows = 0;
   int64_t targets = 0;    // positions that are not padding, including ids of data.ignore
-  int64_t documents = 0;  // the parts of rows: a document that is cut counts once for each of its rows
+  int64_t documents = 0;  // what rows hold of documents: one that is cut counts once for each of its rows
 
   friend bool operator==(const SourceUse&, const SourceUse&) = default;
 };
@@ -54,7 +54,8 @@ class Dataset {
   size_t source(int64_t step, int64_t row) const;
   // Raises Error(kInput) if a file has changed, cannot be read, or holds an id outside the vocabulary.
   Row row(int64_t step, int64_t row) const;
-  // The lengths of a row's parts in order, padding last; they add up to context(step). Reads no tokens.
+  // The lengths of a row's parts in order, one for each document that it has tokens of, whatever data.documents is, and
+  // one for padding, which is last. They add up to context(step). Reads no tokens.
   std::vector<int64_t> parts(int64_t step, int64_t row) const;
   // What the rows of this step take from each source.
   std::vector<SourceUse> uses(int64_t step) const;

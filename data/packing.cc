@@ -138,17 +138,17 @@ void Packer::add(int64_t token, int64_t positions) {
     if (positions > 0 && packing_ == Packing::kDocument) row(token, positions);
     if (positions > 0 && packing_ == Packing::kBestFit) window_.push_back({token, positions});
   }
-  if (++units_ == kWindow) end_window();
+  if (++documents_ == kWindow) end_window();
 }
 
 void Packer::finish() {
-  if (units_ > 0) end_window();
+  if (documents_ > 0) end_window();
 }
 
 void Packer::end_window() {
   if (!window_.empty()) pack_window();
   window_.clear();
-  units_ = 0;
+  documents_ = 0;
   sink_.end_window();
 }
 

@@ -1,8 +1,9 @@
 // Which tokens of a source make which row. Used by row_index.cc, which stores the result.
 //
-// A unit is a stretch of the source in which each token predicts the next: a document of L tokens, or, if documents do
-// not matter, a stretch of neighbouring ones. It has L - 1 positions, because its last token is not an input and its
-// first is not a target. A row has `context` positions.
+// A position is a token whose target is the token that follows it. A unit is a stretch of the source in which each
+// token predicts the next: a document, or, if documents do not matter, neighbouring ones. Its last token is not an
+// input and its first is not a target, so it has one position less than tokens. A row has `context` positions, and each
+// of its pieces lies in one document, whatever a unit is.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@ struct Piece {
 };
 
 enum class Packing {
-  kStream,    // units follow each other and are cut every `context` positions; the last row is padded
+  kStream,    // documents follow each other and are cut every `context` positions; the last row is padded
   kBestFit,   // whole documents; those of a window of 65,536 are combined so that there is little padding
   kDocument,  // one document in a row
 };
@@ -48,7 +49,7 @@ struct PlacedPiece {
   uint64_t token = 0, place = 0, count = 0;
 };
 
-// Takes units in order and gives placed pieces, sorted by place. Holds at most one window of units.
+// Takes documents in order and gives placed pieces, sorted by place. Holds at most one window of documents.
 class Packer {
  public:
   static constexpr int64_t kWindow = 65536;
@@ -64,9 +65,9 @@ class Packer {
   Packer(Packing packing, int64_t context, Sink& sink);
   ~Packer();
 
-  // Adds a unit of `positions` positions whose first input is `token`; units without positions are skipped.
+  // Adds the positions of a document, the first of which is `token`; documents without positions are skipped.
   void add(int64_t token, int64_t positions);
-  // Call once, after the last unit.
+  // Call once, after the last document.
   void finish();
 
   int64_t rows() const { return rows_; }
@@ -80,9 +81,9 @@ class Packer {
   Packing packing_;
   int64_t context_;
   Sink& sink_;
-  std::vector<Piece> window_;  // kBestFit: units that are shorter than a row
+  std::vector<Piece> window_;  // kBestFit: documents that are shorter than a row
   std::unique_ptr<Bins> bins_;
-  int64_t units_ = 0;  // in this window
+  int64_t documents_ = 0;  // in this window
   int64_t rows_ = 0;
   int64_t targets_ = 0;
   int64_t place_ = 0;  // kStream: the next place

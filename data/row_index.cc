@@ -19,7 +19,7 @@ namespace {
 
 std::string digest_of(const std::string& text) { return checksum(text.data(), text.size()); }
 
-// Makes one part: passes the units of its documents to its packer.
+// Makes one part: passes the positions of its documents to its packer.
 class PartMaker : public Packer::Sink {
  public:
   PartMaker(Split split, const Corpus* corpus, RowIndexFacts& facts, RowStore& store)
@@ -35,12 +35,11 @@ class PartMaker : public Packer::Sink {
   void add_document(int64_t begin, int64_t length) {
     ++counts_.documents;
     counts_.tokens += length;
-    if (settings_.units_are_documents()) {
-      add_unit(begin, length);
-      return;
-    }
-    if (begin != stretch_ + stretch_length_) end_stretch(begin);
-    stretch_length_ += length;
+    if (length == 0) return;
+    const bool joined = !settings_.units_are_documents() && begin == open_.token + open_.count;
+    end_document(joined);
+    open_ = {begin, length};
+    unit_tokens_ = joined ? unit_tokens_ + length : length;
   }
 
   // Adds positions whose first token was a target, or was left out, in another row.
@@ -51,7 +50,7 @@ class PartMaker : public Packer::Sink {
   }
 
   void finish() {
-    end_stretch(0);
+    end_document(false);
     packer_.finish();
     counts_.rows = packer_.rows();
     counts_.targets = packer_.targets();
@@ -69,23 +68,20 @@ class PartMaker : public Packer::Sink {
   }
 
  private:
-  void end_stretch(int64_t next) {
-    add_unit(stretch_, stretch_length_);
-    stretch_ = next;
-    stretch_length_ = 0;
-  }
-
-  void add_unit(int64_t begin, int64_t length) {
-    if (length == 0) return;
-    ++(length == 1 ? counts_.lone_tokens : counts_.first_tokens);
-    if (settings_.refuse_long && settings_.packing != Packing::kStream && length - 1 > settings_.context) {
+  // Passes on the document that was added last. Its last token is an input only if the unit goes on: then its target is
+  // the first token of the next document.
+  void end_document(bool unit_goes_on) {
+    if (open_.count == 0) return;
+    if (!unit_goes_on) ++(unit_tokens_ == 1 ? counts_.lone_tokens : counts_.first_tokens);
+    if (settings_.refuse_long && settings_.packing != Packing::kStream && open_.count - 1 > settings_.context) {
       throw Error(ErrorKind::kInput, "data",
-                  "the document at " + corpus_->where(begin) + " has " + with_commas(length, "token") +
+                  "the document at " + corpus_->where(open_.token) + " has " + with_commas(open_.count, "token") +
                       ", but a row takes " + with_commas(settings_.context + 1) +
                       " (data.context + 1): lengthen data.context, divide or leave out the document, or set " +
                       "data.long_documents = \"cut\"");
     }
-    packer_.add(begin, length - 1);
+    packer_.add(open_.token, unit_goes_on ? open_.count : open_.count - 1);
+    open_ = {};
   }
 
   Split split_;
@@ -96,7 +92,8 @@ class PartMaker : public Packer::Sink {
   RowIndexFacts& facts_;
   RowStore& store_;
   Packer packer_;
-  int64_t stretch_ = 0, stretch_length_ = 0;
+  Piece open_;               // the tokens of the last document; without any: there is none
+  int64_t unit_tokens_ = 0;  // of its unit, so far
 };
 
 RowIndexFacts split_and_pack(const Corpus& corpus, const PackSettings& settings, bool tail, RowStore& store) {
@@ -138,7 +135,9 @@ MakeRows rows_of(const Corpus& corpus, const PackSettings& settings, const std::
 }
 
 std::string digest_of(const Corpus& corpus, const PackSettings& settings) {
-  return digest_of("rows 1 of " + corpus.fingerprint() + " " + settings.text());
+  // In the rows "1" of units of several documents, a piece was a whole unit.
+  const std::string rules = settings.units_are_documents() ? "rows 1 of " : "rows 2 of ";
+  return digest_of(rules + corpus.fingerprint() + " " + settings.text());
 }
 
 std::shared_ptr<const RowIndex> find_or_write(FileSystem& files, const std::string& folder, const std::string& digest,
@@ -199,12 +198,15 @@ std::shared_ptr<const RowIndex> RowIndex::remaining(const RowIndex& before, cons
 
 void RowIndex::visit_left(const RowsLeft& left, const std::function<void(const Piece&)>& visit) const {
   const int64_t n = rows(Split::kTrain), context = settings().context;
+  // Where units are documents, pieces with neighbouring tokens are of one document, which was cut at the ends of rows.
+  // Elsewhere such pieces are of two documents.
+  const bool join = settings().units_are_documents();
   std::vector<bool> is_left(static_cast<size_t>(n));
   const KeyedPermutation order(n, left.key);
   for (int64_t i = left.drawn; i < n; ++i) is_left[static_cast<size_t>(order.at(i))] = true;
   Piece open;  // the next piece may continue it
   const auto take = [&](const Piece& piece) {
-    if (piece.token == open.token + open.count) {
+    if (join && piece.token == open.token + open.count) {
       open.count += piece.count;
       return;
     }
@@ -223,10 +225,11 @@ void RowIndex::visit_left(const RowsLeft& left, const std::function<void(const P
       const auto token = static_cast<int64_t>(p.token), place = static_cast<int64_t>(p.place);
       const int64_t stop = place + static_cast<int64_t>(p.count);
       // A piece of a stream extends over many rows; neighbouring rows of it that are left become one piece.
+      const size_t begin = window.size();
       for (int64_t at = place; at < stop;) {
         const int64_t row_end = std::min(stop, (at / context + 1) * context);
         if (is_left.at(static_cast<size_t>(at / context))) {
-          if (!window.empty() && window.back().token + window.back().count == token + at - place) {
+          if (window.size() > begin && window.back().token + window.back().count == token + at - place) {
             window.back().count += row_end - at;
           } else {
             window.push_back({token + at - place, row_end - at});

@@ -22,7 +22,7 @@ enum class Split { kTrain, kValidation };
 
 // The counts of a part. targets + first_tokens + lone_tokens = tokens.
 struct PartCounts {
-  int64_t documents = 0;  // empty ones included; units, for what remains of an epoch
+  int64_t documents = 0;  // empty ones included; pieces, for what remains of an epoch
   int64_t tokens = 0;
   int64_t rows = 0;
   int64_t targets = 0;  // positions; a token is a target in one row at most
@@ -71,8 +71,9 @@ class RowIndex {
                                                       FileSystem& files = FileSystem::real());
 
   // The training rows of `before` that were not drawn, packed again with other settings (another context): pieces in
-  // the order of their tokens, neighbours joined. There is no validation part. In memory if `folder` is empty,
-  // otherwise found there or made as above. Raises Error(kInput) if only one of the settings keeps documents apart.
+  // the order of their tokens, neighbours in a document joined. There is no validation part. In memory if `folder` is
+  // empty, otherwise found there or made as above. Raises Error(kInput) if only one of the settings keeps documents
+  // apart.
   static std::shared_ptr<const RowIndex> remaining(const RowIndex& before, const RowsLeft& left,
                                                    const PackSettings& settings, const std::string& folder = "",
                                                    FileSystem& files = FileSystem::real());
@@ -92,11 +93,11 @@ class RowIndex {
   // The file's path; empty if it is in memory.
   virtual std::string path() const { return ""; }
 
-  // The pieces of a row in order; the rest of `context` is padding. Takes a binary search. Raises Error(kInput) if the
-  // file has changed or cannot be read.
+  // The pieces of a row in order, each of one document; the rest of `context` is padding. Takes a binary search. Raises
+  // Error(kInput) if the file has changed or cannot be read.
   std::vector<Piece> row(Split split, int64_t r) const;
 
-  // The pieces of the training rows that were not drawn, in the order of their tokens, neighbours joined.
+  // The pieces of the training rows that were not drawn, in the order of their tokens, neighbours in a document joined.
   void visit_left(const RowsLeft& left, const std::function<void(const Piece&)>& visit) const;
 
   // Reads and checks everything: hashes, order, counts. Raises Error(kInput).

@@ -8,17 +8,15 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <numeric>
 #include <set>
 
 #include "common/error.h"
+#include "tests/data/drawn_rows.h"
 
 namespace annulus::dataset_test {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr int64_t kEnd = 0;  // the id that ends every document
 
 class DatasetTest : public ::testing::Test {
  protected:
@@ -65,38 +63,6 @@ class DatasetTest : public ::testing::Test {
 
   std::string root_;
 };
-
-std::vector<int64_t> some_lengths(int64_t documents, uint32_t seed) {
-  std::vector<int64_t> lengths;
-  for (int64_t i = 0; i < documents; ++i) {
-    seed = seed * 1664525 + 1013904223;
-    lengths.push_back(1 + (seed >> 24) % 60);  // length 1 is an empty document with its end
-  }
-  return lengths;
-}
-
-int64_t sum(const std::vector<int64_t>& numbers) { return std::accumulate(numbers.begin(), numbers.end(), int64_t{0}); }
-
-// How often each id except kEnd was a target in steps [begin, end).
-std::map<int64_t, int64_t> targets(const Dataset& data, int64_t begin, int64_t end) {
-  std::map<int64_t, int64_t> counts;
-  for (int64_t step = begin; step < end; ++step) {
-    for (int64_t r = 0; r < data.rows(step); ++r) {
-      const Row row = data.row(step, r);
-      EXPECT_EQ(static_cast<int64_t>(row.tokens.size()), data.context(step));
-      EXPECT_EQ(sum(data.parts(step, r)), data.context(step));
-      for (size_t i = 0; i < row.targets.size(); ++i) {
-        if (row.targets[i] == kNoTarget || row.targets[i] == kEnd) continue;
-        ++counts[row.targets[i]];
-        // Ids are consecutive within a document.
-        if (row.tokens[i] != kEnd) {
-          EXPECT_EQ(row.tokens[i] + 1, row.targets[i]);
-        }
-      }
-    }
-  }
-  return counts;
-}
 
 TEST_F(DatasetTest, EachTokenIsATargetOncePerEpoch) {
   const std::vector<int64_t> lengths = some_lengths(200, 3);
@@ -180,8 +146,9 @@ TEST_F(DatasetTest, MixesSourcesByWeight) {
 
 TEST_F(DatasetTest, ContextChangeNeitherSkipsNorRepeatsTokens) {
   const std::vector<int64_t> lengths = some_lengths(300, 5);
-  for (const std::string packing : {"stream", "best-fit", "document"}) {
-    DataConfig d = data({shard("a", lengths, 1)}, 16, packing, true);
+  for (const std::string packing : {"end to end", "stream", "best-fit", "document"}) {
+    const bool apart = packing != "end to end";
+    DataConfig d = data({shard("a", lengths, 1)}, 16, apart ? packing : "stream", apart);
     d.context.stages = {
         {.step = 0, .context = 16}, {.step = 30, .context = 64}, {.step = 40, .context = 24, .batch = 2}};
     const Dataset made(d, 1);
@@ -195,8 +162,9 @@ TEST_F(DatasetTest, ContextChangeNeitherSkipsNorRepeatsTokens) {
     std::map<int64_t, int64_t> counts = targets(made, 0, steps - 1);
     for (const auto& [id, count] : counts) EXPECT_EQ(count, 1) << packing << ", token " << id;
     counts = targets(made, 0, steps);
+    const auto units = lengths.begin() + (apart ? 300 : 1);  // first tokens of units are no targets
     EXPECT_EQ(static_cast<int64_t>(counts.size()),
-              sum(lengths) - 300 - std::count_if(lengths.begin(), lengths.end(), [](int64_t l) { return l > 1; }))
+              sum(lengths) - 300 - std::count_if(lengths.begin(), units, [](int64_t l) { return l > 1; }))
         << packing;
   }
 }
@@ -340,11 +308,17 @@ TEST_F(DatasetTest, WarnsIfNoDocumentsAreFound) {
   SourceConfig a = shard("a", {300}, 1);
   EXPECT_TRUE(Dataset(data({a}, 16, "stream", false), 1).warnings().empty());
   a.end = 55555;
-  const std::vector<std::string> warnings = Dataset(data({a}, 16, "stream", true), 1).warnings();
-  ASSERT_EQ(warnings.size(), 1U);
-  for (const std::string word : {"source a", "1 document", "55555", "end = ID"}) {
-    EXPECT_NE(warnings[0].find(word), std::string::npos) << word << " not in: " << warnings[0];
+  EXPECT_TRUE(Dataset(data({a}, 16, "stream", false), 1).warnings().empty()) << "documents do not matter";
+  for (const bool documents : {false, true}) {
+    DataConfig d = data({a}, 16, "stream", documents);
+    d.positions = "restart";
+    const std::vector<std::string> warnings = Dataset(d, 1).warnings();
+    ASSERT_EQ(warnings.size(), 1U);
+    for (const std::string word : {"source a", "1 document", "55555", "end = ID"}) {
+      EXPECT_NE(warnings[0].find(word), std::string::npos) << word << " not in: " << warnings[0];
+    }
   }
+  EXPECT_EQ(Dataset(data({a}, 16, "stream", true), 1).warnings().size(), 1U);
   EXPECT_TRUE(Dataset(data({shard("b", some_lengths(50, 3), 1)}, 16, "stream", true), 1).warnings().empty());
 }
 
@@ -419,7 +393,7 @@ TEST_F(DatasetTest, HoldsDocumentsOutForValidation) {
   std::set<int64_t> held;
   for (int64_t i = 0; i < rows; ++i) {
     const Row row = made.validation_row(0, 0, i, rows);
-    EXPECT_EQ(sum(made.validation_parts(0, 0, i, rows)), 32);
+    EXPECT_EQ(made.validation_parts(0, 0, i, rows), parts_by_tokens(row));
     for (const int64_t id : row.targets) {
       if (id == kNoTarget || id == kEnd) continue;
       EXPECT_TRUE(held.insert(id).second) << id;

@@ -103,10 +103,13 @@ struct Seen {
   std::map<int64_t, int64_t> before;   // the token that predicts it
 };
 
-void add_row(const Corpus& corpus, const RowIndex& index, Split split, int64_t r, Seen& seen) {
+void add_row(const Corpus& corpus, const std::set<int64_t>& begins, const RowIndex& index, Split split, int64_t r,
+             Seen& seen) {
   int64_t filled = 0;
   for (const Piece& piece : index.row(split, r)) {
     ASSERT_GT(piece.count, 0);
+    EXPECT_TRUE(begins.lower_bound(piece.token + 1) == begins.lower_bound(piece.token + piece.count))
+        << "the inputs from " << piece.token << " on, " << piece.count << ", are of several documents";
     Ids ids(static_cast<size_t>(piece.count) + 1);
     corpus.read(piece.token, piece.count + 1, ids.data());
     for (size_t i = 1; i < ids.size(); ++i) {
@@ -120,7 +123,11 @@ void add_row(const Corpus& corpus, const RowIndex& index, Split split, int64_t r
 
 Seen part_of(const Corpus& corpus, const RowIndex& index, Split split) {
   Seen seen;
-  for (int64_t r = 0; r < index.rows(split); ++r) add_row(corpus, index, split, r, seen);
+  std::set<int64_t> begins;
+  corpus.visit_documents(false, [&](int64_t begin, int64_t length, uint64_t) {
+    if (length > 0) begins.insert(begin);
+  });
+  for (int64_t r = 0; r < index.rows(split); ++r) add_row(corpus, begins, index, split, r, seen);
   const PartCounts& counts = index.counts(split);
   EXPECT_EQ(static_cast<int64_t>(seen.targets.size()), counts.targets);
   EXPECT_EQ(counts.targets + counts.first_tokens + counts.lone_tokens, counts.tokens);

@@ -2,11 +2,16 @@
 // data.context and data.accumulate.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <iterator>
 #include <mutex>
+#include <numeric>
+#include <optional>
 
 #include "comm/threads/threads.h"
 #include "common/error.h"
@@ -53,6 +58,7 @@ struct Learned {
   std::vector<double> losses, norms;
   std::vector<int64_t> targets;
   at::Tensor gradients;  // gradients of the mean over the targets of the last step
+  std::vector<SourceUse> uses;
   double validation = 0;
   std::string digest;
 };
@@ -74,6 +80,7 @@ Learned learn(const Config& config, int ranks, int64_t steps) {
     mine.gradients = flat(training.model().parameters().views(
         [&](size_t unit) { return training.model_state().updated()[unit].gradients; }));
     if (data.has_validation()) mine.validation = training.validate([] { return false; }).loss;
+    mine.uses = training.uses();
     mine.digest = training.weights_digest();
     const std::lock_guard lock(mutex);
     if (!learned.losses.empty()) {
@@ -139,6 +146,140 @@ TEST(TrainingData, PackedRowMatchesItsDocumentsRunSeparately) {
         }
       }
     }
+  }
+}
+
+// 250 different bytes in files of these lengths, so that a token says where in the corpus it stands. Byte 0, which
+// padding has, is not among them.
+constexpr int64_t kLengths[] = {1, 40, 7, 2, 0, 1, 1, 23, 9, 3, 58, 1, 12, 5, 31, 2, 17, 36, 1};
+static_assert(std::accumulate(std::begin(kLengths), std::end(kLengths), int64_t{0}) == 250);
+
+std::string write_different_bytes(const TestFolder& folder) {
+  std::filesystem::create_directories(folder.path() + "/different");
+  char byte = 1;
+  int name = 100;
+  for (const int64_t length : kLengths) {
+    std::ofstream out(folder.path() + "/different/" + std::to_string(name++), std::ios::binary);
+    for (int64_t i = 0; i < length; ++i) out.put(byte++);
+  }
+  return folder.path() + "/different/*";
+}
+
+// What the tokens of a row say, without what the dataset says of it.
+struct RowByHand {
+  std::vector<int64_t> targets;    // of each position
+  std::vector<int64_t> part;       // which of the row's documents it is in
+  std::vector<int64_t> restarted;  // its position in that
+  int64_t documents = 0;
+};
+
+// apart: nothing predicts the first token of a document.
+RowByHand by_hand(const std::vector<int64_t>& tokens, bool apart) {
+  std::vector<int64_t> document_of(1, -1);  // by token
+  for (const int64_t& length : kLengths)
+    document_of.insert(document_of.end(), static_cast<size_t>(length), &length - kLengths);
+  const auto document = [&](int64_t token) { return document_of[static_cast<size_t>(token)]; };
+  RowByHand row;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const int64_t token = tokens[i], before = i == 0 ? -1 : tokens[i - 1];
+    const bool goes_on = token == 0 ? before == 0 : token == before + 1 && document(token) == document(before);
+    row.part.push_back(i == 0 ? 0 : row.part.back() + (goes_on ? 0 : 1));
+    row.restarted.push_back(goes_on ? row.restarted.back() + 1 : 0);
+    row.documents += token != 0 && !goes_on ? 1 : 0;
+    const bool counts = token > 0 && token < 250 && (!apart || document(token) == document(token + 1));
+    row.targets.push_back(counts ? token + 1 : kNoTarget);
+  }
+  return row;
+}
+
+struct ByHand {
+  double loss = 0;  // of the mean over the targets
+  int64_t targets = 0, documents = 0;
+};
+
+// The loss of some rows, each by itself, with dense attention under a mask.
+ByHand rows_by_hand(const Config& config, const Model& model, const std::vector<Row>& rows) {
+  const bool apart = config.data.documents || config.data.packing != "stream";
+  const PatternSpec& pattern = config.model.pattern.all;
+  const auto context = config.data.context.stages[0].context;
+  const auto tensor = [&](const std::vector<int64_t>& of) { return at::tensor(of, at::kLong); };
+  const at::Tensor place = at::arange(context, at::kLong);
+  const at::Tensor back = place.unsqueeze(1).sub(place);
+  ByHand all;
+  double loss = 0;
+  for (const Row& row : rows) {
+    const RowByHand hand = by_hand(row.tokens, apart);
+    EXPECT_EQ(row.targets, hand.targets);
+    const int64_t counted = context - std::count(hand.targets.begin(), hand.targets.end(), kNoTarget);
+    all.documents += hand.documents;
+    all.targets += counted;
+    if (counted == 0) continue;  // nothing but padding
+    at::Tensor seen = back.ge(0);
+    if (pattern.kind == PatternSpec::Kind::kWindow) seen = seen.logical_and(back.le(pattern.left));
+    const at::Tensor part = tensor(hand.part);
+    if (config.data.documents) seen = seen.logical_and(part.unsqueeze(1).eq(part));
+    const at::Tensor positions = config.data.positions == "restart" ? tensor(hand.restarted) : place;
+    const at::Tensor sum = model.loss(tensor(row.tokens).view({1, context}), tensor(hand.targets),
+                                      model.rotary(positions), dense_masked(seen), 1);
+    loss += sum.item<double>();
+  }
+  all.loss = loss / static_cast<double>(all.targets);
+  return all;
+}
+
+// Losses and counts of all rows of an epoch, and of validation, in every combination of packing, documents, positions,
+// pattern and layout.
+TEST(TrainingData, EveryPackingMatchesItsRowsByHand) {
+  const TestFolder folder;
+  Config config = documents_config(folder);
+  config.run.steps = 1;
+  config.data.train = {write_different_bytes(folder)};
+  config.data.validation_fraction = 0.3;
+  config.data.context = 24;
+  config.data.batch = 12;
+  config.validation.batches = 1;
+  config.optimizer.lr = 1e-30;  // validation has the weights of the first step
+  config.optimizer.warmup = 0;
+  const Model model(model_shape(config), static_cast<uint64_t>(config.run.seed), at::kDouble);
+  const auto each_layout = [&](const std::string& packing, bool documents) {
+    config.data.packing = packing;
+    config.data.documents = documents;
+    const Dataset data(config.data, config.run.seed);
+    ASSERT_GE(data.epochs(0, 1), packing == "document" ? 0.5 : 1);
+    ASSERT_GT(data.validation_rows(0, 0), 1);
+    std::vector<Row> rows, held_out;
+    for (int64_t r = 0; r < 12; ++r) rows.push_back(data.row(0, r));
+    for (int64_t r = 0; r < 12; ++r) held_out.push_back(data.validation_row(0, 0, r, 12));
+    PatternSpec window;
+    window.kind = PatternSpec::Kind::kWindow;
+    window.left = 9;
+    for (const PatternSpec& pattern : {causal_pattern(), window}) {
+      config.model.pattern = pattern;
+      std::optional<double> running;
+      for (const std::string positions : {"running", "restart"}) {
+        config.data.positions = positions;
+        const ByHand hand = rows_by_hand(config, model, rows);
+        const double validation = rows_by_hand(config, model, held_out).loss;
+        if (!running) running = hand.loss;
+        // Only differences of rotary positions matter, so beginning again is seen where attention crosses documents.
+        const bool differs = positions == "restart" && !documents && packing != "document";
+        EXPECT_EQ(std::abs(hand.loss - *running) > 1e-9, differs) << packing;
+        for (const std::string layout : {"one rank", "contiguous", "zigzag", "striped"}) {
+          const bool alone = layout == "one rank";
+          if (!alone) config.attention.layout = layout;
+          const std::string what = packing + (documents ? ", documents apart, " : ", ") + config.model.pattern.text() +
+                                   ", " + positions + ", " + layout;
+          const Learned learned = learn(config, alone ? 1 : 2, 1);
+          expect_equal_losses(learned.losses, {hand.loss}, what);
+          expect_equal_losses({learned.validation}, {validation}, what + ", validation");
+          EXPECT_EQ(learned.targets, (std::vector<int64_t>{hand.targets})) << what;
+          EXPECT_EQ(learned.uses, (std::vector<SourceUse>{{12, hand.targets, hand.documents}})) << what;
+        }
+      }
+    }
+  };
+  for (const std::string packing : {"stream", "best-fit", "document"}) {
+    for (const bool documents : {false, true}) each_layout(packing, documents);
   }
 }
 
