@@ -191,7 +191,7 @@ cat >"$work/python" <<'END'
 case "$1 $2" in
   "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
   "-m pip") echo "$*" >>"$PIP_CALLS" && [[ ! -e $PIP_CALLS.refuse ]] || { echo "ERROR: no network" && exit 1; } ;;
-  -I*) printf 'python:' && printf ' %q' "${@:3}" && echo ;;
+  -I*) printf 'python:' && printf ' %q' "${@:3}" && echo && readlink /proc/$$/fd/{0,1,2} >"$PIP_CALLS.streams" ;;
 esac
 END
 chmod +x "$work/python"
@@ -211,6 +211,19 @@ done
 grep -q -- '--no-deps tokenizers==[0-9.]* sentencepiece==[0-9.]* pyarrow==' "$work/pip" || { fail "pip's arguments" && cat "$work/pip"; }
 run env PYTHON="$work/python" OMPI_COMM_WORLD_RANK=0 "$home/annulus" tokenizer encode-prompt
 exits 0 "annulus tokenizer in a rank"
+# Streams that were closed are on /dev/null, so that no file of the program gets their numbers.
+for numbers in 0 1 2 '0 1 2'; do
+  read -ra closed <<<"$numbers"
+  bash -c "PYTHON='$work/python' '$home/annulus' tokenizer encode-prompt$(printf ' %d>&-' "${closed[@]}")" &>"$work/out" <"$home/annulus" ||
+    fail "closed $numbers: exit code $?"
+  mapfile -t streams <"$work/pip.streams"
+  for n in 0 1 2; do
+    case " $numbers " in
+      *" $n "*) [[ ${streams[n]-} == /dev/null ]] ;;
+      *) [[ ${streams[n]-/dev/null} != /dev/null ]] ;;
+    esac || fail "closed $numbers: ${streams[*]}"
+  done
+done
 mv "$home/.venv" "$work/venv"
 run env PYTHON="$work/nothing" "$home/annulus" tokenizer encode-prompt
 exits 9 "annulus tokenizer without a Python"

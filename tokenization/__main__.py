@@ -58,7 +58,21 @@ def run(options):
         return UNAVAILABLE
 
 
+def open_standard_streams():
+    """Opens standard streams that were closed on /dev/null: files would otherwise get their numbers, and output and errors
+    would go into these files."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the smallest free number
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))
+
+
 def main():
+    open_standard_streams()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the program without a traceback
     code = run(parse(sys.argv[1:]))

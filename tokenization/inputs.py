@@ -5,14 +5,14 @@ about a mebibyte, each of which one worker takes: some text files, the lines tha
 The units depend only on the files, and so do the documents and their order.
 """
 
-import glob
 import gzip
 import json
 import os
 import zlib
 from dataclasses import dataclass
 
-from errors import INPUT, RESOURCE, USAGE, Refused, unreadable
+from errors import INPUT, RESOURCE, Refused, unreadable
+from files import matches, open_file, require_file
 
 UNIT = 1 << 20  # bytes
 FILES_IN_UNIT = 1000
@@ -38,14 +38,7 @@ def find(patterns, kind="auto"):
     """Returns the files that the globs match, each once, in the order of the globs and sorted within one. Raises Refused."""
     found = {}
     for pattern in patterns:
-        pattern = os.path.expanduser(pattern)
-        matches = [pattern] if os.path.lexists(pattern) else sorted(glob.glob(pattern, recursive=True))
-        if matches == [pattern] and os.path.isdir(pattern):
-            raise Refused(INPUT, f"--input {pattern} is a folder: name its files, --input '{pattern.rstrip('/')}/**'")
-        files = [m for m in matches if not os.path.isdir(m)]
-        if not files:
-            raise Refused(INPUT, f"--input {pattern} matches no file")
-        for path in files:
+        for path in matches(os.path.expanduser(pattern)):
             found.setdefault(os.path.abspath(path), None)
     return [describe(path, kind) for path in found]
 
@@ -55,6 +48,7 @@ def describe(path, kind):
         status = os.stat(path)
     except OSError as error:
         raise unreadable(path, error)
+    require_file(path, status)
     stem, ending = os.path.splitext(path)
     packing = PACKINGS.get(ending, "")
     if packing:
@@ -171,7 +165,7 @@ def one_line(error):
 def unpack(one):
     """Yields (unpacked bytes, position in the file) of a compressed file, piece by piece. Raises Refused."""
     try:
-        with open(one.path, "rb") as f:
+        with open_file(one.path) as f:
             one.require_unchanged(os.fstat(f.fileno()))
             if one.packing == "gz":
                 with gzip.GzipFile(fileobj=f) as g:
@@ -236,7 +230,7 @@ class Reader:
             raw = b"".join(data for data, _ in unpack(one))
         else:
             try:
-                with open(one.path, "rb") as f:
+                with open_file(one.path) as f:
                     one.require_unchanged(os.fstat(f.fileno()))
                     raw = f.read()
             except OSError as error:
@@ -247,7 +241,7 @@ class Reader:
         """Returns the documents of the lines that begin in the bytes [begin, end)."""
         one = self.inputs[i]
         try:
-            with open(one.path, "rb") as f:
+            with open_file(one.path) as f:
                 one.require_unchanged(os.fstat(f.fileno()))
                 if begin:
                     f.seek(begin - 1)
@@ -269,12 +263,24 @@ class Reader:
             at += len(line) + 1
         return texts
 
+    def record(self, text, where):
+        """Returns the value of a text of JSON."""
+        try:
+            try:
+                return json.loads(text)
+            except json.JSONDecodeError:
+                raise
+            except ValueError:  # an integer of more digits than Python converts; no number is used
+                return json.loads(text, parse_int=float)
+        except json.JSONDecodeError as error:
+            raise Refused(INPUT, f"{where()} is not JSON: {one_line(error)}")
+        except RecursionError:
+            raise Refused(INPUT, f"{where()} is nested too deeply: more than some hundred lists and objects in each other "
+                                 "cannot be read; leave the line out")
+
     def value(self, one, line, where):
         text = decode(line, self.replace, where)
-        try:
-            record = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise Refused(INPUT, f"{where()} is not JSON: {one_line(error)}")
+        record = self.record(text, where)
         if not isinstance(record, dict):
             raise Refused(INPUT, f"{where()} is not a JSON object: {{\"{self.field}\": \"...\"}} is expected")
         if self.field not in record:
@@ -320,7 +326,7 @@ class Reader:
 def line_number(one, at):
     """Returns the number, from 1, of the line that begins at unpacked byte `at`. Reads the file, so only errors use it."""
     if not one.packing:
-        with open(one.path, "rb") as f:
+        with open_file(one.path) as f:
             return 1 + sum(piece.count(b"\n") for piece in pieces(f, at))
     count, left = 1, at
     for data, _ in unpack(one):

@@ -9,13 +9,14 @@ import os
 import sys
 
 from errors import INPUT, Refused, unreadable
+from files import open_file
 from tokenizer import Tokenizer
 
 
 def settings_beside(path):
     """Returns tokenization.json, which says how the shards in the folder `path` were made; {} if there is none."""
     try:
-        with open(os.path.join(path, "tokenization.json"), encoding="utf-8") as f:
+        with open_file(os.path.join(path, "tokenization.json")) as f:
             return json.load(f)
     except (FileNotFoundError, NotADirectoryError):
         return {}

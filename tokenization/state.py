@@ -9,6 +9,7 @@ import re
 import xxhash
 
 from errors import BUSY, INPUT, RESOURCE, Refused
+from files import open_file
 from shards import discard, shard_name, write_whole
 
 FINAL, STATE = "tokenization.json", ".tokenizing.json"
@@ -18,7 +19,7 @@ LEFT_BEHIND = re.compile(r"\.(shard-\d+|train(-\d+)?|tokens_train_\d+|tokenizati
 def read_json(path):
     """Returns the content of a JSON file, None if it does not exist. Raises Refused if it cannot be read."""
     try:
-        with open(path, encoding="utf-8") as f:
+        with open_file(path) as f:
             return json.load(f)
     except FileNotFoundError:
         return None

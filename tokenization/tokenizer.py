@@ -12,6 +12,7 @@ import os
 import xxhash
 
 from errors import INPUT, USAGE, Refused, unreadable
+from files import open_file
 
 NAMES = ("tokenizer.json", "tokenizer.model")
 
@@ -87,7 +88,7 @@ class Tokenizer:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self.file = os.path.abspath(file_of(path))
         try:
-            with open(self.file, "rb") as f:
+            with open_file(self.file) as f:
                 self.content = f.read()
         except OSError as error:
             raise unreadable(self.file, error)

@@ -26,6 +26,40 @@ class Mistakes(support.Test):
         os.symlink("gone", self.path("link.txt"))
         self.refused(3, "link.txt cannot be read: No such file", "--input", "*.txt")
 
+    def test_refuses_what_is_no_file(self):
+        self.write("a.txt", "a")
+        os.mkfifo(self.path("pipe.txt"))  # whoever opens it waits for a writer, and none comes
+        for glob in ("*.txt", "pipe.txt", "**"):
+            self.refused(3, r"pipe.txt is a pipe \(FIFO\), but a file is expected", "--input", glob)
+        self.refused(3, "/dev/null is a device, but a file is expected", "--input", "/dev/nul[l]")
+        for pipe in ("pipe.txt", "folder"):
+            if pipe == "folder":
+                os.mkdir(self.path("folder"))
+                os.mkfifo(self.path("folder/tokenizer.json"))
+            words = ["tokenize", "--tokenizer", self.path(pipe), "--input", "a.txt", "--output", self.path("out")]
+            support.Test.refused(self, 3, "(is a pipe|holds no tokenizer)", words)
+        os.remove(self.path("pipe.txt"))
+        os.mkdir(self.path("sub"))
+        self.write("sub/b.txt", "b")
+        os.symlink("gone", self.path("sux"))
+        self.refused(3, "sux cannot be read: No such file", "--input", "su[bx]/*.txt")
+        self.tokenize("--input", "su[b]/*.txt", "--input", "**/a.txt")
+        self.assertEqual(support.read_folder(self.path("out"))[0], support.library_ids("llama3", ["b", "a"]))
+
+    def test_runs_with_closed_standard_streams(self):
+        self.write("a.txt", "a " * 1000)
+        self.tokenize("--input", "a.txt", output="whole")
+        for i, closed in enumerate(("<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-")):
+            call = [sys.executable, "-I", "-B", support.PROGRAM]
+            for words, code in ((self.words("--input", "a.txt", output=f"out{i}"), 0),
+                                (self.words("--input", "none", output=f"none{i}"), 3)):
+                done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *call, *words], cwd=self.folder, text=True,
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=support.LIMIT)
+                self.assertEqual(done.returncode, code, f"{closed}: {done.stderr}")
+                errors = [] if code == 0 or "2" in closed else ["annulus: [tokenize] --input none matches no file"]
+                self.assertEqual(done.stderr.splitlines(), errors, closed)
+            self.assertTrue(support.contents(self.path(f"out{i}")) == support.contents(self.path("whole")), closed)
+
     def test_refuses_empty_inputs(self):
         self.write("empty.jsonl", "")
         self.refused(3, "the input files hold no tokens: empty.jsonl", "--input", "empty.jsonl")
@@ -40,11 +74,20 @@ class Mistakes(support.Test):
                              ('{"text": 5}\n', 'the field "text" is 5, but a text is expected'),
                              ('{"text": null}\n', 'the field "text" is null'),
                              ('{"text": "\\ud800"}\n', "half of a surrogate pair"),
-                             ("[" * 100000 + "\n", "is not JSON: ")):
+                             ('{"text": ' + "7" * 5000 + "}\n", 'the field "text" is Infinity, but a text'),
+                             ("[" * 100000 + "\n", "is nested too deeply: .* leave the line out")):
             content = lines + "\n" + bad + good
             for name in ("bad.jsonl", "bad.jsonl.gz") if bad == "[1]\n" else ("bad.jsonl",):
                 self.write(name, gzip.compress(content.encode()) if name.endswith("gz") else content)
                 self.refused(3, f"{name}, line 1502.*{pattern}", "--input", name)
+
+    def test_numbers_of_any_size_are_json(self):
+        numbers = ("7" * 5000, "-" + "7" * 50000, "1e999", "0." + "3" * 5000)
+        self.write("a.jsonl", "".join(f'{{"n": {n}, "text": "a", "list": [{n}]}}\n' for n in numbers))
+        self.tokenize("--input", "a.jsonl")
+        self.assertEqual(support.read_folder(self.path("out"))[0], support.library_ids("llama3", ["a"] * len(numbers)))
+        self.write("b.jsonl", '{"n": ' + "7" * 5000 + ', "text": "a"\n')
+        super().refused(3, "b.jsonl, line 1 is not JSON: Expecting", self.words("--input", "b.jsonl", output="b"))
 
     def test_reports_the_first_error(self):
         good = json.dumps({"text": "x " * 1000}) + "\n"
