@@ -38,8 +38,10 @@ class TokenizeVerb : public Verb {
     app.add_option("--end", end_, "a token that every document ends with: its id or its text");
     making(app.add_flag("--no-special-tokens", no_special_tokens_,
                         "leave out the tokens that the tokenizer's own post-processor adds to a text"));
-    making(app.add_flag("--specials-as-text", specials_as_text_,
-                        "treat the name of a special token in a document as plain text"));
+    making(
+        app.add_flag("--specials-as-text", specials_as_text_,
+                     "treat the name of a special token in a document as plain text; added tokens that the tokenizer "
+                     "does not mark as special stay tokens, and are named at the end"));
     making(app.add_option("--bad-utf8", bad_utf8_, "refuse text that is not UTF-8 (default), or replace it by U+FFFD")
                ->check(CLI::IsMember({"refuse", "replace"})));
     making(app.add_option("--shard-tokens", shard_tokens_,

@@ -9,6 +9,10 @@ import time
 from errors import USAGE, Refused
 
 
+def counted(number, noun):
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def bytes_text(number):
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if number < 1000 or unit == "TB":
@@ -43,8 +47,8 @@ class Progress:
             return
         self.said = now
         rate = (self.done - self.before) / max(now - self.began, 1e-9)
-        line = (f"tokenize  {bytes_text(self.done)} of {bytes_text(self.total)}  {tokens:,} tokens  "
-                f"{shards:,} shard{'' if shards == 1 else 's'}  {bytes_text(rate)}/s")
+        line = (f"tokenize  {bytes_text(self.done)} of {bytes_text(self.total)}  {counted(tokens, 'token')}  "
+                f"{counted(shards, 'shard')}  {bytes_text(rate)}/s")
         if rate > 0:
             line += f"  {duration_text(max(0, self.total - self.done) / rate)} left"
         if self.mode == "live":

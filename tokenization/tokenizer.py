@@ -49,6 +49,8 @@ class HuggingFace:
         self.description = json.loads(content)
         self.vocabulary = self.library.get_vocab(with_added_tokens=True)
         self.vocab = max(self.vocabulary.values(), default=-1) + 1  # ids may have gaps
+        # Added tokens that are ordinary ones, such as runs of spaces. With specials_as_text, too, the library reads them.
+        self.unmarked = sorted(t.content for t in self.library.get_added_tokens_decoder().values() if not t.special)
 
     def encode(self, texts):
         return [e.ids for e in self.library.encode_batch_fast(texts, add_special_tokens=self.special_tokens)]
@@ -71,6 +73,7 @@ class SentencePiece:
             raise Refused(INPUT, f"{path} is not a tokenizer.model that sentencepiece {sentencepiece.__version__} can read: "
                                  f"{str(error) or type(error).__name__}")
         self.vocab = self.library.get_piece_size()
+        self.unmarked = []
 
     def encode(self, texts):
         return self.library.encode(texts, num_threads=1)

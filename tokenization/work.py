@@ -5,6 +5,7 @@ A shard ends before the document that would make it larger than --shard-tokens. 
 the next one begins, and a call after an interrupted one continues there.
 """
 
+import json
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ import time
 from errors import INPUT, RESOURCE, USAGE, Refused
 from inputs import find, units
 from pool import Pool, processors
-from progress import Progress, bytes_text, duration_text
+from progress import Progress, bytes_text, counted, duration_text
 from shards import BOUNDARIES, new_shard, write_whole
 from state import Folder, inputs_digest
 from table import make_table
@@ -108,12 +109,13 @@ class Work:
     def run(self):
         if self.folder.finished is not None:
             print(f"{self.options.output} holds all shards of these inputs already: "
-                  f"{self.folder.finished['tokens']:,} tokens of {self.folder.finished['documents']:,} documents")
+                  f"{counted(self.folder.finished['tokens'], 'token')} of "
+                  f"{counted(self.folder.finished['documents'], 'document')}")
             return 0
         began = time.monotonic()
         before = len(self.folder.shards)
         if before:
-            print(f"going on after {before:,} finished shard{'' if before == 1 else 's'}", flush=True)
+            print(f"going on after {counted(before, 'finished shard')}", flush=True)
         at = self.folder.next
         self.progress = Progress(sum(one.size for one in self.inputs), sum(one.size for one in self.inputs[:at["input"]]))
         self.folder.save()
@@ -215,9 +217,12 @@ class Work:
             "shards": shards})
         if not self.summary:
             return
-        print(f"{self.tokens:,} tokens of {documents:,} document{'' if documents == 1 else 's'}, "
-              f"{bytes_text(text_bytes)} of text ({text_bytes / self.tokens:.2f} bytes a token), in {len(shards):,} "
-              f"shard{'' if len(shards) == 1 else 's'} of {o.output}; {duration_text(seconds)}")
+        print(f"{counted(self.tokens, 'token')} of {counted(documents, 'document')}, "
+              f"{bytes_text(text_bytes)} of text ({text_bytes / self.tokens:.2f} bytes a token), in "
+              f"{counted(len(shards), 'shard')} of {o.output}; {duration_text(seconds)}")
+        if o.specials_as_text and t.behind.unmarked:
+            print(f"--specials-as-text left {counted(len(t.behind.unmarked), 'added token')} as they are, because the tokenizer does "
+                  f"not mark them as special: {', '.join(map(json.dumps, t.behind.unmarked))}")
         if why_not:
             print(f"there is no tokens.table, so `annulus sample` and --inspect show ids: {why_not}")
 
@@ -261,4 +266,4 @@ def kept(work):
     count = len(work.folder.shards) if work is not None else 0
     if not count:
         return "no shard was finished, and nothing is left behind"
-    return f"{count:,} finished shard{' is' if count == 1 else 's are'} kept: the same command goes on after them"
+    return f"{counted(count, 'finished shard')} {'is' if count == 1 else 'are'} kept: the same command goes on after them"

@@ -123,8 +123,27 @@ class Encode(support.Test):
     def test_no_special_tokens_and_specials_as_text(self):
         self.tokenize("--input", "in.jsonl", "--no-special-tokens")
         self.assertEqual(self.out(), support.library_ids("llama3", self.documents, special_tokens=False))
-        self.tokenize("--input", "in.jsonl", "--no-special-tokens", "--specials-as-text", output="text")
+        out = self.tokenize("--input", "in.jsonl", "--no-special-tokens", "--specials-as-text", output="text")
         self.assertLess(max(max(ids, default=0) for ids in self.out("text")), 995)
+        self.assertNotIn("--specials-as-text", out)
+
+    def test_specials_as_text_names_the_added_tokens_that_it_keeps(self):
+        with open(os.path.join(support.tokenizer("llama3"), "tokenizer.json")) as f:
+            saved = json.load(f)
+        plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        saved["added_tokens"] += [{"id": 1000, "content": "<tool>", "special": False, **plain},
+                                  {"id": 1001, "content": "<mark>", "special": True, **plain},
+                                  {"id": 1002, "content": "  \t", "special": False, **plain}]
+        self.write("tokenizer.json", json.dumps(saved))
+        self.write("in.txt", "a<tool>b<mark>  \tc")
+        for options, ids in (([], [1000, 1001, 1002]), (["--specials-as-text"], [1000, 1002])):
+            code, out, err = self.run_words(["tokenize", "--tokenizer", self.folder, "--input", "in.txt", "--output",
+                                             self.path(f"out{len(ids)}"), *options])
+            self.assertEqual((code, err), (0, ""))
+            self.assertEqual([i for i in self.out(f"out{len(ids)}")[0] if i >= 1000], ids)
+            said = ("--specials-as-text left 2 added tokens as they are, because the tokenizer does not mark them as special: "
+                    '"  \\t", "<tool>"\n')
+            self.assertEqual(out.count(said), len(options), out)
 
     def test_ignores_saved_truncation_padding_and_dropout(self):
         with open(os.path.join(support.tokenizer("llama3"), "tokenizer.json")) as f:
