@@ -15,6 +15,7 @@ torch_python.need("transformers")
 
 import annulus  # noqa: E402
 import annulus.transformers  # noqa: E402
+import exactness  # noqa: E402
 import torch  # noqa: E402
 import transformers_models as models  # noqa: E402
 from transformers import AttentionInterface, masking_utils  # noqa: E402
@@ -27,7 +28,7 @@ rank, size = annulus.rank(group), annulus.size(group)
 
 for layout in ("contiguous", "zigzag", "striped"):
     annulus.transformers.register(group, layout)
-    for name in models.CONFIGS:
+    for name in models.CONFIGS | models.ROTARY:
         for packed in (False, True):
             batch = models.batch(packed)
             shifted = annulus.shift_labels(batch["labels"], batch["position_ids"])
@@ -55,6 +56,7 @@ def refused(words, **given):
 
 
 if size > 1:
+    model = models.make("mixtral", "annulus")
     for layout in ("contiguous", "zigzag"):
         annulus.transformers.register(group, layout)
         whole = models.batch(True)
@@ -62,23 +64,72 @@ if size > 1:
         ids = annulus.shard(whole["position_ids"], layout, group)
         # Otherwise rotary positions would silently be wrong.
         refused(f"position ids of each of the {size} ranks count from 0", **part, use_cache=False)
+        # A document begins where position ids do not rise, whatever use_cache and a mask that hides nothing say.
         ones = torch.ones_like(part["input_ids"])
-        refused("there is no attention_mask", **part, position_ids=ids, attention_mask=ones, use_cache=False)
-        padding = ones.clone()
-        padding[0, 0] = rank  # on the first rank only
-        hiding = dict(part, position_ids=ids, attention_mask=padding, use_cache=False)
-        refused("attention_mask hides 1 positions (padding)", **hiding)
-        refused("a cache of keys over several ranks", **part, position_ids=ids, use_cache=True)
-        # One document, with an attention_mask that hides nothing.
+        wanted = model(**part, position_ids=ids, use_cache=False).logits
+        for how in ({}, {"use_cache": True}, {"attention_mask": ones}, {"attention_mask": ones, "use_cache": False}):
+            got = model(**part, position_ids=ids, **how)
+            assert torch.equal(got.logits, wanted), (layout, how)
+        # Keys of such a call are those of this rank only.
         single = annulus.shard(models.batch(False)["position_ids"], layout, group)
-        model(**part, position_ids=single, attention_mask=ones, use_cache=False)
+        cache = model(**part, position_ids=single).past_key_values
+        more = dict(input_ids=part["input_ids"][:, :1], position_ids=single[:, -1:] + 1, past_key_values=cache)
+        refused("a cache of keys over several ranks", **more)
+
+        # What a collator says besides must be the same.
+        seq_idx = (whole["position_ids"] == 0).cumsum(1).to(torch.int32)
+        got = model(**part, position_ids=ids, seq_idx=annulus.shard(seq_idx, layout, group)).logits
+        assert torch.equal(got, wanted), layout
+        bounds = torch.tensor([0, 7, 16, 24, 27, 48], dtype=torch.int32)
+        got = model(**part, position_ids=ids, cu_seq_lens_q=bounds, cu_seq_lens_k=bounds).logits
+        assert torch.equal(got, wanted), layout
+        refused(
+            "seq_idx has documents of [23, 1]",
+            **part,
+            position_ids=ids,
+            seq_idx=annulus.shard(models.last_alone(), layout, group),
+        )
+        refused("cu_seq_lens_k has documents of [7, 41]", **part, position_ids=ids, cu_seq_lens_k=bounds[[0, 1, -1]])
+
+        # Positions that one rank hides are hidden from all.
+        single = models.batch(False)
+        single["attention_mask"] = models.padding("holes")
+        got = annulus.unshard(model(**annulus.transformers.shard_batch(single)).logits, layout, group)
+        usual, exact = (models.make("mixtral", "sdpa", d)(**single).logits for d in (torch.float32, torch.float64))
+        exactness.as_exact(got, usual, exact, layout)
+
+    # Models whose layers outside attention mix positions: in the first call, and where a model is registered.
+    for name in models.MIXING:
+        model = models.make(name, "annulus")
+        refused("mixes positions outside of transformers' attention interface", **annulus.transformers.shard_batch(batch))
+        try:
+            annulus.transformers.register(group, "contiguous", model=models.make(name, "sdpa"))
+            raise AssertionError(f"taken: {name}")
+        except annulus.AnnulusError as e:
+            assert "mixes positions" in str(e), e
+    for mixing in models.Convolution(), models.AboveMean(), models.Index():
+        model = models.make("llama", "annulus")
+        model.model.layers[1].mlp = torch.nn.Sequential(model.model.layers[1].mlp, mixing)
+        what = f"in LlamaModel, layers.1.mlp.1 ({type(mixing).__name__}) "
+        refused(what, **annulus.transformers.shard_batch(batch))
+
+    # To look at a model leaves no trace: neither in a generator, nor in a mode, nor in outputs that are collected.
+    model = models.make("dynamic", "annulus").train()
+    part = annulus.transformers.shard_batch(models.batch(False))
+    state = torch.get_rng_state()
+    out = model(**part, output_hidden_states=True)
+    assert torch.equal(torch.get_rng_state(), state) and all(m.training for m in model.modules())
+    assert len(out.hidden_states) == 4 and out.hidden_states[0].shape[1] == models.LENGTH // size
+    model = models.make("mixtral", "annulus")
+    model(**annulus.transformers.shard_batch(models.batch(False)))
 
     # Positions of several axes, as multimodal models pass them to their attention.
     mask = masking_utils.create_causal_mask(model.config, torch.zeros(2, 8, 4), None, past_key_values=None)
     heads = torch.zeros(2, 4, 8, 8)
     axes = torch.zeros(3, 2, 8, dtype=torch.int64)
     try:
-        AttentionInterface()["annulus"](model, heads, heads, heads, mask, position_ids=axes)
+        layer = model.model.layers[0].self_attn
+        AttentionInterface()["annulus"](layer, heads, heads, heads, mask, position_ids=axes)
         raise AssertionError("taken")
     except annulus.AnnulusError as e:
         assert "position_ids are [3, 2, 8], not [batch, n]" in str(e), e

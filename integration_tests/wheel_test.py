@@ -121,6 +121,7 @@ class Wheel(unittest.TestCase):
         self.assertIn("License-Expression: Apache-2.0\n", metadata)
         minor = ".".join(torch.__version__.split(".")[:2])
         self.assertIn(f"Requires-Dist: torch=={minor}.*\n", metadata)
+        self.assertIn('Requires-Dist: transformers>=4.57,<6; extra == "transformers"\n', metadata)
         dynamic = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
         self.assertLessEqual(set(re.findall(r"R(?:UN)?PATH.*\[(.*)\]", dynamic)), {"$ORIGIN/../torch/lib"})
         self.assertNotRegex(dynamic, "NEEDED.*(mpi|hwloc|python)")

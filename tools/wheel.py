@@ -33,6 +33,8 @@ Summary: Exact attention for long contexts over the ranks of a process group
 License-Expression: Apache-2.0
 Requires-Python: >=3.10
 Requires-Dist: torch=={minor}.*
+Provides-Extra: transformers
+Requires-Dist: transformers{transformers}; extra == "transformers"
 {licenses}
 `annulus.attention(q, k, v, pattern, group=...)`: exact attention over ranks for any mask, with autograd and
 torch.compile. For torch {minor} on Linux, x86-64. It needs no compiler and no MPI.
@@ -92,6 +94,8 @@ def main():
     arguments = parser.parse_args()
     os.environ["PATH"] = os.path.dirname(os.path.abspath(sys.executable)) + os.pathsep + os.environ["PATH"]
     version = re.search(r'kVersion\[\] = "(.*)"', open("common/version.h", encoding="utf-8").read()).group(1)
+    with open("python/annulus/transformers.py", encoding="utf-8") as file:
+        transformers = re.search(r'^SUPPORTED = "(.*)"', file.read(), re.M).group(1)
     torch = arguments.torch.split("+")[0]
     texts = licenses()
     info = f"annulus-{version}.dist-info"
@@ -105,7 +109,9 @@ def main():
         files["annulus/libannulus_torch.so"] = library(arguments.library, folder)
         named = "".join(f"License-File: {name}\n" for name in texts)
         minor = ".".join(torch.split(".")[:2])
-        files[f"{info}/METADATA"] = METADATA.format(version=version, minor=minor, licenses=named).encode()
+        files[f"{info}/METADATA"] = METADATA.format(
+            version=version, minor=minor, transformers=transformers, licenses=named
+        ).encode()
         files[f"{info}/WHEEL"] = WHEEL.encode()
         files |= {f"{info}/licenses/{name}": text for name, text in texts.items()}
         plain = os.path.join(folder, f"annulus-{version}-py3-none-linux_x86_64.whl")
