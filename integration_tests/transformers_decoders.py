@@ -18,37 +18,42 @@ LARGEST = 3_000_000  # parameters
 # By the name of a configuration's key. Larger numbers become these, and lists that have an entry for each layer are cut.
 _SIZES = [
     (VOCABULARY, "vocab_size vocab_size_per_layer_input n_vocab text_vocab_size"),
-    (LAYERS, "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_blocks num_decoder_layers depth"),
+    (
+        LAYERS,
+        "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_blocks num_decoder_layers depth",
+    ),
     (
         32,
-        "hidden_size d_model n_embd emb_dim embed_dim embedding_size intermediate_size moe_intermediate_size "
-        "ffn_dim d_ff dff dim_ff n_inner decoder_ffn_dim encoder_ffn_dim ffn_hidden_size "
-        "shared_expert_intermediate_size shared_intermediate_size intermediate_size_mlp "
-        "expert_ffn_hidden_size attention_hidden_size lru_width linear_attn_config block_size "
-        "moe_shared_expert_intermediate_size shared_experts_intermediate_size dense_intermediate_size",
+        "hidden_size d_model n_embd emb_dim embed_dim embedding_size intermediate_size moe_intermediate_size ffn_dim "
+        "d_ff dff dim_ff n_inner decoder_ffn_dim encoder_ffn_dim ffn_hidden_size shared_expert_intermediate_size "
+        "shared_intermediate_size intermediate_size_mlp expert_ffn_hidden_size attention_hidden_size lru_width "
+        "linear_attn_config block_size moe_shared_expert_intermediate_size shared_experts_intermediate_size "
+        "dense_intermediate_size",
     ),
     (
         4,
         "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads attention_heads "
-        "linear_num_value_heads linear_num_key_heads linear_num_heads swa_num_attention_heads "
-        "n_routed_experts num_experts num_local_experts moe_num_experts n_experts index_n_heads hc_mult "
-        "ngram_vocab_size_base time_step_rank mamba_dt_rank",
+        "linear_num_value_heads linear_num_key_heads linear_num_heads swa_num_attention_heads n_routed_experts "
+        "num_experts num_local_experts moe_num_experts n_experts index_n_heads hc_mult ngram_vocab_size_base "
+        "time_step_rank mamba_dt_rank",
     ),
     (
         2,
-        "num_key_value_heads kv_n_heads swa_num_key_value_heads num_experts_per_tok num_experts_per_token moe_topk moe_top_k "
-        "moe_k top_k n_group topk_group num_expert_group n_groups mamba_n_groups n_mamba_heads num_kv_heads",
+        "num_key_value_heads kv_n_heads swa_num_key_value_heads num_experts_per_tok num_experts_per_token moe_topk "
+        "moe_top_k moe_k top_k attn_layer_period expert_layer_period n_group topk_group num_expert_group n_groups "
+        "mamba_n_groups n_mamba_heads num_kv_heads",
     ),
     (
         1,
-        "n_shared_experts num_shared_experts first_k_dense_replace num_dense_layers num_nextn_predict_layers "
-        "moe_layer_start_index",
+        "attn_layer_offset expert_layer_offset n_shared_experts num_shared_experts first_k_dense_replace "
+        "num_dense_layers num_nextn_predict_layers moe_layer_start_index",
     ),
     (
         8,
-        "head_dim d_kv kv_channels linear_head_dim linear_key_head_dim linear_value_head_dim qk_rope_head_dim qk_nope_head_dim "
-        "v_head_dim index_head_dim swa_head_dim dim_head rotary_dim mamba_d_state state_size mamba_d_head mamba_head_dim "
-        "attention_head_dim ssm_state_size hidden_size_per_layer_input laurel_rank mamba_n_heads mamba_num_heads",
+        "head_dim d_kv kv_channels linear_head_dim linear_key_head_dim linear_value_head_dim qk_rope_head_dim "
+        "qk_nope_head_dim v_head_dim index_head_dim swa_head_dim dim_head rotary_dim mamba_d_state state_size "
+        "mamba_d_head mamba_head_dim attention_head_dim ssm_state_size hidden_size_per_layer_input laurel_rank "
+        "mamba_n_heads mamba_num_heads",
     ),
     (16, "q_lora_rank kv_lora_rank qk_head_dim qk_dim o_lora_rank global_head_dim"),
     (
@@ -57,18 +62,31 @@ _SIZES = [
         "original_max_position_embeddings mamba_chunk_size chunk_size index_topk",
     ),
     (5, "sliding_window sliding_window_size attention_window window_size"),
-]  # fmt: skip
+]
 _SIZE = {key: size for size, keys in _SIZES for key in keys.split()}
 
 
+def _kept(given, layers):
+    """Returns which layers a tiny model keeps: of each kind one, and of the first ones as many as there is room for."""
+    kinds = next((v for k, v in given.items() if k in ("layer_types", "layers_block_type") and len(v or []) == layers), [])
+    first = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
+    return sorted([*first, *(i for i in range(layers) if i not in first)][:LAYERS])
+
+
 def _shrunk(value, key, layers):
+    """layers: which ones are kept, and of how many."""
+    kept, count = layers
     if isinstance(value, dict):
-        return {k: _shrunk(v, k, layers) for k, v in value.items() if not str(k).isdigit() or int(k) < LAYERS}
+        made = {k: _shrunk(v, k, layers) for k, v in value.items() if not str(k).isdigit() or int(k) < LAYERS}
+        if (heads := value.get("num_attention_heads")) is not None and value.get("num_key_value_heads") == heads:
+            made["num_key_value_heads"] = made["num_attention_heads"]  # some models have no others
+        return made
     if value is None and key in ("head_dim", "num_key_value_heads"):  # some models cannot do without
         return _SIZE[key]
-    if isinstance(value, list) and len(value) == layers and layers > LAYERS:
-        # The last layers of a hybrid model are often of another kind than its first ones.
-        return value[: LAYERS // 2] + value[LAYERS // 2 - LAYERS :]
+    if value is None and key == "attn_layer_indices":
+        return [1]
+    if isinstance(value, list) and len(value) == count and count > LAYERS:
+        return [value[i] for i in kept]
     if isinstance(value, int) and not isinstance(value, bool) and key in _SIZE:
         return min(value, _SIZE[key])
     if str(key).endswith("token_id") and isinstance(value, int):
@@ -82,9 +100,9 @@ def config(model_type):
     default = kind()
     given = default.to_dict()
     text = default.get_text_config(decoder=True)
-    layers = getattr(text, "num_hidden_layers", 0)
-    changed = {k: _shrunk(v, k, layers) for k, v in given.items() if k not in ("model_type", "transformers_version")}
-    changed = {k: v for k, v in changed.items() if v != given[k] and k not in kind.attribute_map}
+    count = getattr(text, "num_hidden_layers", 0)
+    layers = _kept(text.to_dict(), count), count
+    changed = {k: v for k, v in _shrunk(given, "", layers).items() if v != given[k] and k not in kind.attribute_map}
     return kind(**changed)
 
 

@@ -16,6 +16,16 @@ CONFIGS = {
     # The first layer attends to all positions, the others to a window.
     "qwen3": transformers.Qwen3Config(use_sliding_window=True, sliding_window=4, max_window_layers=1, **_SIZES),
     "mixtral": transformers.MixtralConfig(num_local_experts=4, sliding_window=None, **_SIZES),
+    # Latent attention: values have another size than queries and keys.
+    "deepseek_v3": transformers.DeepseekV3Config(
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        v_head_dim=8,
+        first_k_dense_replace=3,
+        **_SIZES | dict(num_key_value_heads=4, head_dim=4),
+    ),
 }
 
 # Rotary angles that depend on the length of the whole row: of the rows here (LENGTH), but not of a rank's part.

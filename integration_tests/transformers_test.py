@@ -21,7 +21,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 import transformers_models as models  # noqa: E402
 from annulus import _transformers_masks  # noqa: E402
-from transformers import BloomConfig, DataCollatorWithFlattening, GPTJConfig, masking_utils  # noqa: E402
+from transformers import AttentionInterface, BloomConfig, DataCollatorWithFlattening, GPTJConfig, masking_utils  # noqa: E402
 from transformers.models.llama import modeling_llama  # noqa: E402
 
 annulus.transformers.register()
@@ -262,14 +262,19 @@ class Transformers(unittest.TestCase):
         def own(batch, head, q, k):
             return k % 2 == 0
 
+        def refused(words, maker, **more):
+            """Where a layer uses the mask: models may make one that none of their layers uses."""
+            heads = torch.zeros(1, 1, 8, 4)
+            with self.assertRaisesRegex(annulus.AnnulusError, "which annulus cannot express") as raised:
+                AttentionInterface()["annulus"](torch.nn.Identity(), heads, heads, heads, make(maker, **more))
+            self.assertRegex(str(raised.exception), "is made by " + words)
+
         for more in ({"or_mask_function": own}, {"and_mask_function": own}):
-            with self.assertRaisesRegex(annulus.AnnulusError, "is made by (or_masks|.*own)"):
-                make(masking_utils.create_causal_mask, **more)
-        with self.assertRaisesRegex(annulus.AnnulusError, "is made by or_masks"):
-            make(masking_utils.create_causal_mask, block_sequence_ids=torch.zeros(1, 8, dtype=torch.int64))
-        config.attention_chunk_size = 4
-        with self.assertRaisesRegex(annulus.AnnulusError, "is made by chunked_overlay"):
-            make(masking_utils.create_chunked_causal_mask)
+            refused("(or_masks|.*own)", masking_utils.create_causal_mask, **more)
+        refused("or_masks", masking_utils.create_causal_mask, block_sequence_ids=torch.zeros(1, 8, dtype=torch.int64))
+        config.attention_chunk_size, config.sliding_window = 4, 0
+        refused("chunked_overlay", masking_utils.create_chunked_causal_mask)
+        refused("sliding_window_overlay", masking_utils.create_sliding_window_causal_mask)
 
     def test_position_ids_of_one_row_apply_to_the_batch(self):
         batch = models.batch(False)

@@ -62,14 +62,19 @@ class Walk(unittest.TestCase):
         tiny = decoders.config(name)
         usual = decoders.make(tiny, "own").eval()
         exact = decoders.make(tiny, "own").double().eval()
-        model = decoders.make(tiny, "annulus").eval()
+        try:
+            model = decoders.make(tiny, "annulus").eval()
+        except KeyError as error:
+            self.assertEqual(error.args, ("annulus",))
+            outcomes["cannot be made with another attention than those in its own table"].append(name)
+            return
 
         def compare(case, run, places):
-            """run: makes logits of a model, given whether it is annulus's."""
+            """run: makes logits of a model, given whether with the arguments for annulus."""
             try:
                 reference, precise = run(usual, False), run(exact, False)
             except Exception as error:
-                outcomes[f"transformers itself fails ({case}: {type(error).__name__})"].append(name)
+                outcomes[f"transformers itself fails ({type(error).__name__})"].append(f"{name}: {case}")
                 return
             try:
                 got = run(model, True)
@@ -77,8 +82,16 @@ class Walk(unittest.TestCase):
                 outcomes[str(error).split(", which annulus")[0]].append(f"{name}: {case}")
                 return
             except Exception as error:
-                raise AssertionError(f"{name}: {case}: {type(error).__name__}: {error}") from error
-            exactness.as_exact(got[places], reference[places], precise[places], (name, case), terms=exactness.largest(precise))
+                with self.assertRaises(type(error), msg=f"{name}: {case}: {error}"):  # transformers' own model fails like this
+                    run(usual, True)
+                outcomes[f"transformers itself fails ({type(error).__name__})"].append(f"{name}: {case}")
+                return
+            if not (reference[places].isfinite().all() and precise[places].isfinite().all()):
+                outcomes["transformers itself gives NaN, where a row is hidden"].append(f"{name}: {case}")
+                return
+            exactness.as_exact(
+                got[places], reference[places], precise[places], (name, case), terms=exactness.largest(precise[places])
+            )
             outcomes["as transformers"].append(f"{name}: {case}")
 
         with torch.no_grad():
@@ -86,13 +99,8 @@ class Walk(unittest.TestCase):
                 compare(case, lambda m, own: m(**(given if own else given | instead)).logits, places)  # noqa: B023
             for cache in ("dynamic", "static"):
                 every = torch.ones(4, 2, dtype=torch.bool)
-                # transformers' own model is run with its usual cache: some of them refuse the other one.
-                how = {"cache_implementation": cache}
-                compare(
-                    f"generation, {cache} cache",
-                    lambda m, own: torch.stack(generate(m, **(how if own and cache == "static" else {})).logits),  # noqa: B023
-                    every,
-                )
+                how = {"cache_implementation": cache} if cache == "static" else {}
+                compare(f"generation, {cache} cache", lambda m, own: torch.stack(generate(m, **how).logits), every)  # noqa: B023
 
     def part(self, index):
         outcomes = collections.defaultdict(list)

@@ -46,6 +46,7 @@ class Mask:
     cache: Any = None
     documents: Tensor | None = None  # int64 [batch, queries], rising; None: each row is one document
     settled: bool = False
+    fault: str = ""  # why it cannot be expressed. Models also make masks that none of their layers uses.
     patterns: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)  # by the number of keys
 
     def pattern(self, keys: int) -> dict[str, Any]:
@@ -413,7 +414,10 @@ def make_mask(
     mask = Mask(None, None, int(q_offset) - kv_offset, q_length, kv_length, None)
     _maker(mask)
     numbers: list[Tensor] = []
-    _read(mask_function, mask, numbers)
+    try:
+        _read(mask_function, mask, numbers)
+    except AnnulusError as error:
+        mask.fault = str(error)
     if mask.positions is not None and (mask.positions.dim() != 2 or mask.positions.shape[1] != q_length):
         mask.positions = None
     if numbers and mask.positions is None:

@@ -53,6 +53,10 @@ _HARMLESS = {
 }  # fmt: skip
 
 
+def _widened(tensor: Tensor, width: int) -> Tensor:
+    return tensor if tensor.shape[-1] == width else torch.nn.functional.pad(tensor, (0, width - tensor.shape[-1]))
+
+
 def _attend(
     module: torch.nn.Module,
     query: Tensor,
@@ -78,6 +82,8 @@ def _attend(
             "pass rows without a mask and documents by position_ids, with a model that uses create_causal_mask or the like",
         )
     mask = attention_mask.mask
+    if mask.fault:
+        raise AnnulusError(mask.fault)
     if dropout != 0:
         raise refusal(f"attention_dropout is {dropout}, drawn by PyTorch's generator", "set it to 0")
     for name, given in others.items():
@@ -111,17 +117,19 @@ def _attend(
     mask.settle(others.get("position_ids"), others.get("seq_idx"), query.shape[0], group, layout)
     for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
         masks.check_boundaries(name, others.get(name), mask, query.shape[0])
+    # The latent attention of DeepSeek has values of another size than queries and keys. Zeros change neither scores nor sums.
+    width = max(query.shape[-1], value.shape[-1])
     out = attention(
-        *(t.transpose(1, 2) for t in (query, key, value)),
+        *(_widened(t, width).transpose(1, 2) for t in (query, key, value)),
         mask.pattern(mask.queries if size(group) > 1 else key.shape[2]),
         group=group,
         layout=layout,
         schedule=schedule,
-        scale=0.0 if scaling is None else scaling,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         layer=getattr(module, "layer_idx", None) or 0,
         query_offset=mask.query_offset,
     )
-    return out, None
+    return out[..., : value.shape[-1]], None
 
 
 _registered: dict[str, tuple[Group, str]] = {}  # group and layout by name
