@@ -21,7 +21,7 @@
 - More ranks than cores are possible: ranks are not bound, MPI yields, and waits of comm/mpi sleep. cpu:np tells Bazel's
   scheduler how many cores the test takes.
 - After mpi_timeout (seconds, default 50), mpirun ends the ranks and exits with 110. This is before Bazel's own limit of
-  60 s for size small.
+  60 s for size small. The variable MPI_TEST_TIMEOUT replaces it (tools/gpu_bundle/run.py).
 - mpirun's exit code is that of a rank; 128 + signal if a rank is killed; 1 if a rank exits with code 0 but without
   MPI_Finalize; or 110 after mpi_timeout.
 - It works with Open MPI 4 (btl vader) and 5 (btl sm): both names of a setting are given; the unknown one is ignored.
@@ -46,7 +46,7 @@ export OMP_NUM_THREADS=1
 unset TEST_PREMATURE_EXIT_FILE XML_OUTPUT_FILE
 export WANT_SIZE={np}
 log="$TMPDIR/output"
-{mpirun} --oversubscribe --bind-to none --timeout {timeout} -np {np} {extra} ./{bin} "$@" >"$log" 2>&1
+{mpirun} --oversubscribe --bind-to none --timeout "${{MPI_TEST_TIMEOUT:-{timeout}}}" -np {np} {extra} ./{bin} "$@" >"$log" 2>&1
 rc=$?
 cat "$log"
 echo "mpirun exit $rc"

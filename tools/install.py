@@ -23,7 +23,7 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 sys.dont_write_bytecode = True
-sys.path.insert(0, os.path.join(ROOT, "tools", "gpu_bundle"))
+sys.path.insert(0, os.path.join(ROOT, "tools"))
 import elf  # noqa: E402
 
 MANIFEST = os.path.join("share", "annulus", "MANIFEST")
@@ -147,9 +147,7 @@ class Prefix:
         def write(to):
             shutil.copyfile(source, to)
             os.chmod(to, 0o755)
-            patch = elf.Patch(to)
-            patch.set_run_path(run_path)
-            patch.save()
+            elf.set_run_path(to, run_path)
 
         self._place(path, 0o755, write)
 
