@@ -328,8 +328,7 @@ struct NamedPattern {
 };
 
 // For 32,768 tokens: a window of 4,096, dilated attention with segments of 2,048 to 32,768 and rates 1 to 16, and
-// blocks with density 0.1. Other lengths scale the sizes in proportion. benchmarks/flex_attention.py measures the same
-// patterns.
+// blocks with density 0.1. Other lengths scale the sizes in proportion.
 std::vector<NamedPattern> gpu_patterns(int64_t length) {
   std::vector<NamedPattern> patterns(3);
   const int64_t window = std::max<int64_t>(1, length / 8);
