@@ -17,6 +17,7 @@ import annulus  # noqa: E402
 import annulus.transformers  # noqa: E402
 import exactness  # noqa: E402
 import torch  # noqa: E402
+import transformers  # noqa: E402
 import transformers_models as models  # noqa: E402
 from transformers import AttentionInterface, masking_utils  # noqa: E402
 
@@ -110,8 +111,25 @@ if size > 1:
     for mixing in models.Convolution(), models.AboveMean(), models.Index():
         model = models.make("llama", "annulus")
         model.model.layers[1].mlp = torch.nn.Sequential(model.model.layers[1].mlp, mixing)
-        what = f"in LlamaModel, layers.1.mlp.1 ({type(mixing).__name__}) "
+        what = f"in LlamaForCausalLM, model.layers.1.mlp.1 ({type(mixing).__name__}) "
         refused(what, **annulus.transformers.shard_batch(batch))
+
+    # Models that never call annulus: one without attention, and one that takes the position from the index in a part.
+    for kind, words in (
+        (transformers.MambaConfig, "mixes positions"),
+        (transformers.BartConfig, "takes positions from the index"),
+    ):
+        config = kind(vocab_size=64, d_model=32, hidden_size=32, state_size=4, decoder_layers=1, num_hidden_layers=1)
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="annulus")
+        refused(words, **annulus.transformers.shard_batch(batch))
+    model = models.make("llama", "annulus")
+    try:
+        model.model.forward(
+            **annulus.shard({"input_ids": batch["input_ids"], "position_ids": batch["position_ids"]}, group=group)
+        )
+        raise AssertionError("taken")
+    except annulus.AnnulusError as e:
+        assert "call the model itself and not its forward" in str(e), e
 
     # To look at a model leaves no trace: neither in a generator, nor in a mode, nor in outputs that are collected.
     model = models.make("dynamic", "annulus").train()

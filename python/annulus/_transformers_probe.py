@@ -34,16 +34,12 @@ def probing() -> bool:
     return getattr(_local, "recorder", None) is not None
 
 
-def mask_made() -> None:
-    _local.recorder.mask_made = True
-
-
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """In place of attention while probing: each position depends on its own query, key and value only."""
     weight = torch.tanh(query.float().mean(-1, keepdim=True)).to(value.dtype)
     groups = query.shape[1] // key.shape[1]
     own = value * torch.tanh(key.float().mean(-1, keepdim=True)).to(value.dtype)
-    return (own.repeat_interleave(groups, dim=1) + weight).transpose(1, 2)
+    return (own.repeat_interleave(groups, dim=1) + weight).transpose(1, 2).contiguous()
 
 
 class _Recorder:
@@ -62,11 +58,10 @@ class _Recorder:
         self.poisoned = tokens // 2 - 1
         self.others = torch.arange(tokens) != self.poisoned
         self.embedded = False
-        self.mask_made = False
         self.calls: dict[tuple[nn.Module, int], tuple[Tensor, Tensor]] = {}  # of the plain run: inputs, outputs
         self.counts: dict[nn.Module, int] = {}
         self.faults: list[tuple[nn.Module, str]] = []
-        self.angles: list[tuple[nn.Module, tuple, dict[str, Any], bool]] = []
+        self.angles: list[tuple[nn.Module, tuple, dict[str, Any]]] = []
 
     def poison(self, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
         self.embedded = True
@@ -98,7 +93,7 @@ class _Recorder:
             self.calls[module, nth] = inputs, outputs
             leaf = not any(True for _ in module.children()) and not any(True for _ in module.parameters())
             if leaf and any(self.is_positions(a) for a in [*args, *kwargs.values()]):
-                self.angles.append((module, args, kwargs, self.mask_made))
+                self.angles.append((module, args, kwargs))
         elif self.run == "poisoned":
             usual = self.calls.get((module, nth), (inputs[:0], outputs[:0]))
             if usual[1].shape != outputs.shape or inputs[self.others].isnan().any():
@@ -152,7 +147,8 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
                         buffer.copy_(value)
 
 
-def _run(model: PreTrainedModel, recorder: _Recorder, device: torch.device) -> None:
+def _run(model: PreTrainedModel, recorder: _Recorder) -> None:
+    device = next(model.parameters()).device
     parameters = inspect.signature(model.forward).parameters
     hooks = [m.register_forward_hook(recorder.look, with_kwargs=True) for m in model.modules()]
     hooks.append(model.get_input_embeddings().register_forward_hook(recorder.poison, prepend=True))
@@ -255,11 +251,11 @@ def known(module: nn.Module) -> bool:
     return module in _known
 
 
-def check(model: PreTrainedModel, longest: Callable[[Tensor], Tensor | None], running_on: torch.device | None = None) -> None:
+def check(model: PreTrainedModel, longest: Callable[[Tensor], Tensor | None]) -> None:
     """Refuses a model whose layers outside attention mix positions, and lets its rotary angles depend on whole rows.
 
-    longest: returns the largest position over all ranks, or None where a call is not over several. running_on: the device
-    of a forward that is under way. Once for each model; not collective, since all ranks find the same.
+    longest: returns the largest position over all ranks, or None where a call is not over several. Once for each model; not
+    collective, since all ranks find the same.
 
     Raises AnnulusError if a module mixes positions, with its name, and for a model that cannot be run like this.
     """
@@ -271,10 +267,9 @@ def check(model: PreTrainedModel, longest: Callable[[Tensor], Tensor | None], ru
     name = type(model).__name__
     try:
         recorder = _Recorder(tokens, model.get_input_embeddings().weight.shape[0])
-        device = next(model.parameters()).device if running_on is None else running_on
         with _unchanged(model):
-            # In a context of its own, so that what a forward under way collects has nothing of this one.
-            contextvars.Context().run(_run, model, recorder, device)
+            # In a context of its own: a forward around it may collect the outputs of modules.
+            contextvars.Context().run(_run, model, recorder)
     except AnnulusError:
         raise
     except Exception as error:
@@ -295,15 +290,9 @@ def check(model: PreTrainedModel, longest: Callable[[Tensor], Tensor | None], ru
             "would begin anew with its own part of the row: use one rank"
         )
     far = 2 * max([n for key, n in numbers if "position" in key], default=2**17) + 1
-    for module, args, kwargs, after_mask in recorder.angles:
+    for module, args, kwargs in recorder.angles:
         if module in _known or not _depends_on_length(module, args, kwargs, recorder, far):
             continue
-        if running_on is not None and not after_mask:
-            raise AnnulusError(
-                f"[transformers] {type(module).__name__} of {name} computes rotary angles that depend on the row's length, and "
-                "this call has computed them already from this rank's part: pass the model to "
-                "annulus.transformers.register(..., model=model) before its first call"
-            )
         whole = _WholeLength(longest)
         module.register_forward_pre_hook(whole.before, with_kwargs=True)
         module.register_forward_hook(whole.after)

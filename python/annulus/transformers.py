@@ -102,9 +102,8 @@ def _attend(
     if size(group) > 1:
         if not probe.known(module):
             raise AnnulusError(
-                f"[transformers] annulus has not looked whether the layers around {type(module).__name__} can be cut among "
-                "ranks, because it did not find the model that made this mask: pass it to annulus.transformers.register(..., "
-                "model=model)"
+                f"[transformers] annulus has not looked whether the layers around {type(module).__name__} can be cut "
+                "among ranks: call the model itself and not its forward, or pass it to annulus.transformers.register(..., model=model)"
             )
         balancing = others.get("output_router_logits")
         if balancing is None:
@@ -129,7 +128,7 @@ def _attend(
         layer=getattr(module, "layer_idx", None) or 0,
         query_offset=mask.query_offset,
     )
-    return out[..., : value.shape[-1]], None
+    return out[..., : value.shape[-1]].contiguous(), None
 
 
 _registered: dict[str, tuple[Group, str]] = {}  # group and layout by name
@@ -154,13 +153,13 @@ def _longest(model: PreTrainedModel) -> Callable[[Tensor], Tensor | None]:
     return longest
 
 
-def _make_mask(*args: Any, group: Group, **given: Any) -> MaskTensor:
-    made = masks.make_mask(*args, **given)
-    if probe.probing():
-        probe.mask_made()
-    elif size(group) > 1 and made.mask.model is not None:
-        probe.check(made.mask.model, _longest(made.mask.model), made.device)
-    return made
+def _call(model: PreTrainedModel, *args: Any, **given: Any) -> Any:
+    """In place of PreTrainedModel.__call__, looks at a model before its first forward over several ranks. Neither torch nor
+    transformers has a hook for this, and a model whose layers never call annulus could not be refused otherwise."""
+    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if name in _registered and not probe.known(model) and not probe.probing() and size(_registered[name][0]) > 1:
+        probe.check(model, _longest(model))
+    return torch.nn.Module.__call__(model, *args, **given)
 
 
 def register(
@@ -174,16 +173,18 @@ def register(
 
     group, layout, schedule: as in `annulus.attention`. Registering a name again replaces it; several names can serve
     several groups. The group is kept by its name, so that destroy_process_group can end it.
-    model: a model that is to use it, whose attn_implementation is set. Over several ranks it is looked at now, by two
-    forwards of eight tokens, for layers that cannot be cut among ranks. Without it each model is looked at in its first
-    call; one that has no attention at all never calls annulus, so only this finds that it mixes positions otherwise.
+    model: a model that is to use it, whose attn_implementation is set. Over several ranks it is looked at now, by three
+    forwards of eight tokens, for layers that cannot be cut among ranks. Without it each model is looked at before its first
+    call.
 
     Raises AnnulusError if `model` cannot take another attention, or a module of it mixes positions outside attention.
     """
     group = None if group is None else group_name(group)
     _registered[name] = group, layout
     AttentionInterface.register(name, functools.partial(_attend, group=group, layout=layout, schedule=schedule))
-    AttentionMaskInterface.register(name, functools.partial(_make_mask, group=group))
+    AttentionMaskInterface.register(name, masks.make_mask)
+    if size(group) > 1:
+        PreTrainedModel.__call__ = _call
     if model is not None:
         model.set_attn_implementation(name)
         if model.config._attn_implementation != name:
