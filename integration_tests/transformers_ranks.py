@@ -122,6 +122,10 @@ if size > 1:
         config = kind(vocab_size=64, d_model=32, hidden_size=32, state_size=4, decoder_layers=1, num_hidden_layers=1)
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="annulus")
         refused(words, **annulus.transformers.shard_batch(batch))
+    # A loss that is no sum over the labels that a rank was given.
+    config = transformers.WhisperConfig(vocab_size=64, d_model=32, decoder_layers=1, decoder_attention_heads=4, pad_token_id=0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="annulus")
+    refused("the loss of WhisperForCausalLM is not the sum over shift_labels", **annulus.transformers.shard_batch(batch))
     model = models.make("llama", "annulus")
     try:
         model.model.forward(

@@ -147,6 +147,34 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
                         buffer.copy_(value)
 
 
+def check_loss(model: PreTrainedModel) -> None:
+    """Refuses a model whose loss is not the sum over shift_labels, divided by num_items_in_batch, which is what shard_batch
+    relies on. Once for each model; not collective.
+
+    Raises AnnulusError for another loss, and what the model raises.
+    """
+    if model in _summing:
+        return
+    device = next(model.parameters()).device
+    ids = torch.arange(8, device=device).unsqueeze(0) % model.get_input_embeddings().weight.shape[0]
+    labels = torch.where(ids % 2 == 0, ids, -100)
+    given = dict(input_ids=ids, position_ids=torch.arange(8, device=device).unsqueeze(0), use_cache=False)
+    try:
+        _local.recorder = True
+        with _unchanged(model), torch.no_grad():
+            out = model(**given, labels=labels, shift_labels=labels, num_items_in_batch=16)
+    finally:
+        _local.recorder = None
+    wanted = nn.functional.cross_entropy(out.logits[0].float(), labels[0].to(out.logits.device), reduction="sum") / 16
+    if abs(out.loss.item() - wanted.item()) > 0.05 * wanted.item():  # a mean would be four times as much
+        raise AnnulusError(
+            f"[transformers] the loss of {type(model).__name__} is not the sum over shift_labels divided by "
+            f"num_items_in_batch: expected {wanted.item():.4g} for eight tokens, got {out.loss.item():.4g}. Over several ranks "
+            "leave out the labels and compute the loss from the logits and shift_labels"
+        )
+    _summing.add(model)
+
+
 def _run(model: PreTrainedModel, recorder: _Recorder) -> None:
     device = next(model.parameters()).device
     parameters = inspect.signature(model.forward).parameters
@@ -242,6 +270,8 @@ class _WholeLength:
 def _are_ids(given: Any) -> bool:
     return isinstance(given, Tensor) and given.dim() == 2 and not given.is_floating_point()
 
+
+_summing: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # models with such a loss
 
 # Of models that have been looked at, all modules.
 _known: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()

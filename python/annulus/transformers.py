@@ -103,7 +103,8 @@ def _attend(
         if not probe.known(module):
             raise AnnulusError(
                 f"[transformers] annulus has not looked whether the layers around {type(module).__name__} can be cut "
-                "among ranks: call the model itself and not its forward, or pass it to annulus.transformers.register(..., model=model)"
+                "among ranks: call the model itself and not its forward, or pass it to annulus.transformers.register(..., "
+                "model=model)"
             )
         balancing = others.get("output_router_logits")
         if balancing is None:
@@ -157,8 +158,11 @@ def _call(model: PreTrainedModel, *args: Any, **given: Any) -> Any:
     """In place of PreTrainedModel.__call__, looks at a model before its first forward over several ranks. Neither torch nor
     transformers has a hook for this, and a model whose layers never call annulus could not be refused otherwise."""
     name = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    if name in _registered and not probe.known(model) and not probe.probing() and size(_registered[name][0]) > 1:
-        probe.check(model, _longest(model))
+    if name in _registered and not probe.probing() and size(_registered[name][0]) > 1:
+        if not probe.known(model):
+            probe.check(model, _longest(model))
+        if given.get("labels") is not None and given.get("shift_labels") is not None:
+            probe.check_loss(model)
     return torch.nn.Module.__call__(model, *args, **given)
 
 
