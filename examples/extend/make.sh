@@ -12,6 +12,7 @@ set -euo pipefail
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 annulus=${ANNULUS_SCRIPT:-$here/../../annulus}
 out=$1
+[[ $out ]] || { echo "make.sh: FOLDER is empty: name one" >&2 && exit 2; }
 shift
 text=(--megabytes 4 --vocab 2000)
 while (($#)) && [[ $1 != -- ]]; do
