@@ -35,41 +35,20 @@ std::string not_done_within(Seconds timeout, World::Woken woken) {
          (woken == World::Woken::kStuck ? " (given up at once: every rank waits)" : "");
 }
 
-// Carries out a collective that all ranks have begun, on the tensors that they brought.
-void carry_out(const Meeting& meeting, const Begun& call, const RankGroups& groups) {
-  const auto ranks = meeting.items.size(), whole = call.whole().nbytes(), bytes = whole / ranks;
-  if (whole == 0) return;
-  const auto in = [&](size_t rank) { return static_cast<const char*>(meeting.items[rank].tensor.const_data_ptr()); };
-  const auto out = [&](size_t rank) { return static_cast<char*>(meeting.items[rank].out.mutable_data_ptr()); };
-  const at::ScalarType dtype = call.in.scalar_type();
-  std::vector<const void*> pieces(ranks);
-  if (call.collective() == Collective::kAllReduce) {
-    for (size_t r = 0; r < ranks; ++r) pieces[r] = in(r);
-    // out(0) may be in(0): each element of the sum is read before it is written.
-    reduce_in_rank_order(dtype, call.op(), out(0), pieces, call.in.numel(), groups);
-    for (size_t r = 1; r < ranks; ++r) std::memcpy(out(r), out(0), whole);
-    return;
-  }
-  for (size_t r = 0; r < ranks; ++r) {
-    if (call.reduces()) {
-      for (size_t from = 0; from < ranks; ++from) pieces[from] = in(from) + r * bytes;
-      reduce_in_rank_order(dtype, ReduceOp::kSum, out(r), pieces, call.out.numel(), groups);
-      continue;
-    }
-    for (size_t from = 0; from < ranks; ++from) {
-      char* to = out(r) + from * bytes;
-      if (to != in(from)) std::memcpy(to, in(from), bytes);
-    }
-  }
-}
-
 class ThreadCommunicator final : public Communicator {
  public:
-  ThreadCommunicator(std::shared_ptr<Group> group, int rank)
-      : Communicator(rank, group->size(), at::kCPU), group_(std::move(group)) {}
+  // host: a communicator of the same ranks on the CPU, unless `device` is the CPU.
+  ThreadCommunicator(std::shared_ptr<Group> group, int rank, at::Device device = at::kCPU,
+                     std::shared_ptr<Communicator> host = nullptr)
+      : Communicator(rank, group->size(), device), group_(std::move(group)), host_(std::move(host)) {}
 
   std::string_view backend() const override { return "threads"; }
   int in_job(int rank) const override { return group_->in_world(rank); }
+  Communicator& host() override {
+    if (!host_) return *this;
+    host_->set_timeout(timeout_);
+    return *host_;
+  }
 
   void progress() override {}
 
@@ -97,6 +76,7 @@ class ThreadCommunicator final : public Communicator {
 
   // Each rank reduces one slice, in rank order; then every rank copies all slices.
   std::unique_ptr<Work> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) override {
+    require_cpu(label);
     auto inputs = std::exchange(agreed_, nullptr);
     const int64_t n = tensor.numel();
     const int64_t begin = n * rank_ / size_;
@@ -120,6 +100,7 @@ class ThreadCommunicator final : public Communicator {
   }
 
   std::unique_ptr<Work> start_broadcast(at::Tensor& tensor, int root, OpLabel label) override {
+    require_cpu(label);
     auto inputs = std::exchange(agreed_, nullptr);
     if (rank_ != root) {
       std::memcpy(tensor.mutable_data_ptr(), inputs->tensor(root).const_data_ptr(), tensor.nbytes());
@@ -134,6 +115,7 @@ class ThreadCommunicator final : public Communicator {
   std::unique_ptr<Work> begin(const Begun& call) override;
 
   std::unique_ptr<Communicator> make_split(int color, int key, OpLabel label) override {
+    require_cpu(label);
     const auto meeting = arrive({{}, {}, {}, color, key}, label);
     if (color < 0) return nullptr;
     std::vector<std::pair<int, int>> members;  // (key, rank)
@@ -157,6 +139,12 @@ class ThreadCommunicator final : public Communicator {
  private:
   friend class ThreadWork;
   friend class ThreadBegun;
+
+  void require_cpu(OpLabel label) const {
+    if (device_.is_cpu()) return;
+    throw Error(ErrorKind::kPlan, "comm",
+                where(label) + ": ranks that share a device only exchange its tensors; use host() and the CPU");
+  }
 
   // Brings item to the group's next meeting. The caller holds the mutex, for this function and for require_hope().
   std::shared_ptr<Meeting> come(Meeting::Item item) {
@@ -207,7 +195,8 @@ class ThreadCommunicator final : public Communicator {
 
   std::shared_ptr<Group> group_;
   std::shared_ptr<Meeting> agreed_;  // the agreement of the collective that is being carried out
-  int64_t meetings_ = 0;             // the number of this group's meetings that this rank has come to
+  const std::shared_ptr<Communicator> host_;
+  int64_t meetings_ = 0;  // the number of this group's meetings that this rank has come to
 };
 
 class ThreadWork final : public Work {
@@ -372,6 +361,7 @@ class ThreadBegun final : public Work {
 };
 
 std::unique_ptr<Work> ThreadCommunicator::begin(const Begun& call) {
+  require_cpu(call.label);
   *call.to_other_hosts = bytes_to_other_hosts(rank_, hosts_, call);
   std::unique_lock<std::mutex> lock(group_->world->mutex);
   const std::shared_ptr<Meeting> meeting = come({call.header, call.in, call.out});
@@ -452,12 +442,13 @@ std::unique_ptr<Work> ThreadCommunicator::start_exchange(const std::vector<Messa
 
 }  // namespace
 
-void run_ranks(int n, const std::function<void(Communicator&)>& body) {
+void run_ranks(int n, const std::function<void(Communicator&)>& body, at::Device device) {
   if (n < 1) throw Error(ErrorKind::kPlan, "comm", "cannot run " + std::to_string(n) + " ranks: expected at least 1");
   const auto world = std::make_shared<World>(n);
   std::vector<int> ranks(static_cast<size_t>(n));
   for (int r = 0; r < n; ++r) ranks[static_cast<size_t>(r)] = r;
-  const auto group = std::make_shared<Group>(world, std::move(ranks));
+  const auto group = std::make_shared<Group>(world, ranks);
+  const auto host_group = device.is_cpu() ? nullptr : std::make_shared<Group>(world, ranks);
   const int threads_before = at::get_num_threads();
   const at::ThreadLocalState state;
   const auto record = [&](int rank, bool own) {
@@ -468,7 +459,8 @@ void run_ranks(int n, const std::function<void(Communicator&)>& body) {
     const at::ThreadLocalStateGuard guard(state);
     try {
       at::set_num_threads(1);
-      const auto comm = std::make_shared<ThreadCommunicator>(group, rank);
+      const auto host = host_group ? std::make_shared<ThreadCommunicator>(host_group, rank) : nullptr;
+      const auto comm = std::make_shared<ThreadCommunicator>(group, rank, device, host);
       body(*comm);
     } catch (const DeadCommunicator&) {
       record(rank, /*own=*/false);

@@ -6,11 +6,15 @@
 #include <cstring>
 
 #include "comm/checks.h"
+#include "comm/rank_order.h"
 #include "memory/releasable.h"
 
 namespace annulus::threads_internal {
 
+using comm_internal::Begun;
 using comm_internal::Clock;
+using comm_internal::Collective;
+using comm_internal::reduce_in_rank_order;
 
 namespace {
 
@@ -47,7 +51,38 @@ void pass_on(const Transfer& send, const Transfer& receive) {
     return give_memory(receive.tensor, share_memory(send.tensor));
   }
   if (!has_memory(receive.tensor)) give_own_memory(receive.tensor);
+  if (!send.tensor.is_cpu()) {
+    receive.tensor.view({-1}).copy_(send.tensor.view({-1}));
+    return;
+  }
   std::memmove(receive.tensor.mutable_data_ptr(), send.tensor.const_data_ptr(), send.bytes);
+}
+
+void carry_out(const Meeting& meeting, const Begun& call, const RankGroups& groups) {
+  const auto ranks = meeting.items.size(), whole = call.whole().nbytes(), bytes = whole / ranks;
+  if (whole == 0) return;
+  const auto in = [&](size_t rank) { return static_cast<const char*>(meeting.items[rank].tensor.const_data_ptr()); };
+  const auto out = [&](size_t rank) { return static_cast<char*>(meeting.items[rank].out.mutable_data_ptr()); };
+  const at::ScalarType dtype = call.in.scalar_type();
+  std::vector<const void*> pieces(ranks);
+  if (call.collective() == Collective::kAllReduce) {
+    for (size_t r = 0; r < ranks; ++r) pieces[r] = in(r);
+    // out(0) may be in(0): each element of the sum is read before it is written.
+    reduce_in_rank_order(dtype, call.op(), out(0), pieces, call.in.numel(), groups);
+    for (size_t r = 1; r < ranks; ++r) std::memcpy(out(r), out(0), whole);
+    return;
+  }
+  for (size_t r = 0; r < ranks; ++r) {
+    if (call.reduces()) {
+      for (size_t from = 0; from < ranks; ++from) pieces[from] = in(from) + r * bytes;
+      reduce_in_rank_order(dtype, ReduceOp::kSum, out(r), pieces, call.out.numel(), groups);
+      continue;
+    }
+    for (size_t from = 0; from < ranks; ++from) {
+      char* to = out(r) + from * bytes;
+      if (to != in(from)) std::memcpy(to, in(from), bytes);
+    }
+  }
 }
 
 World::World(int n)

@@ -21,6 +21,7 @@
 
 #include "comm/deadline.h"
 #include "comm/headers.h"
+#include "comm/hosts.h"
 
 namespace annulus::threads_internal {
 
@@ -104,6 +105,9 @@ struct Meeting {
   bool carried_out = false;                      // the rank that came last has carried out what was begun
   std::map<int, std::shared_ptr<Group>> groups;  // of a split, by color; the first rank of each makes its group
 };
+
+// Carries out a collective that all ranks have begun, on the tensors that they brought.
+void carry_out(const Meeting& meeting, const comm_internal::Begun& call, const RankGroups& groups);
 
 // The shared part of one communicator.
 struct Group {

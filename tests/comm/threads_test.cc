@@ -201,6 +201,42 @@ TEST(Threads, RefusesZeroRanks) {
   }
 }
 
+// Tensors of the meta device stand for those of a GPU: a transfer without elements passes, and what only CPU tensors
+// can do is refused before anything is read.
+TEST(Threads, RanksThatShareADeviceExchangeItsTensorsOnly) {
+  const auto body = [](Communicator& comm) {
+    const int next = 1 - comm.rank();
+    at::Tensor none = at::empty({0}, at::TensorOptions().device(at::kMeta));
+    at::Tensor some = at::empty({4}, at::TensorOptions().device(at::kMeta));
+    comm.exchange({{none, next}}, {{none, next}}, {"nothing", 0})->wait();
+    const std::vector<std::function<void()>> refused = {
+        [&] {
+          comm.all_reduce(some, ReduceOp::kSum, {"sum", 1});
+        },
+        [&] {
+          comm.broadcast(some, 0, {"tell", 2});
+        },
+        [&] {
+          comm.begin_all_reduce(some, ReduceOp::kSum, {"sum", 3})->wait();
+        },
+        [&] { comm.split(0, comm.rank()); }};
+    for (const auto& call : refused) {
+      try {
+        call();
+        ADD_FAILURE() << "rank " << comm.rank() << " went on";
+      } catch (const Error& e) {
+        EXPECT_EQ(e.kind(), ErrorKind::kPlan) << e.what();
+        EXPECT_NE(std::string(e.what()).find("use host()"), std::string::npos) << e.what();
+      }
+    }
+    at::Tensor mine = at::full({1}, 1.0 + comm.rank(), at::kDouble);
+    comm.host().all_reduce(mine, ReduceOp::kSum, {"on the CPU", 0});
+    EXPECT_EQ(mine.item<double>(), 3);
+    comm.barrier({"end", 0});
+  };
+  run_ranks(2, body, at::kMeta);
+}
+
 TEST(Threads, SelfCommunicatorWorksAlone) {
   const std::shared_ptr<Communicator> comm = make_self_communicator();
   EXPECT_EQ(comm->size(), 1);
