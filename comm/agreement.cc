@@ -83,9 +83,9 @@ std::optional<Error> one_error(const Communicator& comm, const Outcomes& all, bo
 
 namespace {
 
-// LibTorch has its own exception type for a GPU that is out of memory. When the host is out of memory, or when a size
-// overflows, it raises its general error. For these two this returns "out of memory", with the number of bytes that
-// were asked for if LibTorch's message has it.
+// LibTorch has its own exception type for a GPU whose allocator is out of memory. When the host is out of memory, when
+// a size overflows, or when cuBLAS, cuDNN or a captured graph finds no memory on the GPU, it raises its general error.
+// For these this returns "out of memory", with the number of bytes that were asked for if LibTorch's message has it.
 std::optional<std::string> out_of_memory(const std::string& text) {
   constexpr std::string_view kTried = "tried to allocate ";
   const auto holds = [&](const char* part) { return text.find(part) != std::string::npos; };
@@ -96,6 +96,7 @@ std::optional<std::string> out_of_memory(const std::string& text) {
   }
   if (holds("Storage size calculation overflowed"))
     return "out of memory: the size of a tensor that was asked for overflows 64 bits";
+  if (holds("out of memory") || holds("ALLOC_FAILED") || holds("ALLOCATION_FAILED")) return "out of memory on the GPU";
   return std::nullopt;
 }
 

@@ -135,18 +135,19 @@ TEST(Together, ConvertsAnyExceptionToAnError) {
   EXPECT_EQ(said, std::vector<std::string>(4, said[3]));
 }
 
-// Except on GPUs, LibTorch raises its general error then. None of these allocations succeeds.
+// LibTorch raises its general error then, except where a GPU's allocator fails. None of these allocations succeeds.
 TEST(Together, AnyOutOfMemoryIsAResourceError) {
   const auto fail = [](int rank) {
     if (rank == 0) at::empty({int64_t{1} << 60}, at::kByte);
     if (rank == 1) at::empty({int64_t{1} << 31, int64_t{1} << 31, 4}, at::kFloat);
     if (rank == 2) std::vector<int64_t>().reserve(size_t{1} << 62);
     if (rank == 3) static_cast<void>(std::vector<int64_t>(size_t{1} << 58));
+    if (rank == 4) TORCH_CHECK(false, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`");
   };
-  EXPECT_EQ(messages(5, fail)[4],
+  EXPECT_EQ(messages(6, fail)[5],
             "8 [memory] on rank 0: reading files: out of memory: 1.2 EB more cannot be allocated; on rank 1: reading "
             "files: out of memory: the size of a tensor that was asked for overflows 64 bits; on ranks 2-3: reading "
-            "files: out of memory");
+            "files: out of memory; on rank 4: reading files: out of memory on the GPU");
 }
 
 TEST(Together, ErrorOfRankZeroIsRaisedByAllIfItActsAlone) {
