@@ -2,17 +2,15 @@
 #include "benchmarks/patterns.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/randn.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <memory>
 #include <random>
 #include <utility>
 
-#include "attention/execution/attention.h"
+#include "benchmarks/attention_calls.h"
+#include "benchmarks/benchmark.h"
 #include "benchmarks/measure.h"
-#include "comm/threads/threads.h"
 #include "tensor_files/block_map_file.h"
 
 namespace annulus {
@@ -22,14 +20,6 @@ constexpr int64_t kBlock = 128;
 constexpr double kDensity = 0.1;
 // The goals hold from this length on; below it fixed costs weigh more.
 constexpr int64_t kGoalsFrom = 16384;
-
-PatternSpec given_blocks(const PatternsBenchOptions& options, int64_t heads) {
-  PatternSpec spec;
-  spec.kind = PatternSpec::Kind::kBlocks;
-  spec.blocks = given_map(std::make_shared<const BlockMap>(
-      random_block_map(kBlock, heads, (options.length + kBlock - 1) / kBlock, kDensity)));
-  return spec;
-}
 
 // Documents of halving lengths, as in packed batches: 16 tokens give 8, 4, 2, 1 and 1.
 PatternSpec packed_documents(int64_t length) {
@@ -55,46 +45,20 @@ constexpr const char* kUnion =
     "{ kind = \"union\", of = [{ kind = \"window\", left = 1023, right = 0 }, "
     "{ kind = \"blocks\", map = \"strided\", block = 128, window_blocks = 1, stride = 16 }] }";
 
-// The call with one pattern on one rank, and the cost of its rounds.
-class Side {
- public:
-  Side(const PatternSpec& spec, const PatternsBenchOptions& options, Communicator& self) {
-    call_.request.shape = options.shape();
-    call_.request.pattern = spec;
-    call_.comm = &self;
-    call_.label = "bench patterns";
+// The call with one pattern, and the cost of its rounds.
+struct Side {
+  ExecutorCall call;
+  std::vector<double> cpu = {}, wall = {};
+
+  // The first round, which also plans and touches memory, does not count.
+  void run(bool counted) {
+    const double cpu_begin = cpu_seconds(), wall_begin = wall_seconds();
+    call.run();
+    if (!counted) return;
+    cpu.push_back(cpu_seconds() - cpu_begin);
+    wall.push_back(wall_seconds() - wall_begin);
   }
-
-  // Runs forward and backward. `counted` is false in the first round, which also plans and touches memory first.
-  void run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& dout, bool counted) {
-    const double cpu = cpu_seconds(), wall = wall_seconds();
-    const AttentionOutput out = attention_forward(q, k, v, call_);
-    attention_backward(dout, q, k, v, out, call_);
-    if (counted) {
-      cpu_.push_back(cpu_seconds() - cpu);
-      wall_.push_back(wall_seconds() - wall);
-    } else {
-      // Counted after the call, because an adaptive map is known only then.
-      pairs_ = static_cast<double>(count_pairs(*cached_pattern(out.program->request)));
-    }
-  }
-
-  const std::vector<double>& cpu() const { return cpu_; }
-  double least_cpu() const { return *std::min_element(cpu_.begin(), cpu_.end()); }
-  double least_wall() const { return *std::min_element(wall_.begin(), wall_.end()); }
-  double pairs() const { return pairs_; }
-
- private:
-  AttentionCall call_;
-  std::vector<double> cpu_, wall_;
-  double pairs_ = 0;
 };
-
-std::string settings_of(const PatternsBenchOptions& o) {
-  return line("%lld tokens, %lld heads of %lld, fp32, %d thread%s", static_cast<long long>(o.length),
-              static_cast<long long>(o.heads), static_cast<long long>(o.head_dim), o.threads,
-              o.threads == 1 ? "" : "s");
-}
 
 }  // namespace
 
@@ -124,14 +88,23 @@ BlockMap random_block_map(int64_t block, int64_t heads, int64_t blocks, double d
   return block_map_from_dense(active.data(), block, 1, heads, blocks, blocks);
 }
 
+PatternSpec random_blocks(int64_t block, int64_t heads, int64_t length, double density) {
+  PatternSpec spec;
+  spec.kind = PatternSpec::Kind::kBlocks;
+  spec.blocks = given_map(
+      std::make_shared<const BlockMap>(random_block_map(block, heads, (length + block - 1) / block, density)));
+  return spec;
+}
+
 std::vector<BenchPattern> bench_patterns(const PatternsBenchOptions& options) {
   std::vector<BenchPattern> patterns;
   if (options.patterns.empty()) {
     const auto goal = [&](double of_share) {
       return options.length >= kGoalsFrom ? std::optional(of_share) : std::nullopt;
     };
-    patterns.push_back({"blocks, density 0.1", given_blocks(options, 1), goal(1.1)});
-    patterns.push_back({"blocks, density 0.1, a map per head", given_blocks(options, options.heads), goal(1.1)});
+    patterns.push_back({"blocks, density 0.1", random_blocks(kBlock, 1, options.length, kDensity), goal(1.1)});
+    patterns.push_back({"blocks, density 0.1, a map per head",
+                        random_blocks(kBlock, options.heads, options.length, kDensity), goal(1.1)});
     patterns.push_back({"dilated", parse_pattern(kDilated, "bench"), goal(1.1)});
     patterns.push_back({"window 1024", parse_pattern(kWindow, "bench"), goal(1.12)});
     patterns.push_back({"window 256", parse_pattern(kNarrowWindow, "bench"), goal(1.3)});
@@ -151,54 +124,78 @@ std::vector<BenchPattern> bench_patterns(const PatternsBenchOptions& options) {
 }
 
 std::vector<BenchRatio> run_patterns_bench(const PatternsBenchOptions& options, std::ostream& out) {
-  std::vector<BenchPattern> patterns = bench_patterns(options);
-  for (BenchPattern& p : patterns) p.spec = read_block_maps(p.spec, options.shape());
+  const std::vector<BenchPattern> patterns = bench_patterns(options);
   at::set_num_threads(options.threads);
-  const std::string settings = settings_of(options);
-  out << line("attention, forward and backward, one rank: %s\n", settings.c_str())
+  const std::string settings = line("%lld tokens, %lld heads of %lld, fp32, %lld thread%s", options.length,
+                                    options.heads, options.head_dim, options.threads, options.threads == 1 ? "" : "s");
+  out << line("attention, forward and backward, one rank: %s\n", settings)
       << line(
              "least CPU seconds of %lld interleaved rounds, compared with those of the dense call; without "
              "planning\n\n",
-             static_cast<long long>(options.rounds));
-  out.flush();
-
-  const std::vector<int64_t> sizes = {1, options.length, options.heads, options.head_dim};
-  const at::Tensor q = at::randn(sizes), k = at::randn(sizes), v = at::randn(sizes), dout = at::randn(sizes);
-  const std::shared_ptr<Communicator> self = make_self_communicator();
-  Side dense(PatternSpec{}, options, *self);
+             options.rounds)
+      << std::flush;
+  const AttentionInputs in = random_inputs(options.shape(), options.head_dim, at::kFloat);
+  const auto side = [&](const PatternSpec& pattern) {
+    AttentionCall call;
+    call.request.shape = options.shape();
+    call.request.pattern = read_block_maps(pattern, options.shape());
+    call.label = "bench patterns";
+    return Side{ExecutorCall(in, std::move(call))};
+  };
+  Side dense = side(PatternSpec{});
   std::vector<Side> sides;
-  for (const BenchPattern& p : patterns) sides.emplace_back(p.spec, options, *self);
+  for (const BenchPattern& p : patterns) sides.push_back(side(p.spec));
   for (int64_t round = -1; round < options.rounds; ++round) {
-    dense.run(q, k, v, dout, round >= 0);
-    for (Side& side : sides) side.run(q, k, v, dout, round >= 0);
+    dense.run(round >= 0);
+    for (Side& s : sides) s.run(round >= 0);
   }
 
-  size_t width = 7;
-  for (const BenchPattern& p : patterns) width = std::max(width, p.name.size());
-  const auto padded = [&](std::string name) {
-    name.resize(width, ' ');
-    return "  " + name;
-  };
-  out << padded("pattern")
-      << "  share of pairs  CPU seconds  over dense  quartiles       over share  wall over dense\n";
-  out << padded("dense") << line("  %14.4f  %11.3f  %10.3f\n", 1.0, dense.least_cpu(), 1.0);
+  Width width = {7};
+  for (const BenchPattern& p : patterns) width.value = std::max(width.value, static_cast<int>(p.name.size()));
+  const auto padded = [&](const std::string& name) { return line("  %-*s", width, name); };
+  out << padded("pattern") << "  share of pairs  CPU seconds  over dense  quartiles       over share  wall over dense\n"
+      << padded("dense") << line("  %14.4f  %11.3f  %10.3f\n", 1.0, least(dense.cpu), 1.0);
   std::vector<BenchRatio> ratios;
   for (size_t i = 0; i < patterns.size(); ++i) {
     const BenchPattern& p = patterns[i];
-    const Side& side = sides[i];
-    const double share = side.pairs() / dense.pairs();
+    const Side& s = sides[i];
+    const double share = s.call.pairs() / dense.call.pairs();
     const std::optional<double> goal = p.goal_of_share ? std::optional(*p.goal_of_share * share) : std::nullopt;
-    const BenchRatio& r = ratios.emplace_back(ratio_of("patterns/" + p.name, settings, side.cpu(), dense.cpu(), goal));
+    const BenchRatio& r = ratios.emplace_back(ratio_of("patterns/" + p.name, settings, s.cpu, dense.cpu, goal));
     out << padded(p.name)
-        << line("  %14.4f  %11.3f  %10.3f  %.3f to %.3f  ", share, side.least_cpu(), r.ratio, r.low, r.high)
+        << line("  %14.4f  %11.3f  %10.3f  %.3f to %.3f  ", share, least(s.cpu), r.ratio, r.low, r.high)
         << (share > 0 ? line("%10.2f", r.ratio / share) : line("%10s", ""))
-        << line("  %15.3f", side.least_wall() / dense.least_wall());
-    if (goal) out << line("  goal %.3f: %s", *goal, r.met() ? "met" : "missed");
-    out << "\n";
+        << line("  %15.3f", least(s.wall) / least(dense.wall)) << (goal ? "  " + r.goal_text() : "") << "\n";
   }
-  out << "\nShare of pairs: the (query, key) pairs that the pattern counts over all pairs of the dense call.\n";
-  out.flush();
+  out << "\nShare of pairs: the (query, key) pairs that the pattern counts over all pairs of the dense call.\n"
+      << std::flush;
   return ratios;
 }
+
+namespace {
+
+class PatternsBenchmark : public Benchmark {
+ public:
+  void declare(CLI::App& app) override {
+    add(app, "--length", options_.length, "tokens; the goals hold from 16384 on");
+    add(app, "--heads", options_.heads, "heads");
+    add(app, "--dim,--head-dim", options_.head_dim, "head size");
+    add(app, "--rounds,--repeats", options_.rounds, "rounds that count");
+    add(app, "--threads", options_.threads, "threads");
+    add(app, "--pattern", options_.patterns, "measure this pattern instead");
+    app.footer(
+        "Examples:\n  ./annulus bench patterns\n"
+        "  ./annulus bench patterns --pattern '{ kind = \"window\", left = 255, right = 0 }'");
+  }
+  void check() override { bench_patterns(options_); }
+  std::vector<BenchRatio> run(Communicator&, std::ostream& out) override { return run_patterns_bench(options_, out); }
+
+ private:
+  PatternsBenchOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Benchmark> make_patterns_benchmark() { return std::make_unique<PatternsBenchmark>(); }
 
 }  // namespace annulus

@@ -1,6 +1,6 @@
 // `annulus bench patterns`: whether the cost of attention follows the mask. For each pattern it compares one attention
-// call, forward and backward, with the same call without a mask. Called by program/bench_verb.cc; gpu.cc and
-// kernel/attention.cc use random_block_map.
+// call, forward and backward, with the same call without a mask. Used by gpu/attention.cc and attention.cc, which
+// measure some of the same patterns, and by tests.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "attention/pattern/pattern.h"
-#include "benchmarks/report/report.h"
+#include "benchmarks/report.h"
 
 namespace annulus {
 
@@ -38,6 +38,8 @@ std::vector<BenchPattern> bench_patterns(const PatternsBenchOptions& options);
 // always active; the others are drawn with a fixed seed, so every call gives the same map. With `heads` 1 all heads
 // share it.
 BlockMap random_block_map(int64_t block, int64_t heads, int64_t blocks, double density);
+// The pattern of such a map over `length` positions.
+PatternSpec random_blocks(int64_t block, int64_t heads, int64_t length, double density);
 
 // Runs on one rank, without a launcher. Prints a table.
 std::vector<BenchRatio> run_patterns_bench(const PatternsBenchOptions& options, std::ostream& out);

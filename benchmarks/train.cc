@@ -1,18 +1,19 @@
-// Implements train.h.
-#include "benchmarks/train.h"
-
+// `annulus bench train`: tokens trained for each CPU second on one rank, and the share of CPU time spent outside matrix
+// products and attention.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "benchmarks/benchmark.h"
 #include "benchmarks/measure.h"
-#include "benchmarks/operator_clock.h"
-#include "comm/threads/threads.h"
+#include "benchmarks/operators_seen.h"
+#include "benchmarks/small_llama.h"
 #include "common/error.h"
 #include "data/dataset.h"
 #include "training/training.h"
@@ -43,100 +44,95 @@ double run_baseline(const std::string& command) {
   return found->get<double>();
 }
 
+class TrainBenchmark : public Benchmark {
+ public:
+  void declare(CLI::App& app) override {
+    add(app, "--repeats,--rounds", steps_, "steps that count");
+    add(app, "--threads", threads_, "threads");
+    add(app, "--baseline", baseline_, kBaselineHelp)->type_name("COMMAND");
+    app.footer("Example:\n  ./annulus bench train");
+  }
+
+  std::vector<BenchRatio> run(Communicator& world, std::ostream& out) override {
+    at::set_num_threads(threads_);
+    const Config config = config_of({.layers = 4,
+                                     .dim = 256,
+                                     .heads = 4,
+                                     .kv_heads = 2,
+                                     .ffn = 688,
+                                     .context = 1024,
+                                     .batch = 4,
+                                     .steps = steps_ + 1,
+                                     .text_bytes = 64 << 20});
+    const Dataset data(config.data, config.run.seed);
+    Training training(config, world, data, at::kCPU);
+    training.step();  // touches memory for the first time
+
+    std::vector<double> cpu, wall, outside;  // of each step
+    double products = 0, attention = 0;      // of the step with the least CPU seconds
+    for (int64_t i = 0; i < steps_; ++i) {
+      // The profiling hooks cost less than a thousandth of a step, so there are no steps without them.
+      const OperatorsSeen seen;
+      const double cpu_begin = cpu_seconds(), wall_begin = wall_seconds();
+      training.step();
+      cpu.push_back(cpu_seconds() - cpu_begin);
+      wall.push_back(wall_seconds() - wall_begin);
+      outside.push_back(cpu.back() - seen.product_seconds() - seen.attention_seconds());
+      if (cpu.back() > least(cpu)) continue;
+      products = seen.product_seconds();
+      attention = seen.attention_seconds();
+    }
+    const size_t best = static_cast<size_t>(std::min_element(cpu.begin(), cpu.end()) - cpu.begin());
+    const auto tokens = static_cast<double>(config.data.batch * config.data.context.longest());
+    const double gflop = training.flops_per_token() * tokens / 1e9;
+    // A step with several threads is not divided, because the hooks see only the threads that call operators.
+    const bool whole = threads_ == 1;
+
+    const int64_t parameters = training.model().parameters().count();
+    const std::string sizes =
+        line("%lld parameters, context %lld, %lld rows, %lld thread%s", parameters, config.data.context.longest(),
+             config.data.batch, threads_, threads_ == 1 ? "" : "s");
+    out << sizes << line("; least of %lld steps\n\n", steps_);
+    nlohmann::json json = {{"bench", "train"},
+                           {"parameters", parameters},
+                           {"threads", threads_},
+                           {"batch", config.data.batch},
+                           {"context", config.data.context.longest()}};
+    const auto report = [&](const char* label, int digits, const char* key, double value) {
+      out << line("  %-25s%10.*f\n", label, Width{digits}, value);
+      json[key] = value;
+    };
+    report("tokens per CPU second", 1, "tokens_per_cpu_second", tokens / cpu[best]);
+    report("CPU seconds per 1k tokens", 4, "cpu_seconds_per_1k_tokens", 1000 * cpu[best] / tokens);
+    report("GFLOP per CPU second", 1, "gflop_per_cpu_second", gflop / cpu[best]);
+    report("tokens per second", 1, "tokens_per_second", tokens / wall[best]);
+    std::vector<BenchRatio> ratios;
+    const std::string settings = "a Llama of " + sizes;
+    if (whole) {
+      report("share in matrix products", 3, "share_products", products / cpu[best]);
+      report("share in attention", 3, "share_attention", attention / cpu[best]);
+      report("share outside both", 3, "share_outside", outside[best] / cpu[best]);
+      ratios.push_back(ratio_of("train/share outside products and attention", settings, outside, cpu));
+    }
+    if (!baseline_.empty()) {
+      std::vector<double> costs;
+      for (const double seconds : cpu) costs.push_back(1000 * seconds / tokens);
+      ratios.push_back(ratio_of("train/over the baseline", settings + "; baseline: " + baseline_, costs,
+                                std::vector<double>(costs.size(), run_baseline(baseline_)), 1.0));
+      report("CPU seconds over baseline", 3, "over_baseline", ratios.back().ratio);
+    }
+    out << "\n" << json.dump() << std::endl;
+    return ratios;
+  }
+
+ private:
+  int64_t steps_ = 5;
+  int threads_ = 1;
+  std::string baseline_;
+};
+
 }  // namespace
 
-std::vector<BenchRatio> run_train_bench(const TrainBenchOptions& options, std::ostream& out) {
-  at::set_num_threads(options.threads);
-  Config config;
-  config.device = "cpu";
-  config.run.steps = options.steps + 1;
-  config.data.train = {"python-sources"};
-  config.data.max_bytes = 64 << 20;
-  config.data.context = options.context;
-  config.data.batch = options.batch;
-  config.model.layers = options.layers;
-  config.model.dim = options.dim;
-  config.model.heads = options.heads;
-  config.model.kv_heads = options.kv_heads;
-  config.model.ffn = options.ffn;
-  config.optimizer.lr = 1e-4;
-  const Dataset data(config.data, config.run.seed);
-  const std::shared_ptr<Communicator> world = make_self_communicator();
-  Training training(config, *world, data, at::kCPU);
-  training.step();  // touches memory for the first time
-
-  struct Turn {
-    double cpu, wall, products, attention;
-  };
-  std::vector<Turn> turns;
-  for (int64_t i = 0; i < options.steps; ++i) {
-    // The profiling hooks cost less than a thousandth of a step, so there are no steps without them.
-    const OperatorClock clock;
-    const double cpu = cpu_seconds(), wall = wall_seconds();
-    training.step();
-    turns.push_back({cpu_seconds() - cpu, wall_seconds() - wall, clock.products(), clock.attention()});
-  }
-  const Turn best =
-      *std::min_element(turns.begin(), turns.end(), [](const Turn& a, const Turn& b) { return a.cpu < b.cpu; });
-  const double tokens = static_cast<double>(options.batch * options.context);
-  const double flops = training.flops_per_token() * tokens;
-  // The hooks see only the calling thread, so the shares are known for one thread only.
-  const bool whole = options.threads == 1;
-  const double outside = 1 - (best.products + best.attention) / best.cpu;
-
-  std::array<char, 512> table{};
-  std::snprintf(table.data(), table.size(),
-                "%lld parameters, context %lld, %lld rows, %d thread%s; least of %lld steps\n\n"
-                "  tokens per CPU second    %10.1f\n"
-                "  CPU seconds per 1k tokens%10.4f\n"
-                "  GFLOP per CPU second     %10.1f\n"
-                "  tokens per second        %10.1f\n",
-                static_cast<long long>(training.model().parameters().count()), static_cast<long long>(options.context),
-                static_cast<long long>(options.batch), options.threads, options.threads == 1 ? "" : "s",
-                static_cast<long long>(options.steps), tokens / best.cpu, 1000 * best.cpu / tokens,
-                flops / best.cpu / 1e9, tokens / best.wall);
-  out << table.data();
-  nlohmann::json json = {{"bench", "train"},
-                         {"parameters", training.model().parameters().count()},
-                         {"threads", options.threads},
-                         {"batch", options.batch},
-                         {"context", options.context},
-                         {"tokens_per_cpu_second", tokens / best.cpu},
-                         {"cpu_seconds_per_1k_tokens", 1000 * best.cpu / tokens},
-                         {"gflop_per_cpu_second", flops / best.cpu / 1e9},
-                         {"tokens_per_second", tokens / best.wall}};
-  if (whole) {
-    std::snprintf(
-        table.data(), table.size(),
-        "  share in matrix products %10.3f\n  share in attention       %10.3f\n  share outside both       %10.3f\n",
-        best.products / best.cpu, best.attention / best.cpu, outside);
-    out << table.data();
-    json["share_products"] = best.products / best.cpu;
-    json["share_attention"] = best.attention / best.cpu;
-    json["share_outside"] = outside;
-  }
-  std::vector<BenchRatio> ratios;
-  std::snprintf(table.data(), table.size(), "a Llama of %lld parameters, context %lld, %lld rows, %d thread%s",
-                static_cast<long long>(training.model().parameters().count()), static_cast<long long>(options.context),
-                static_cast<long long>(options.batch), options.threads, options.threads == 1 ? "" : "s");
-  const std::string settings = table.data();
-  std::vector<double> all, rest, costs;
-  for (const Turn& t : turns) {
-    all.push_back(t.cpu);
-    rest.push_back(t.cpu - t.products - t.attention);
-    costs.push_back(1000 * t.cpu / tokens);
-  }
-  if (whole) ratios.push_back(ratio_of("train/share outside products and attention", settings, rest, all));
-  if (!options.baseline.empty()) {
-    const double baseline = run_baseline(options.baseline);
-    ratios.push_back(ratio_of("train/over the baseline", settings + "; baseline: " + options.baseline, costs,
-                              std::vector<double>(costs.size(), baseline), 1.0));
-    std::snprintf(table.data(), table.size(), "  CPU seconds over baseline%10.3f\n", ratios.back().ratio);
-    out << table.data();
-    json["over_baseline"] = ratios.back().ratio;
-  }
-  out << "\n" << json.dump() << std::endl;
-  return ratios;
-}
+std::unique_ptr<Benchmark> make_train_benchmark() { return std::make_unique<TrainBenchmark>(); }
 
 }  // namespace annulus

@@ -255,7 +255,7 @@ class BenchTest(cli.CliTest):
 
     def test_refuses_unknown_benchmark(self):
         self.assert_refused(2, 'did you mean "ring"', "bench", "rign")
-        self.assert_refused(2, "ring, train, shard, operator, patterns, gpu, all, compare, attention or comm;", "bench")
+        self.assert_refused(2, "ring, train, shard, operator, patterns, attention, comm, gpu, all or compare;", "bench")
         self.assert_refused(2, 'did you mean "--length"', "bench", "ring", "--lenght", "9")
 
 

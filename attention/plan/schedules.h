@@ -1,6 +1,5 @@
 // Schedules: functions that make one rank's steps. A new schedule needs a function here and a line in plan.cc; the
-// executor, the verifier and the kernels need no change. Internal to attention/, except for the numbers of the buffers,
-// which benchmarks use, too.
+// executor, the verifier and the kernels need no change. Internal to attention/.
 #pragma once
 
 #include "attention/plan/needs.h"

@@ -1,6 +1,5 @@
-// Makes tensor views for tiles, which every kernel needs before it computes. Used by kernels, and by code that runs
-// programs: the executor and benchmarks/gpu/simulated_ring. Except for zero_if_fresh and band_mask, nothing is
-// computed. Thread safe for different tensors.
+// Makes tensor views for tiles, which every kernel needs before it computes. Used by kernels and by the executor.
+// Except for zero_if_fresh and band_mask, nothing is computed. Thread safe for different tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,27 +1,23 @@
 // The parts "dense", "ring" and "patterns" of `annulus bench gpu`; see gpu.h. Called by gpu.cc.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
-#include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
-#include <ATen/ops/randn.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <memory>
-#include <tuple>
+#include <functional>
+#include <mutex>
 #include <utility>
 
-#include "attention/execution/attention.h"
 #include "attention/oracle/oracle.h"
 #include "attention/oracle/rounding.h"
 #include "attention/pattern/pattern.h"
+#include "attention/plan/layout.h"
+#include "benchmarks/attention_calls.h"
 #include "benchmarks/gpu/gpu_parts.h"
-#include "benchmarks/gpu/operators_seen.h"
-#include "benchmarks/gpu/simulated_ring.h"
 #include "benchmarks/measure.h"
+#include "benchmarks/operators_seen.h"
 #include "benchmarks/patterns.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
@@ -32,92 +28,24 @@ namespace {
 constexpr double kDenseGoal = 1 / 0.97;
 constexpr double kRingGoal = 1.06;
 
-struct Problem {
-  at::Tensor q, k, v, dout;
-};
-
-Problem random_problem(const GpuBenchOptions& o, int64_t length) {
-  const auto options = at::TensorOptions().device(o.device).dtype(o.type);
-  const auto made = [&](int64_t heads) { return at::randn({1, length, heads, o.head_dim}, options); };
-  return {made(o.heads), made(o.kv_heads), made(o.kv_heads), made(o.heads)};
+AttentionInputs inputs_of(const GpuBenchOptions& o, int64_t length) {
+  return random_inputs(shape_of(o, length), o.head_dim, at::TensorOptions().device(o.device).dtype(o.type));
 }
 
 std::string settings_of(const GpuBench& bench, int64_t length) {
   const GpuBenchOptions& o = bench.options;
-  return line("%s, %lld tokens, heads %lld:%lld of %lld, %s", bench.facts.name.c_str(), static_cast<long long>(length),
-              static_cast<long long>(o.heads), static_cast<long long>(o.kv_heads), static_cast<long long>(o.head_dim),
+  return line("%s, %lld tokens, heads %lld:%lld of %lld, %s", bench.facts.name, length, o.heads, o.kv_heads, o.head_dim,
               c10::toString(o.type));
 }
 
-// One call through the executor on one rank.
-class ExecutorCall {
- public:
-  ExecutorCall(const GpuBenchOptions& o, const Problem& problem, const PatternSpec& pattern) : problem_(problem) {
-    call_.request.shape = shape_of(o, problem.q.size(1));
-    call_.request.pattern = pattern;
-    call_.kernel = o.kernel;
-    call_.comm = self_.get();
-    call_.label = "bench gpu";
-    forward();
-  }
-  void forward() { output_ = attention_forward(problem_.q, problem_.k, problem_.v, call_); }
-  void backward() {
-    gradients_ = attention_backward(problem_.dout, problem_.q, problem_.k, problem_.v, output_, call_);
-  }
-  const AttentionOutput& output() const { return output_; }
-  const AttentionGradients& gradients() const { return gradients_; }
-  double pairs() const { return static_cast<double>(count_pairs(*cached_pattern(call_.request))); }
-
- private:
-  const std::shared_ptr<Communicator> self_ = make_self_communicator();
-  const Problem& problem_;
-  AttentionCall call_;
-  AttentionOutput output_;
-  AttentionGradients gradients_;
-};
-
-// LibTorch's own operator, causal: cuDNN's on a GPU, flash attention on a CPU.
-class OperatorCall {
- public:
-  explicit OperatorCall(const Problem& p)
-      : q_(p.q.transpose(1, 2)), k_(p.k.transpose(1, 2)), v_(p.v.transpose(1, 2)), dout_(p.dout.transpose(1, 2)) {
-    forward();
-  }
-  void forward() {
-    if (q_.is_cuda()) {
-      auto r = at::_scaled_dot_product_cudnn_attention(q_, k_, v_, {}, /*compute_log_sumexp=*/true, /*dropout_p=*/0,
-                                                       /*is_causal=*/true, /*return_debug_mask=*/false);
-      std::tie(out_, lse_, cum_q_, cum_k_) =
-          std::make_tuple(std::get<0>(r), std::get<1>(r), std::get<2>(r), std::get<3>(r));
-      max_q_ = std::get<4>(r).expect_int();
-      max_k_ = std::get<5>(r).expect_int();
-      seed_ = std::get<6>(r);
-      offset_ = std::get<7>(r);
-    } else {
-      std::tie(out_, lse_) =
-          at::_scaled_dot_product_flash_attention_for_cpu(q_, k_, v_, /*dropout_p=*/0, /*is_causal=*/true);
-    }
-  }
-  void backward() {
-    gradients_ = q_.is_cuda()
-                     ? at::_scaled_dot_product_cudnn_attention_backward(dout_, q_, k_, v_, out_, lse_, seed_, offset_,
-                                                                        /*attn_bias=*/{}, cum_q_, cum_k_, max_q_,
-                                                                        max_k_, /*dropout_p=*/0, /*is_causal=*/true)
-                     : at::_scaled_dot_product_flash_attention_for_cpu_backward(dout_, q_, k_, v_, out_, lse_,
-                                                                                /*dropout_p=*/0, /*is_causal=*/true);
-  }
-  at::Tensor out() const { return out_.transpose(1, 2); }
-  AttentionGradients gradients() const {
-    const auto& [dq, dk, dv] = gradients_;
-    return {dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)};
-  }
-
- private:
-  const at::Tensor q_, k_, v_, dout_;
-  at::Tensor out_, lse_, cum_q_, cum_k_, seed_, offset_;
-  int64_t max_q_ = 0, max_k_ = 0;
-  std::tuple<at::Tensor, at::Tensor, at::Tensor> gradients_;
-};
+AttentionCall call_of(const GpuBenchOptions& o, int64_t length, const PatternSpec& pattern) {
+  AttentionCall call;
+  call.request.shape = shape_of(o, length);
+  call.request.pattern = pattern;
+  call.kernel = o.kernel;
+  call.label = "bench gpu";
+  return call;
+}
 
 // The largest difference of an element of `got` from `want`, divided by the largest absolute element of `want`.
 double relative_error(const at::Tensor& got, const at::Tensor& want) {
@@ -127,8 +55,15 @@ double relative_error(const at::Tensor& got, const at::Tensor& want) {
   return size > 0 ? error / size : error;
 }
 
+// Of out, dq, dk and dv.
+double largest_error(const at::Tensor& out, const AttentionGradients& got, const at::Tensor& expected_out,
+                     const AttentionGradients& want) {
+  return std::max({relative_error(out, expected_out), relative_error(got.dq, want.dq), relative_error(got.dk, want.dk),
+                   relative_error(got.dv, want.dv)});
+}
+
 // The relative error that rounding allows results of the call against the oracle's.
-double bound_of(const Problem& problem, const ExecutorCall& call) {
+double bound_of(const AttentionInputs& problem, const ExecutorCall& call) {
   const int64_t terms =
       problem.q.size(1) * (problem.q.size(2) / problem.k.size(2)) + problem.k.size(1) + problem.q.size(3);
   return rounding_bound(problem.q.scalar_type(), call.output().lse.abs().max().item<double>(), terms);
@@ -136,7 +71,7 @@ double bound_of(const Problem& problem, const ExecutorCall& call) {
 
 // Compares out, lse and dq of some query rows and heads with the fp64 oracle of these rows. Returns the largest
 // relative error.
-double error_of_rows(const Problem& problem, const PatternSpec& pattern, const AttentionShape& shape,
+double error_of_rows(const AttentionInputs& problem, const PatternSpec& pattern, const AttentionShape& shape,
                      const ExecutorCall& call) {
   const int64_t last = shape.q_len - 1, group = shape.heads / shape.kv_heads;
   std::vector<int64_t> rows = {0, 1, last / 3, last / 2 + 1, last - 1, last};
@@ -169,8 +104,9 @@ double error_of_rows(const Problem& problem, const PatternSpec& pattern, const A
 // has failed.
 bool right(GpuBench& bench, const std::string& what, double error, double most) {
   if (error <= most) return true;  // not if it is not a number
-  bench.wrong.push_back(what + line(" is %.3g off; at most %.3g is expected", error, most));
-  bench.out << "  WRONG: " << bench.wrong.back() << std::endl;
+  const std::string wrong = what + line(" is %.3g off; at most %.3g is expected", error, most);
+  bench.result.wrong += (bench.result.wrong.empty() ? "" : "; ") + wrong;
+  bench.out << "  WRONG: " << wrong << std::endl;
   return false;
 }
 
@@ -181,7 +117,7 @@ std::optional<double> goal_of(const GpuBenchOptions& o, double goal) {
 
 std::string verdict(const BenchRatio& r) {
   if (!r.invalid.empty()) return "  INVALID: " + r.invalid;
-  return r.goal ? line(", goal %.3f: %s", *r.goal, r.met() ? "met" : "missed") : "";
+  return r.goal ? ", " + r.goal_text() : "";
 }
 
 std::string computed_instead(const TimedSide& side, const std::string& own) {
@@ -193,7 +129,8 @@ double teraflops(double flops, double seconds) { return flops / seconds / 1e12; 
 // The operator that o.kernel computes with, as far as it takes the calls.
 std::string own_operator_of(const GpuBenchOptions& o) {
   const KernelChoice choice = choose_kernel(o.kernel, o.device.type(), o.type, o.head_dim, /*dropout=*/false);
-  return own_operator(choice.kind, o.device);
+  if (choice.kind == KernelKind::kEfficient && o.device.is_cpu()) return "cpu_flash";
+  return std::string(to_string(choice.kind));
 }
 
 // Measures two sides in turn and returns the ratio of the first over the second. It is invalid unless both are computed
@@ -202,7 +139,7 @@ BenchRatio compared(GpuBench& bench, const std::string& name, const std::string&
                     std::vector<TimedSide>& sides, std::optional<double> goal) {
   measure_in_turn(sides, bench.options.device, bench.options.rounds);
   BenchRatio r = ratio_of(name, settings + ", by " + sides[0].operators, sides[0].seconds, sides[1].seconds, goal);
-  if (sides[0].calls.size() != 1 || sides[0].operators != sides[1].operators) {
+  if (sides[0].computed.size() != 1 || sides[0].operators != sides[1].operators) {
     r.invalid =
         sides[0].name + " computed by " + sides[0].operators + ", " + sides[1].name + " by " + sides[1].operators;
   }
@@ -218,106 +155,145 @@ void bench_dense(GpuBench& bench) {
             << (o.device.is_cuda() ? "cuDNN" : "CPU") << " operator; TFLOP/s of the pairs that count\n\n"
             << "    tokens  direction   executor ms   TFLOP/s  operator ms   TFLOP/s  over the operator, computed by\n";
   for (const int64_t length : o.lengths) {
-    const Problem problem = random_problem(o, length);
+    const AttentionInputs problem = inputs_of(o, length);
     // The operator alone comes first: LibTorch would crash at the second call of a shape that cuDNN has refused, which
     // the executor gives to another operator.
-    OperatorCall theirs(problem);
-    theirs.backward();
-    ExecutorCall ours(o, problem, causal_pattern());
-    ours.backward();
-    const AttentionGradients mine = ours.gradients(), other = theirs.gradients();
-    const double difference =
-        std::max({relative_error(ours.output().out, theirs.out()), relative_error(mine.dq, other.dq),
-                  relative_error(mine.dk, other.dk), relative_error(mine.dv, other.dv)});
-    const std::string what = line("dense %lld: out, dq, dk or dv of the executor, compared with the operator's,",
-                                  static_cast<long long>(length));
+    OperatorCall theirs(problem, /*causal=*/true);
+    theirs.run();
+    ExecutorCall ours(problem, call_of(o, length, causal_pattern()));
+    ours.run();
+    const double difference = largest_error(ours.output().out, ours.gradients(), theirs.out(), theirs.gradients());
+    const std::string what =
+        line("dense %lld: out, dq, dk or dv of the executor, compared with the operator's,", length);
     if (!right(bench, what, difference, 2 * bound_of(problem, ours))) continue;
     for (const bool back : {false, true}) {
       const char* const direction = back ? "backward" : "forward";
-      std::vector<TimedSide> sides(2);
-      sides[0] = {"the executor", [&] { back ? ours.backward() : ours.forward(); }};
-      sides[1] = {"the baseline", [&] { back ? theirs.backward() : theirs.forward(); }};
-      const BenchRatio& r = bench.ratios.emplace_back(
-          compared(bench, line("gpu/dense %s %lld", direction, static_cast<long long>(length)),
-                   settings_of(bench, length), sides, goal_of(o, kDenseGoal)));
+      const std::string of = line("dense %s %lld", direction, length);
+      std::vector<TimedSide> sides = {{"the executor", [&] { back ? ours.backward() : ours.forward(); }},
+                                      {"the baseline", [&] { back ? theirs.backward() : theirs.forward(); }}};
+      const BenchRatio& r =
+          bench.ratio(compared(bench, "gpu/" + of, settings_of(bench, length), sides, goal_of(o, kDenseGoal)));
       const double flops = (back ? 10 : 4) * static_cast<double>(o.head_dim) * ours.pairs();
-      const double mine = least(sides[0].seconds), base = least(sides[1].seconds);
-      bench.out << line("%10lld  %-9s  %12.3f  %8.1f  %11.3f  %8.1f  %8.3f", static_cast<long long>(length), direction,
-                        1e3 * mine, teraflops(flops, mine), 1e3 * base, teraflops(flops, base), r.ratio)
-                << "  " << sides[0].operators << verdict(r) << std::endl;
-      const std::string of = line("dense %s %lld", direction, static_cast<long long>(length));
-      bench.figure({of, "TFLOP/s", teraflops(flops, mine), teraflops(flops, median(sides[0].seconds)),
-                    sides[0].operators, r.invalid});
-      bench.figure({of + ", operator", "TFLOP/s", teraflops(flops, base), teraflops(flops, median(sides[1].seconds)),
-                    sides[1].operators});
+      bench.out << line("%10lld  %-9s", length, direction);
+      for (const TimedSide& side : sides) {
+        const double seconds = least(side.seconds);
+        bench.out << line(&side == &sides[0] ? "  %12.3f  %8.1f" : "  %11.3f  %8.1f", 1e3 * seconds,
+                          teraflops(flops, seconds));
+        bench.figure(&side == &sides[0] ? of : of + ", operator", "TFLOP/s", teraflops(flops, seconds),
+                     teraflops(flops, median(side.seconds)), side.operators, &side == &sides[0] ? r.invalid : "");
+      }
+      bench.out << line("  %8.3f  ", r.ratio) << sides[0].operators << verdict(r) << std::endl;
       bench.end_figures("dense");  // the run may be cut off at any time
     }
   }
 }
 
-// What a ring computes beyond one whole call, which are smaller tiles, merges and additions of gradients.
+namespace {
+
+enum RingCommand : int64_t { kForward, kBackward, kGather, kStop };
+
+// Runs a ring of this request on one device: its ranks are threads, each with its rows of `whole`, through the executor
+// and over the threads backend, which passes keys, values and gradients on without copying them. `measure` runs on rank
+// 0. Its function makes all ranks do something, and returns when they have issued it to the device: kForward,
+// kBackward, or kGather, which puts their results into `out` and `gradients`, whole tensors.
+void on_ring(const PlanRequest& request, const AttentionInputs& whole, const AttentionCall& like, at::Tensor& out,
+             AttentionGradients& gradients,
+             const std::function<void(const std::function<void(RingCommand)>&)>& measure) {
+  std::mutex mutex;
+  const auto body = [&](Communicator& comm) {
+    comm.set_timeout(Seconds(24 * 3600));  // the others wait while rank 0 measures something else
+    const auto rows = [&](const Layout& layout) {
+      return at::tensor(layout.positions(comm.rank()), at::kLong).to(whole.q.device());
+    };
+    const at::Tensor queries = rows(query_layout(request)), keys = rows(key_layout(request));
+    const auto part = [](const at::Tensor& t, const at::Tensor& which) { return t.index_select(1, which); };
+    AttentionCall call = like;
+    call.request = request;
+    call.comm = &comm;
+    ExecutorCall mine({part(whole.q, queries), part(whole.k, keys), part(whole.v, keys), part(whole.dout, queries)},
+                      std::move(call));
+    const auto obey = [&](RingCommand command) {
+      at::Tensor told = at::full({1}, static_cast<int64_t>(command), at::kLong);
+      comm.host().broadcast(told, 0, {"bench gpu", 0});
+      command = static_cast<RingCommand>(told.item<int64_t>());
+      if (command == kForward) mine.forward();
+      if (command == kBackward) mine.backward();
+      if (command == kGather) {
+        const std::lock_guard lock(mutex);
+        out.index_copy_(1, queries, mine.output().out);
+        gradients.dq.index_copy_(1, queries, mine.gradients().dq);
+        gradients.dk.index_copy_(1, keys, mine.gradients().dk);
+        gradients.dv.index_copy_(1, keys, mine.gradients().dv);
+      }
+      comm.barrier({"bench gpu", 0});
+      return command != kStop;
+    };
+    if (comm.rank() == 0) measure(obey);
+    while (obey(kStop)) {
+    }
+  };
+  run_ranks(request.ranks, body, whole.q.device());
+}
+
+}  // namespace
+
+// What a ring computes beyond one whole call: smaller tiles, merges and additions of gradients.
 void bench_ring(GpuBench& bench) {
   const GpuBenchOptions& o = bench.options;
-  const Problem problem = random_problem(o, o.length);
-  PlanRequest request;
-  request.shape = shape_of(o, o.length);
-  request.pattern = causal_pattern();
+  const AttentionInputs problem = inputs_of(o, o.length);
+  const AttentionCall call = call_of(o, o.length, causal_pattern());
+  PlanRequest request = call.request;
   request.layout = LayoutKind::kZigzag;
   request.schedule = ScheduleKind::kRing;
   request.ranks = o.ranks;
-  SimulatedRing ring(request, problem.q, problem.k, problem.v, problem.dout, o.kernel);
-  ExecutorCall whole(o, problem, causal_pattern());
-  ring.forward();
-  ring.backward();
-  whole.backward();
-  const SimulatedRing::Result got = ring.result();
-  const double difference =
-      std::max({relative_error(got.out, whole.output().out), relative_error(got.dq, whole.gradients().dq),
-                relative_error(got.dk, whole.gradients().dk), relative_error(got.dv, whole.gradients().dv)});
-  if (!right(bench, "ring: out, dq, dk or dv, compared with the whole call's,", difference,
-             2 * bound_of(problem, whole)))
-    return;
-  bench.out << line(
-      "causal attention of %lld tokens: a zigzag ring of %d ranks, run in turn on one device, compared with one "
-      "call\n\n"
-      "  direction     ring ms  one call ms  over one call, computed by\n",
-      static_cast<long long>(o.length), o.ranks);
-  const std::string settings = settings_of(bench, o.length) + line(", %d ranks", o.ranks);
-  const std::string own = own_operator_of(o);
-  std::vector<double> ring_both(static_cast<size_t>(o.rounds)), whole_both(static_cast<size_t>(o.rounds));
-  std::map<std::string, int64_t> calls;  // of the ring, in both directions
-  std::string invalid;
-  const auto print = [&](const char* direction, const BenchRatio& r, const std::string& operators, double mine,
-                         double base) {
-    bench.out << line("  %-9s  %10.3f  %11.3f  %13.3f", direction, 1e3 * mine, 1e3 * base, r.ratio) << "  " << operators
-              << verdict(r) << std::endl;
-  };
-  for (const bool back : {false, true}) {
-    const char* const direction = back ? "backward" : "forward";
-    std::vector<TimedSide> sides(2);
-    sides[0] = {"the ring", [&] { back ? ring.backward() : ring.forward(); }};
-    sides[1] = {"one call", [&] { back ? whole.backward() : whole.forward(); }};
-    BenchRatio& r = bench.ratios.emplace_back(
-        compared(bench, line("gpu/ring of %d %s", o.ranks, direction), settings, sides, std::nullopt));
-    if (r.invalid.empty() && sides[1].operators != own) r.invalid = computed_instead(sides[1], own);
-    for (size_t i = 0; i < ring_both.size(); ++i) {
-      ring_both[i] += sides[0].seconds[i];
-      whole_both[i] += sides[1].seconds[i];
+  at::Tensor out = at::empty_like(problem.q);
+  AttentionGradients gradients = {at::empty_like(problem.q), at::empty_like(problem.k), at::empty_like(problem.v)};
+  on_ring(request, problem, call, out, gradients, [&](const std::function<void(RingCommand)>& ring) {
+    ExecutorCall whole(problem, call);
+    whole.run();
+    for (const RingCommand command : {kForward, kBackward, kGather}) ring(command);
+    const double difference = largest_error(out, gradients, whole.output().out, whole.gradients());
+    if (!right(bench, "ring: out, dq, dk or dv, compared with the whole call's,", difference,
+               2 * bound_of(problem, whole)))
+      return;
+    bench.out << line(
+        "causal attention of %lld tokens: a zigzag ring of %lld ranks that share one device, compared with one call\n\n"
+        "  direction     ring ms  one call ms  over one call, computed by\n",
+        o.length, o.ranks);
+    const std::string settings = settings_of(bench, o.length) + line(", %lld ranks", o.ranks);
+    const std::string own = own_operator_of(o);
+    std::vector<double> ring_both(static_cast<size_t>(o.rounds)), whole_both(static_cast<size_t>(o.rounds));
+    OperatorNames computed;  // the ring, in both directions
+    std::string invalid;
+    const auto print = [&](const char* direction, const BenchRatio& r, const std::string& operators, double mine,
+                           double base) {
+      bench.out << line("  %-9s  %10.3f  %11.3f  %13.3f", direction, 1e3 * mine, 1e3 * base, r.ratio) << "  "
+                << operators << verdict(r) << std::endl;
+    };
+    for (const bool back : {false, true}) {
+      const std::string direction = back ? "backward" : "forward";
+      std::vector<TimedSide> sides = {{"the ring", [&] { ring(back ? kBackward : kForward); }},
+                                      {"one call", [&] { back ? whole.backward() : whole.forward(); }}};
+      BenchRatio& r =
+          bench.ratio(compared(bench, line("gpu/ring of %lld %s", o.ranks, direction), settings, sides, std::nullopt));
+      if (r.invalid.empty() && sides[1].operators != own) r.invalid = computed_instead(sides[1], own);
+      for (size_t i = 0; i < ring_both.size(); ++i) {
+        ring_both[i] += sides[0].seconds[i];
+        whole_both[i] += sides[1].seconds[i];
+      }
+      computed.insert(sides[0].computed.begin(), sides[0].computed.end());
+      if (invalid.empty()) invalid = r.invalid;
+      print(direction.c_str(), r, sides[0].operators, least(sides[0].seconds), least(sides[1].seconds));
+      bench.figure("ring " + direction, "s", sides[0].seconds, sides[0].operators, r.invalid);
+      bench.figure("ring " + direction + ", one call", "s", sides[1].seconds, sides[1].operators);
+      bench.end_figures("ring");
     }
-    calls.insert(sides[0].calls.begin(), sides[0].calls.end());
-    if (invalid.empty()) invalid = r.invalid;
-    print(direction, r, sides[0].operators, least(sides[0].seconds), least(sides[1].seconds));
-    bench.figure({std::string("ring ") + direction, "s", least(sides[0].seconds), median(sides[0].seconds),
-                  sides[0].operators, r.invalid});
-    bench.figure({std::string("ring ") + direction + ", one call", "s", least(sides[1].seconds),
-                  median(sides[1].seconds), sides[1].operators});
-    bench.end_figures("ring");
-  }
-  BenchRatio& r =
-      bench.ratios.emplace_back(ratio_of(line("gpu/ring of %d", o.ranks), settings + ", by " + text_of_operators(calls),
-                                         ring_both, whole_both, goal_of(o, kRingGoal)));
-  r.invalid = invalid;
-  print("both", r, text_of_operators(calls), least(ring_both), least(whole_both));
+    BenchRatio& r =
+        bench.ratio(ratio_of(line("gpu/ring of %lld", o.ranks), settings + ", by " + text_of_operators(computed),
+                             ring_both, whole_both, goal_of(o, kRingGoal)));
+    r.invalid = invalid;
+    print("both", r, text_of_operators(computed), least(ring_both), least(whole_both));
+  });
 }
 
 namespace {
@@ -332,7 +308,7 @@ struct NamedPattern {
 std::vector<NamedPattern> gpu_patterns(int64_t length) {
   std::vector<NamedPattern> patterns(3);
   const int64_t window = std::max<int64_t>(1, length / 8);
-  patterns[0].name = line("window %lld", static_cast<long long>(window));
+  patterns[0].name = line("window %lld", window);
   patterns[0].spec.kind = PatternSpec::Kind::kWindow;
   patterns[0].spec.left = window - 1;
   patterns[1].name = "dilated";
@@ -341,11 +317,7 @@ std::vector<NamedPattern> gpu_patterns(int64_t length) {
     patterns[1].spec.dilated.segment_lengths.push_back(std::max<int64_t>(1, length / 16 * rate));
     patterns[1].spec.dilated.dilation_rates.push_back(rate);
   }
-  const int64_t block = length >= 4096 ? 128 : 16;
-  patterns[2].name = "blocks, density 0.1";
-  patterns[2].spec.kind = PatternSpec::Kind::kBlocks;
-  patterns[2].spec.blocks = given_map(
-      std::make_shared<const BlockMap>(random_block_map(block, 1, (length + block - 1) / block, /*density=*/0.1)));
+  patterns[2] = {"blocks, density 0.1", random_blocks(length >= 4096 ? 128 : 16, 1, length, /*density=*/0.1)};
   return patterns;
 }
 
@@ -353,48 +325,45 @@ std::vector<NamedPattern> gpu_patterns(int64_t length) {
 
 void bench_attention_patterns(GpuBench& bench) {
   const GpuBenchOptions& o = bench.options;
-  const Problem problem = random_problem(o, o.length);
+  const AttentionInputs problem = inputs_of(o, o.length);
   const AttentionShape shape = shape_of(o, o.length);
-  ExecutorCall dense(o, problem, PatternSpec{});
+  ExecutorCall dense(problem, call_of(o, o.length, PatternSpec{}));
+  dense.forward();
   const std::string own = own_operator_of(o);
   bench.out << line(
       "patterns of %lld tokens, compared with their share of the call without a mask (1.00: the same time for a "
       "pair)\n\n"
       "  pattern               share  direction         ms  dense ms  over share  error of some rows, operators\n",
-      static_cast<long long>(o.length));
+      o.length);
   for (const NamedPattern& p : gpu_patterns(o.length)) {
     validate(p.spec, shape);
-    ExecutorCall call(o, problem, p.spec);
-    call.backward();
+    ExecutorCall call(problem, call_of(o, o.length, p.spec));
+    call.run();
     const double error = error_of_rows(problem, p.spec, shape, call);
     const std::string what = p.name + ": out, lse or dq of some rows, compared with the oracle's,";
     if (!right(bench, what, error, bound_of(problem, call))) continue;
     const double share = call.pairs() / dense.pairs();
     for (const bool back : {false, true}) {
-      const char* const direction = back ? "backward" : "forward";
-      std::vector<TimedSide> sides(2);
-      sides[0] = {p.name, [&] { back ? call.backward() : call.forward(); }};
-      sides[1] = {"the call without a mask", [&] { back ? dense.backward() : dense.forward(); }};
+      const std::string direction = back ? "backward" : "forward", name = p.name + " " + direction;
+      std::vector<TimedSide> sides = {{p.name, [&] { back ? call.backward() : call.forward(); }},
+                                      {"the call without a mask", [&] { back ? dense.backward() : dense.forward(); }}};
       measure_in_turn(sides, o.device, o.rounds);
       std::vector<double> expected = sides[1].seconds;
       for (double& seconds : expected) seconds *= share;
       const std::string by = sides[0].operators + ", the whole call by " + sides[1].operators;
-      BenchRatio& r =
-          bench.ratios.emplace_back(ratio_of("gpu/" + p.name + " " + direction + " over its share",
-                                             settings_of(bench, o.length) + ", by " + by, sides[0].seconds, expected));
+      BenchRatio& r = bench.ratio(ratio_of("gpu/" + name + " over its share",
+                                           settings_of(bench, o.length) + ", by " + by, sides[0].seconds, expected));
       // A kernel may hand bands and gathered blocks to another operator (choose_kernel.h), but not a whole call.
       if (sides[1].operators != own) r.invalid = computed_instead(sides[1], own);
-      bench.out << line("  %-20s  %.4f  %-9s  %9.3f  %8.3f  %10.2f  %8.2g   ", p.name.c_str(), share, direction,
+      bench.out << line("  %-20s  %.4f  %-9s  %9.3f  %8.3f  %10.2f  %8.2g   ", p.name, share, direction,
                         1e3 * least(sides[0].seconds), 1e3 * least(sides[1].seconds), r.ratio, error)
                 << by << verdict(r) << std::endl;
-      bench.figure({p.name + " " + direction, "s", least(sides[0].seconds), median(sides[0].seconds),
-                    sides[0].operators, r.invalid});
-      bench.figure({p.name + " " + direction + ", over share", "ratio", r.ratio, r.ratio, by, r.invalid});
-      bench.figure({p.name + " " + direction + ", call without a mask", "s", least(sides[1].seconds),
-                    median(sides[1].seconds), sides[1].operators});
+      bench.figure(name, "s", sides[0].seconds, sides[0].operators, r.invalid);
+      bench.figure(name + ", over share", "ratio", r.ratio, r.ratio, by, r.invalid);
+      bench.figure(name + ", call without a mask", "s", sides[1].seconds, sides[1].operators);
       bench.end_figures("patterns");
     }
-    bench.figure({p.name + ", off the oracle", "relative", error, error});
+    bench.figure(p.name + ", off the oracle", "relative", error, error);
     bench.end_figures("patterns");
   }
 }

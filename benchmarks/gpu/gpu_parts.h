@@ -1,9 +1,7 @@
 // What gpu.cc, attention.cc and training.cc, the parts of `annulus bench gpu`, share.
 #pragma once
 
-#include <cstdio>
 #include <functional>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <string>
@@ -11,34 +9,43 @@
 #include <vector>
 
 #include "attention/plan/plan.h"
-#include "benchmarks/gpu/device.h"
 #include "benchmarks/gpu/gpu.h"
 #include "benchmarks/measure.h"
-#include "benchmarks/report/report.h"
+#include "benchmarks/operators_seen.h"
+#include "benchmarks/report.h"
 
 namespace annulus {
 
-double least(const std::vector<double>& costs);
-
-// A number that a part measured, apart from its ratios. `value` is that of the fastest round and `median` that of the
-// median round; both are the same if there is one round.
-struct GpuFigure {
-  std::string name, unit;
-  double value = 0, median = 0;
-  std::string operators = {};  // the attention operators that computed it; empty: none did, or they were not observed
-  std::string invalid = {};    // why the figure does not say what its name says; empty: it does
+struct DeviceFacts {
+  std::string name;           // "NVIDIA H200", "cpu"
+  std::string versions = {};  // "CUDA 13.0, driver for 13.1, cuDNN 9.19.0"; empty on a CPU
+  int64_t multiprocessors = 0;
+  int64_t highest_mhz = 0;  // highest clock of the multiprocessors; 0: unknown. nvidia-smi shows the actual clock
 };
+DeviceFacts device_facts(at::Device device);
 
 struct GpuBench {
   const GpuBenchOptions& options;
-  const DeviceFacts facts;
   std::ostream& out;
-  std::vector<BenchRatio> ratios;
-  std::vector<GpuFigure> figures;  // measured since the last line of JSON
-  size_t reported = 0;             // how many ratios have been printed as JSON
-  std::vector<std::string> wrong;  // what was computed wrongly; the run goes on, and fails at its end
+  GpuBenchResult& result;
+  const DeviceFacts facts = device_facts(options.device);
+  nlohmann::ordered_json figures = nlohmann::ordered_json::array();  // measured since the last line of JSON
+  size_t reported = 0;                                               // how many ratios have been printed as JSON
 
-  void figure(GpuFigure f) { figures.push_back(std::move(f)); }
+  // A number that a part measured, apart from its ratios: `value` is that of the fastest round and `median` that of the
+  // median round. `operators`: those of attention that computed it; empty: none did, or they were not observed.
+  // `invalid`: why the figure does not say what its name says; empty: it does.
+  void figure(const std::string& name, const std::string& unit, double value, double median,
+              const std::string& operators = {}, const std::string& invalid = {}) {
+    figures.push_back({{"name", name}, {"unit", unit}, {"value", value}, {"median", median}});
+    if (!operators.empty()) figures.back()["operators"] = operators;
+    if (!invalid.empty()) figures.back()["invalid"] = invalid;
+  }
+  void figure(const std::string& name, const std::string& unit, const std::vector<double>& costs,
+              const std::string& operators = {}, const std::string& invalid = {}) {
+    figure(name, unit, least(costs), median(costs), operators, invalid);
+  }
+  BenchRatio& ratio(BenchRatio r) { return result.ratios.emplace_back(std::move(r)); }
   // Prints what was measured since the last call as one line of JSON, so that it is kept if the run is cut off later.
   void end_figures(const std::string& part);
 };
@@ -49,8 +56,8 @@ struct TimedSide {
   std::string name;
   std::function<void()> call;
   std::vector<double> seconds = {};
-  std::map<std::string, int64_t> calls = {};  // of each operator, in all calls that were observed
-  std::string operators = {};                 // their names, as text_of_operators writes them
+  OperatorNames computed = {};  // in all calls that were observed
+  std::string operators = {};   // their names, as text_of_operators writes them
 };
 
 // Calls each side a few times to warm up, then measures the sides in turn, round by round. A short call is repeated

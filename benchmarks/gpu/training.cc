@@ -1,20 +1,19 @@
 // The parts "train" and "longest" of `annulus bench gpu`; see gpu.h. Called by gpu.cc.
 #include <ATen/core/Tensor.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <functional>
 #include <limits>
 #include <memory>
-#include <new>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "benchmarks/gpu/gpu_parts.h"
-#include "benchmarks/gpu/operators_seen.h"
 #include "benchmarks/measure.h"
+#include "benchmarks/operators_seen.h"
+#include "comm/agreement.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "config/config.h"
@@ -43,48 +42,49 @@ Config config_of(const GpuBenchOptions& o, int64_t context, std::optional<bool> 
 
 double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
-// Where the memory of a step goes, in bytes: as it is planned by purpose and, on a GPU, as counted by LibTorch's
-// allocator.
+// Where the memory of a step goes: as it is planned by purpose and, on a GPU, as counted by LibTorch's allocator.
 struct StepMemory {
   MemoryKinds planned;
   DeviceMemory after;
 
-  int64_t state() const { return after.allocated; }  // weights, gradients, optimizer: allocated between steps
-  int64_t of_step() const { return after.peak_allocated - state(); }
-  int64_t unused() const { return after.peak_reserved - after.peak_allocated; }
   bool counted() const { return after.total > 0; }
   std::string text() const {
     std::string text = line("planned %.2f GiB (", gib(planned.total()));
-    for (const auto& [what, bytes] : by_purpose()) text += line("%s %.2f, ", what, gib(bytes));
-    text.replace(text.size() - 2, 2, ")");
-    if (counted()) {
-      text += line("; state %.2f, more in a step %.2f, reserved but unused %.2f, outside LibTorch %.2f; device %.1f",
-                   gib(state()), gib(of_step()), gib(unused()), gib(after.outside), gib(after.total));
-    }
+    for (const Row& row : by_purpose()) text += line("%s %.2f, ", row.label, gib(row.bytes));
+    text.replace(text.size() - 2, 2, counted() ? "); " : ")");
+    for (const Row& row : by_counting()) text += line("%s %.2f, ", row.label, gib(row.bytes));
+    if (counted()) text.resize(text.size() - 2);
     return text;
   }
   void add_to(GpuBench& bench, const std::string& name) const {
-    const auto add = [&](const std::string& what, int64_t bytes) {
-      bench.figure({name + ", " + what, "GiB", gib(bytes), gib(bytes)});
-    };
-    for (const auto& [what, bytes] : by_purpose()) add(std::string("planned ") + what, bytes);
-    add("planned memory", planned.total());
-    if (!counted()) return;
-    add("peak memory of tensors", after.peak_allocated);
-    add("memory of the state", state());
-    add("memory of a step", of_step());
-    add("memory reserved but unused", unused());
-    add("memory outside LibTorch", after.outside);
-    add("memory of the device", after.total);
+    const auto add = [&](const char* what, int64_t bytes) { bench.figure(name + what, "GiB", {gib(bytes)}); };
+    for (const Row& row : by_purpose()) add((std::string(", planned ") + row.label).c_str(), row.bytes);
+    add(", planned memory", planned.total());
+    if (counted()) add(", peak memory of tensors", after.peak_allocated);
+    for (const Row& row : by_counting()) add(row.figure, row.bytes);
   }
 
  private:
-  std::vector<std::pair<const char*, int64_t>> by_purpose() const {
+  struct Row {
+    const char* label;
+    int64_t bytes;
+    const char* figure = nullptr;
+  };
+  std::vector<Row> by_purpose() const {
     return {{"weights", planned.weights},
             {"gradients", planned.gradients},
             {"optimizer", planned.optimizer},
             {"activations", planned.activations},
             {"working memory", planned.working}};
+  }
+  std::vector<Row> by_counting() const {
+    if (!counted()) return {};
+    const int64_t state = after.allocated;  // weights, gradients, optimizer: allocated between steps
+    return {{"state", state, ", memory of the state"},
+            {"more in a step", after.peak_allocated - state, ", memory of a step"},
+            {"reserved but unused", after.peak_reserved - after.peak_allocated, ", memory reserved but unused"},
+            {"outside LibTorch", after.outside, ", memory outside LibTorch"},
+            {"device", after.total, ", memory of the device"}};
   }
 };
 
@@ -119,7 +119,7 @@ Steps run_steps(const Config& config, at::Device device, int64_t warm_ups, int64
   std::optional<OperatorsSeen> seen(std::in_place);
   for (int64_t i = -warm_ups; i < counted; ++i) {
     if (i == 0) {
-      steps.operators = text_of_operators(seen->calls());
+      steps.operators = text_of_operators(seen->names());
       seen.reset();
     }
     const double begin = wall_seconds();
@@ -164,14 +164,6 @@ double expected_seconds(const std::vector<TrainedRow>& trained, int64_t length) 
   return last.seconds * (a * n + b * n * n) / last.flops;
 }
 
-// Whether an error of LibTorch, cuBLAS or cuDNN says that there was too little memory.
-bool says_out_of_memory(const std::string& error) {
-  for (const char* const words : {"out of memory", "can't allocate memory", "ALLOC_FAILED", "ALLOCATION_FAILED"}) {
-    if (error.find(words) != std::string::npos) return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 void check_training_part(const GpuBenchOptions& options) {
@@ -197,30 +189,27 @@ void bench_training_step(GpuBench& bench) {
       "  seconds             %10.3f (median %.3f)\n"
       "  tokens per second   %10.0f\n"
       "  TFLOP/s             %10.1f (attention: of the pairs that count)\n",
-      static_cast<long long>(steps.parameters), static_cast<long long>(config.data.context.longest()),
-      static_cast<long long>(config.data.batch), seconds, middle, steps.tokens / seconds, steps.flops / seconds / 1e12);
+      steps.parameters, config.data.context.longest(), config.data.batch, seconds, middle, steps.tokens / seconds,
+      steps.flops / seconds / 1e12);
   bench.out << (steps.replayed ? "  steps are replays of a CUDA graph\n"
                                : "  steps are not recorded as a CUDA graph" +
                                      (steps.notes.empty() ? "" : ": " + steps.notes) + "\n");
   bench.out << "  attention           computed by " << steps.operators << "\n";
-  bench.figure({"training step", "s", seconds, middle, steps.operators});
-  bench.figure({"training, tokens per second", "tokens/s", steps.tokens / seconds, steps.tokens / middle});
-  bench.figure({"training", "TFLOP/s", steps.flops / seconds / 1e12, steps.flops / middle / 1e12});
+  bench.figure("training step", "s", steps.seconds, steps.operators);
+  bench.figure("training, tokens per second", "tokens/s", steps.tokens / seconds, steps.tokens / middle);
+  bench.figure("training", "TFLOP/s", steps.flops / seconds / 1e12, steps.flops / middle / 1e12);
   const std::optional<double> peak =
       o.peak_flops ? o.peak_flops : peak_flops(gpu_name(o.device), compute_dtype(config), config.tf32);
-  const std::string model =
-      line("%s, %lld parameters, %lld tokens in a row, %lld rows", bench.facts.name.c_str(),
-           static_cast<long long>(steps.parameters), static_cast<long long>(config.data.context.longest()),
-           static_cast<long long>(config.data.batch));
+  const std::string model = line("%s, %lld parameters, %lld tokens in a row, %lld rows", bench.facts.name.c_str(),
+                                 steps.parameters, config.data.context.longest(), config.data.batch);
   if (peak) {
     const double mfu = steps.flops / seconds / *peak;
     const double goal_seconds = steps.flops / (kGoalMfu * *peak);
-    const BenchRatio& r =
-        bench.ratios.emplace_back(ratio_of("gpu/training step over one at half of the peak", model, steps.seconds,
-                                           std::vector<double>(steps.seconds.size(), goal_seconds), 1.0));
+    const BenchRatio& r = bench.ratio(ratio_of("gpu/training step over one at half of the peak", model, steps.seconds,
+                                               std::vector<double>(steps.seconds.size(), goal_seconds), 1.0));
     bench.out << line("  MFU                 %10.3f (median %.3f), goal %.2f: %s\n", mfu, steps.flops / middle / *peak,
                       kGoalMfu, r.met() ? "met" : "missed");
-    bench.figure({"training, MFU", "share", mfu, steps.flops / middle / *peak});
+    bench.figure("training, MFU", "share", mfu, steps.flops / middle / *peak);
   } else {
     bench.out << "  MFU                    unknown: the peak of this device is not known\n";
   }
@@ -228,8 +217,8 @@ void bench_training_step(GpuBench& bench) {
   steps.memory.add_to(bench, "training");
   if (steps.memory.counted()) {
     const std::vector<double> peak_bytes = {static_cast<double>(steps.memory.after.peak_allocated)};
-    bench.ratios.push_back(ratio_of("gpu/training step's peak memory over the plan", model, peak_bytes,
-                                    {static_cast<double>(steps.memory.planned.total())}, kGoalMemory));
+    bench.ratio(ratio_of("gpu/training step's peak memory over the plan", model, peak_bytes,
+                         {static_cast<double>(steps.memory.planned.total())}, kGoalMemory));
   }
 }
 
@@ -244,7 +233,7 @@ void bench_longest_sequence(GpuBench& bench) {
     config.data.batch = 1;
     return config;
   };
-  const auto shown = [](int64_t length) { return line("  %10lld  ", static_cast<long long>(length)); };
+  const auto shown = [](int64_t length) { return line("  %10lld  ", length); };
   const auto left = [&] {
     return o.longest_seconds > 0 ? o.longest_seconds - (wall_seconds() - begin) : std::numeric_limits<double>::max();
   };
@@ -255,19 +244,17 @@ void bench_longest_sequence(GpuBench& bench) {
       const Steps steps = run_steps(config_for(length), o.device, /*warm_ups=*/1, /*counted=*/1, nullptr);
       trained.push_back({length, wall_seconds() - began, steps.flops});
       bench.out << shown(length) << line("%19.2f  ", least(steps.seconds)) << steps.memory.text() << std::endl;
-      const std::string name = line("longest %lld", static_cast<long long>(length));
-      bench.figure({name, "s", least(steps.seconds), least(steps.seconds), steps.operators});
+      const std::string name = line("longest %lld", length);
+      bench.figure(name, "s", steps.seconds, steps.operators);
       steps.memory.add_to(bench, name);
       bench.end_figures("longest");  // the run may be cut off during the next length
       return true;
-    } catch (const c10::Error& error) {  // not c10::OutOfMemoryError: libraries and captures raise other types
-      if (!says_out_of_memory(error.what_without_backtrace())) throw;
-      bench.out << shown(length) << "out of memory" << std::endl;
-    } catch (const std::bad_alloc&) {
-      bench.out << shown(length) << "out of the host's memory" << std::endl;
-    } catch (const Error& error) {  // for example, the text is too short for such rows: shorter ones stay valid
-      if (trained.empty()) throw;
-      bench.out << shown(length) << error.what() << std::endl;
+    } catch (...) {
+      // Too little memory ends the search, and so does anything that only longer rows cannot have, such as enough text.
+      const Error error = error_in_flight("");
+      const bool of_length = !trained.empty() && error.kind() != ErrorKind::kInternal;
+      if (error.kind() != ErrorKind::kResource && !of_length) throw;
+      bench.out << shown(length) << error.message() << std::endl;
     }
     return false;
   };
@@ -306,7 +293,7 @@ void bench_longest_sequence(GpuBench& bench) {
     if (length > trained.back().length && expected_seconds(trained, length) <= left()) trains(length);
   }
   const double longest = trained.empty() ? 0 : static_cast<double>(trained.back().length);
-  bench.figure({"longest row trained", "tokens", longest, longest});
+  bench.figure("longest row trained", "tokens", {longest});
 }
 
 }  // namespace annulus

@@ -1,5 +1,5 @@
-// Tests benchmarks/report/compare.h: which changes of a ratio count as worse, and what the comparison prints.
-#include "benchmarks/report/compare.h"
+// Tests benchmarks/report.h: which changes of a ratio count as worse, and what the comparison prints.
+#include "benchmarks/report.h"
 
 #include <gtest/gtest.h>
 

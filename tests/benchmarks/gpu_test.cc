@@ -61,7 +61,7 @@ std::set<std::string> ratios_in(const std::string& text) {
 
 TEST(GpuBench, TinyVersionMeasuresAllOfAttention) {
   std::ostringstream out;
-  const std::vector<BenchRatio> ratios = run_gpu_bench(gpu_bench_options(at::kCPU), out);
+  const std::vector<BenchRatio> ratios = run_gpu_bench(gpu_bench_options(at::kCPU), out).ratios;
   std::set<std::string> names;
   for (const BenchRatio& r : ratios) {
     EXPECT_TRUE(names.insert(r.name).second) << r.name;
@@ -98,7 +98,7 @@ std::map<std::string, nlohmann::json> entries_in(const std::string& text) {
 TEST(GpuBench, EachFigureNamesTheOperatorThatComputedIt) {
   std::ostringstream out;
   GpuBenchOptions options = gpu_bench_options(at::kCPU);
-  const std::vector<BenchRatio> ratios = run_gpu_bench(options, out);
+  const std::vector<BenchRatio> ratios = run_gpu_bench(options, out).ratios;
   for (const auto& [name, entry] : entries_in(out.str())) {
     EXPECT_FALSE(entry.contains("invalid")) << entry;
     if (name.starts_with("gpu/")) {
@@ -128,7 +128,7 @@ TEST(GpuBench, FiguresOfAnotherOperatorThanTheBaselinesAreInvalid) {
   options.kernel = KernelKind::kCpu;  // the baseline of dense is LibTorch's operator
   options.parts = {"dense", "ring"};
   options.lengths = {64};
-  const std::vector<BenchRatio> ratios = run_gpu_bench(options, out);
+  const std::vector<BenchRatio> ratios = run_gpu_bench(options, out).ratios;
   ASSERT_EQ(ratios.size(), 5u);
   const std::string why = "the executor computed by cpu, the baseline by cpu_flash";
   for (const BenchRatio& r : ratios) {
@@ -151,7 +151,7 @@ TEST(GpuBench, FiguresWithoutAnOperatorAreInvalid) {
   options.kernel = KernelKind::kReference;
   options.parts = {"ring", "patterns"};
   options.length = 64;
-  for (const BenchRatio& r : run_gpu_bench(options, out)) {
+  for (const BenchRatio& r : run_gpu_bench(options, out).ratios) {
     EXPECT_NE(r.invalid.find("no operator"), std::string::npos) << r.name << ": " << r.invalid;
   }
 }
@@ -258,7 +258,7 @@ TEST(GpuBench, TrainingPartsNeedAModelAndStopAtTheTextLength) {
   EXPECT_THROW(run_gpu_bench(options, out), Error);
   options.config = model_file();
   options.peak_flops = 1e12;
-  const std::vector<BenchRatio> ratios = run_gpu_bench(options, out);
+  const std::vector<BenchRatio> ratios = run_gpu_bench(options, out).ratios;
   ASSERT_EQ(ratios.size(), 1u);
   EXPECT_EQ(ratios[0].goal, 1.0);
   const auto figures = figures_in(out.str());

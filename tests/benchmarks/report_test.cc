@@ -1,5 +1,5 @@
-// Tests benchmarks/report/report.h: ratios of measurements, and reports that are written to files and read back.
-#include "benchmarks/report/report.h"
+// Tests benchmarks/report.h: ratios of measurements, and reports that are written to files and read back.
+#include "benchmarks/report.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "benchmarks/kernel/fma_peak.h"
+#include "benchmarks/fma_peak.h"
 #include "benchmarks/measure.h"
 #include "simd/amx.h"
 #include "simd/avx512_bf16.h"
@@ -54,19 +54,11 @@ std::optional<double> bf16_flops() {
 #if HWY_ARCH_X86_64
   if (instruction_set() >= InstructionSet::kAvx512Bf16) {
     constexpr int64_t kSteps = 40000;
-    const bool tiles = instruction_set() == InstructionSet::kAmx;
-    double least = 1e9;
     volatile float result = 0;  // keeps the compiler from removing the products
-    for (int turn = 0; turn < 8; ++turn) {
-      const double begin = thread_cpu_seconds();
-      if (tiles) {
-        add_tile_products(kSteps);
-      } else {
-        result = result + add_products(kSteps);
-      }
-      least = std::min(least, thread_cpu_seconds() - begin);
+    if (instruction_set() == InstructionSet::kAmx) {
+      return 2.0 * 16 * 16 * 32 * kTileSums * kSteps / least_seconds([] { add_tile_products(kSteps); });
     }
-    return (tiles ? 2.0 * 16 * 16 * 32 * kTileSums : 4.0 * 16 * kSums) * kSteps / least;
+    return 4.0 * 16 * kSums * kSteps / least_seconds([&] { result = result + add_products(kSteps); });
   }
 #endif
   return std::nullopt;

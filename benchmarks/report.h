@@ -1,11 +1,12 @@
 // The report of a benchmark: ratios of costs with their spread, each from one run, and the JSON file of them with which
-// a later run is compared (compare.h). `annulus bench ... --json F` writes it; docs/formats.md describes the format.
-// Used by all benchmarks.
+// a later run is compared. `annulus bench ... --json F` writes it, and `annulus bench compare OLD NEW` compares two;
+// docs/formats.md describes the format. Used by all benchmarks.
 #pragma once
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +27,7 @@ struct BenchRatio {
   std::string invalid = {};
 
   bool met() const { return invalid.empty() && (!goal || ratio <= *goal); }
+  std::string goal_text() const;  // "goal 1.050: met"; empty without a goal
 };
 
 // The ratio from the costs of each round. Both lists have the same size, at least 1, and all costs of the baseline are
@@ -62,5 +64,19 @@ void write_report(const BenchReport& report, const std::string& path);
 // twice, or holds a number that cannot be a cost. parse_report takes the text, and `source` as the name of the file.
 BenchReport read_report(const std::string& path);
 BenchReport parse_report(std::string_view json, const std::string& source);
+
+enum class Verdict { kSame, kBetter, kWorse };
+
+// A ratio counts as changed if it moved by more than margin * old ratio plus the larger of the two spreads (high -
+// low). For example, from 1.00 (0.98 to 1.02) with a margin of 0.1 it may change by 0.14: 1.13 is kSame, 1.15 is
+// kWorse.
+double allowed_change(const BenchRatio& before, const BenchRatio& after, double margin);
+Verdict judge(const BenchRatio& before, const BenchRatio& after, double margin);
+
+// Prints each ratio that both reports have, and names those that only one has, those measured at other settings, and
+// machines that differ. Returns the names of the ratios that got worse. Raises Error(kInput) if no ratio can be
+// compared.
+std::vector<std::string> compare_reports(const BenchReport& before, const BenchReport& after, double margin,
+                                         std::ostream& out);
 
 }  // namespace annulus

@@ -1,20 +1,17 @@
 // Implements report.h.
-#include "benchmarks/report/report.h"
+#include "benchmarks/report.h"
 
 #include <ATen/Version.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <ctime>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 #include <utility>
 
+#include "benchmarks/measure.h"
 #include "common/error.h"
 #include "common/files.h"
 #include "common/version.h"
@@ -43,6 +40,7 @@ std::string now() {
   return text;
 }
 
+// Reads values of objects of the file `source`, and says what is wrong with them; `where` is the object's place.
 class Reader {
  public:
   explicit Reader(const std::string& source) : source_(source) {}
@@ -51,30 +49,26 @@ class Reader {
     throw Error(ErrorKind::kInput, "bench",
                 source_ + ": " + what + "; expected a file that `annulus bench ... --json FILE` wrote");
   }
-  const Json& at(const Json& object, const char* key, const std::string& where) const {
+  const Json& at(const Json& object, const std::string& key, const std::string& where) const {
     if (!object.is_object()) refuse(where + " is not an object");
     const auto found = object.find(key);
     if (found == object.end()) refuse(where + " has no \"" + key + "\"");
     return *found;
   }
-  std::string string(const Json& object, const char* key, const std::string& where) const {
+  std::string string(const Json& object, const std::string& key, const std::string& where) const {
     const Json& value = at(object, key, where);
-    if (!value.is_string()) refuse("\"" + std::string(key) + "\" of " + where + " is not a string");
+    if (!value.is_string()) refuse("\"" + key + "\" of " + where + " is not a string");
     return value.get<std::string>();
   }
-  double number(const Json& object, const char* key, const std::string& where) const {
+  double number(const Json& object, const std::string& key, const std::string& where) const {
     const Json& value = at(object, key, where);
-    if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() < 0) {
-      refuse("\"" + std::string(key) + "\" of " + where + " is not a number of at least 0");
-    }
-    return value.get<double>();
+    if (value.is_number() && std::isfinite(value.get<double>()) && value.get<double>() >= 0) return value.get<double>();
+    refuse("\"" + key + "\" of " + where + " is not a number of at least 0");
   }
-  int64_t count(const Json& object, const char* key, const std::string& where) const {
+  int64_t count(const Json& object, const std::string& key, const std::string& where) const {
     const double value = number(object, key, where);
-    if (value < 1 || value > 1e9 || value != std::floor(value)) {
-      refuse("\"" + std::string(key) + "\" of " + where + " is not a whole number of at least 1");
-    }
-    return static_cast<int64_t>(value);
+    if (value >= 1 && value <= 1e9 && value == std::floor(value)) return static_cast<int64_t>(value);
+    refuse("\"" + key + "\" of " + where + " is not a whole number of at least 1");
   }
 
  private:
@@ -90,12 +84,14 @@ BenchRatio ratio_of(std::string name, std::string settings, const std::vector<do
   std::sort(each.begin(), each.end());
   return {std::move(name),
           std::move(settings),
-          *std::min_element(costs.begin(), costs.end()) / *std::min_element(baseline.begin(), baseline.end()),
+          least(costs) / least(baseline),
           quantile(each, 0.25),
           quantile(each, 0.75),
           static_cast<int64_t>(costs.size()),
           goal};
 }
+
+std::string BenchRatio::goal_text() const { return goal ? line("goal %.3f: %s", *goal, met_or_missed(met())) : ""; }
 
 Json json_of(const BenchRatio& ratio) {
   Json entry = {{"name", ratio.name}, {"settings", ratio.settings}, {"ratio", ratio.ratio},
@@ -158,17 +154,85 @@ BenchReport parse_report(std::string_view text, const std::string& source) {
   return report;
 }
 
-BenchReport read_report(const std::string& path) {
-  errno = 0;
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  // Opening a folder succeeds; reading its first byte fails.
-  if (!in || !(text << in.rdbuf())) {
-    throw Error(kind_of_errno(errno), "bench",
-                path + " cannot be read: " + (errno != 0 ? std::strerror(errno) : "it is empty") +
-                    "; expected a file that `annulus bench ... --json FILE` wrote");
+BenchReport read_report(const std::string& path) { return parse_report(read_small_file("bench", path), path); }
+
+namespace {
+
+const BenchRatio* find(const BenchReport& report, const std::string& name) {
+  const auto found =
+      std::find_if(report.ratios.begin(), report.ratios.end(), [&](const BenchRatio& r) { return r.name == name; });
+  return found == report.ratios.end() ? nullptr : &*found;
+}
+
+std::string with_spread(const BenchRatio& r) { return line("%.3f (%.3f to %.3f)", r.ratio, r.low, r.high); }
+
+constexpr const char* kVerdicts[] = {"same", "better", "worse"};
+
+std::string change(const BenchRatio& before, const BenchRatio& after) {
+  return before.ratio > 0 ? line("%+.1f %%", 100 * (after.ratio / before.ratio - 1)) : "";
+}
+
+void name_missing(const BenchReport& here, const BenchReport& there, const char* where, std::ostream& out) {
+  for (const BenchRatio& r : here.ratios) {
+    if (find(there, r.name) == nullptr) out << "only in the " << where << " file: " << r.name << "\n";
   }
-  return parse_report(text.str(), path);
+}
+
+}  // namespace
+
+double allowed_change(const BenchRatio& before, const BenchRatio& after, double margin) {
+  return margin * before.ratio + std::max(before.high - before.low, after.high - after.low);
+}
+
+Verdict judge(const BenchRatio& before, const BenchRatio& after, double margin) {
+  const double allowed = allowed_change(before, after, margin);
+  if (after.ratio - before.ratio > allowed) return Verdict::kWorse;
+  return before.ratio - after.ratio > allowed ? Verdict::kBetter : Verdict::kSame;
+}
+
+std::vector<std::string> compare_reports(const BenchReport& before, const BenchReport& after, double margin,
+                                         std::ostream& out) {
+  for (const auto& [side, report] : {std::pair("old", &before), std::pair("new", &after)}) {
+    out << line("%s: %s, %s, %s\n", side, report->version, report->date, report->machine.text());
+  }
+  if (before.machine != after.machine) {
+    out << "The machines differ: ratios of different machines may differ without any change of the program.\n";
+  }
+  Width names = {5};
+  for (const BenchRatio& r : before.ratios) names.value = std::max(names.value, static_cast<int>(r.name.size()));
+  std::vector<std::string> worse, elsewhere, invalid;
+  int compared = 0;
+  for (const BenchRatio& old : before.ratios) {
+    const BenchRatio* const now = find(after, old.name);
+    if (now == nullptr) continue;
+    if (const std::string& why = old.invalid.empty() ? now->invalid : old.invalid; !why.empty()) {
+      invalid.push_back(old.name + ": " + why);
+      continue;
+    }
+    if (now->settings != old.settings) {
+      elsewhere.push_back(old.name + " (old: " + old.settings + "; new: " + now->settings + ")");
+      continue;
+    }
+    if (compared++ == 0) {
+      out << line("\n  %-*s  %-24s    %-24s  %9s  %8s\n", names, "ratio", "old (quartiles)", "new (quartiles)",
+                  "change", "allowed");
+    }
+    const Verdict verdict = judge(old, *now, margin);
+    if (verdict == Verdict::kWorse) worse.push_back(old.name);
+    out << line("  %-*s  %-24s -> %-24s  %9s  %8.3f  %s\n", names, old.name, with_spread(old), with_spread(*now),
+                change(old, *now), allowed_change(old, *now, margin), kVerdicts[static_cast<int>(verdict)]);
+  }
+  if (compared > 0) out << line("\nAllowed: %g of the old ratio plus the larger spread of both.\n", margin);
+  name_missing(before, after, "old", out);
+  name_missing(after, before, "new", out);
+  for (const std::string& why : invalid) out << "invalid, not compared: " << why << "\n";
+  for (const std::string& name : elsewhere) out << "measured at other settings, not compared: " << name << "\n";
+  out.flush();
+  if (compared == 0) {
+    throw Error(ErrorKind::kInput, "bench",
+                "there is nothing to compare: expected a ratio that both files have, measured at the same settings");
+  }
+  return worse;
 }
 
 }  // namespace annulus

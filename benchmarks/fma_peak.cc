@@ -1,12 +1,12 @@
 // Implements fma_peak.h, once for each instruction set.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "benchmarks/kernel/fma_peak.cc"
+#define HWY_TARGET_INCLUDE "benchmarks/fma_peak.cc"
 #include "simd/versions.h"
 
 #include <algorithm>
 #include <cstdint>
 
-#include "benchmarks/kernel/fma_peak.h"
+#include "benchmarks/fma_peak.h"
 #include "benchmarks/measure.h"
 
 #ifndef ANNULUS_FMA_PEAKS_

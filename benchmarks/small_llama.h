@@ -1,0 +1,35 @@
+// The configuration that benchmarks of training steps use: a Llama over the bytes of the default corpus, on the CPU.
+// Used by train.cc, shard.cc and comm.cc.
+#pragma once
+
+#include <cstdint>
+
+#include "config/config.h"
+
+namespace annulus {
+
+struct SmallLlama {
+  int64_t layers, dim, heads, kv_heads, ffn;
+  int64_t context, batch;
+  int64_t steps;
+  int64_t text_bytes;
+};
+
+inline Config config_of(const SmallLlama& llama) {
+  Config config;
+  config.device = "cpu";
+  config.run.steps = llama.steps;
+  config.data.train = {"python-sources"};
+  config.data.max_bytes = llama.text_bytes;
+  config.data.context = llama.context;
+  config.data.batch = llama.batch;
+  config.model.layers = llama.layers;
+  config.model.dim = llama.dim;
+  config.model.heads = llama.heads;
+  config.model.kv_heads = llama.kv_heads;
+  config.model.ffn = llama.ffn;
+  config.optimizer.lr = 1e-4;
+  return config;
+}
+
+}  // namespace annulus
