@@ -64,10 +64,11 @@ class _Recorder:
         self.angles: list[tuple[nn.Module, tuple, dict[str, Any]]] = []
 
     def poison(self, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-        self.embedded = True
-        if self.run != "poisoned":
+        dims = [d for d, n in enumerate(output.shape) if n == self.tokens]
+        self.embedded |= len(dims) == 1
+        if self.run != "poisoned" or len(dims) != 1:
             return None
-        at = ~self.others.to(output.device).view(1, -1, *[1] * (output.dim() - 2))
+        at = ~self.others.to(output.device).view([-1 if d == dims[0] else 1 for d in range(output.dim())])
         return output.masked_fill(at, float("nan"))
 
     def rows(self, values: Any) -> Tensor:
@@ -310,7 +311,8 @@ def check(model: PreTrainedModel, longest: Callable[[Tensor], Tensor | None]) ->
         ) from error
     if not recorder.embedded:
         raise AnnulusError(
-            f"[transformers] {name} does not call its input embedding, so annulus cannot look at it: use one rank"
+            f"[transformers] {name} does not call its input embedding with a row of tokens, so annulus cannot look at it: use "
+            "one rank"
         )
     if recorder.faults:
         module, what = recorder.faults[0]
