@@ -71,6 +71,7 @@ ROOMS = {
         "topology",
         "memory",
         "logging",
+        "common/control_groups",
         "common",
     ],
     "launcher/launch": [
@@ -332,10 +333,17 @@ ROOMS = {
         "topology",
         "common",
     ],
-    "topology": ["common"],
-    "memory": ["common"],
+    "topology": [
+        "common/control_groups",
+        "common",
+    ],
+    "memory": [
+        "common/control_groups",
+        "common",
+    ],
     "simd": ["common"],
     "logging": ["common"],
+    "common/control_groups": [],
     "common": [],
 }
 

@@ -1,5 +1,4 @@
-// See available.h. This reads both versions of control groups, because a host may have either or both (the kernel's
-// Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst).
+// See available.h.
 #include "memory/available.h"
 
 #include <algorithm>
@@ -7,8 +6,8 @@
 #include <fstream>
 #include <limits>
 #include <sstream>
-#include <string_view>
 
+#include "common/control_groups/control_groups.h"
 #include "common/text.h"
 
 namespace annulus {
@@ -51,24 +50,6 @@ void take_least(std::optional<AvailableMemory>& least, int64_t bytes, const std:
   if (!least || bytes < least->bytes) least = {std::max<int64_t>(0, bytes), limit};
 }
 
-// The limits of a group and of all groups above it apply to its processes. In a container the path may be that of the
-// host while the files are those of the group itself; then only the files of the top folder exist.
-void look_at_groups(const std::string& mount, std::string group, const Names& names,
-                    std::optional<AvailableMemory>& least) {
-  while (true) {
-    const std::string folder = mount + (group == "/" ? "" : group) + "/";
-    const std::optional<int64_t> limit = number_in(folder + names.limit), usage = number_in(folder + names.usage);
-    if (limit && usage && *limit < int64_t{1} << 60) {
-      const int64_t cache = number_behind(names.cache, folder + "memory.stat").value_or(0);
-      take_least(least, *limit - *usage + std::min(cache, *usage),
-                 "the limit of " + bytes_text(*limit) + " of the control group " + group);
-    }
-    const size_t slash = group.rfind('/');
-    if (group.size() <= 1 || slash == std::string::npos) return;
-    group.resize(std::max<size_t>(1, slash));
-  }
-}
-
 }  // namespace
 
 std::optional<AvailableMemory> available_memory(const std::string& root) {
@@ -76,19 +57,14 @@ std::optional<AvailableMemory> available_memory(const std::string& root) {
   if (const auto free = number_behind("MemAvailable:", root + "/proc/meminfo")) {
     take_least(least, *free * 1024, "the host's memory");
   }
-  const std::string mount = root + "/sys/fs/cgroup";
-  std::ifstream groups(root + "/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {  // "0::/a/b", "4:cpu,memory:/a/b"
-    const size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    const std::string group = line.substr(second + 1);
-    if (group.empty() || group[0] != '/') continue;
-    if (controllers == ",,") {
-      look_at_groups(mount, group, kVersion2, least);
-      look_at_groups(mount + "/unified", group, kVersion2, least);
-    }
-    if (controllers.find(",memory,") != std::string::npos) look_at_groups(mount + "/memory", group, kVersion1, least);
+  for (const ControlGroup& group : control_groups("memory", root)) {
+    const Names& names = group.version == 1 ? kVersion1 : kVersion2;
+    const std::string folder = group.folder + "/";
+    const std::optional<int64_t> limit = number_in(folder + names.limit), usage = number_in(folder + names.usage);
+    if (!limit || !usage || *limit >= int64_t{1} << 60) continue;
+    const int64_t cache = number_behind(names.cache, folder + "memory.stat").value_or(0);
+    take_least(least, *limit - *usage + std::min(cache, *usage),
+               "the limit of " + bytes_text(*limit) + " of the control group " + group.name);
   }
   return least;
 }

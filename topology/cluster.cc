@@ -99,6 +99,7 @@ class MachineReader {
     read_nics();
     read_links();
     machine_.nvswitches = integer(json_.at("nvswitches"), 0, kMaxNvswitches);
+    if (json_.has("cpu_quota")) machine_.cpu_quota = json_.at("cpu_quota").number(0, CpuSet::kMaxPu);
     return std::move(machine_);
   }
 
@@ -305,6 +306,7 @@ nlohmann::json host_to_json(const Host& host) {
                             {"numa", machine.numa_nodes[static_cast<size_t>(core.numa)].id},
                             {"cpus", CpuSet(core.pus).to_string()}});
   }
+  if (machine.cpu_quota > 0) out["cpu_quota"] = machine.cpu_quota;
   put_devices(machine, out);
   out["cuda"] = host.cuda;
   out["visible_devices"] = host.visible_devices ? nlohmann::json(printable(*host.visible_devices)) : nlohmann::json();

@@ -107,6 +107,9 @@ struct Machine {
   std::vector<Nic> nics;                 // by PCI bus id
   std::vector<std::vector<Link>> links;  // [gpu][gpu], symmetric
   int nvswitches = 0;                    // NVSwitches that these GPUs' NVLinks lead to; 0: none, or not known
+  // How many processors' time the processes of this process's control group get together (common/control_groups/),
+  // such as 1.5 in a container; 0: no less than that of all processors that it may use.
+  double cpu_quota = 0;
 
   bool operator==(const Machine&) const = default;
 
@@ -120,9 +123,10 @@ struct Machine {
   // is_this_system = false. Errors: kUnavailable.
   static Machine this_machine(bool respect_affinity = true);
 
-  // Reads a file written by lstopo (hwloc 1.x or 2.x format). The file is not trusted: one that is missing, larger than
-  // 64 MiB, not XML, truncated, without processors or inconsistent raises Error(kInput), which names it. hwloc crashes
-  // on some inconsistent files, so a forked child reads the file first; call this before MPI is initialised.
+  // Reads a file written by lstopo, in a format of this hwloc or an older one (hwloc 2 reads 1.x and 2.x). The file is
+  // not trusted: one that is missing, larger than 64 MiB, not XML, truncated, in a newer format, without processors or
+  // inconsistent raises Error(kInput), which names it. hwloc crashes on some inconsistent files, so a forked child
+  // reads the file first; call this before MPI is initialised.
   static Machine from_xml(const std::string& path);
   // The same from text. `source` stands for the file's name in messages, and for the host's name if the text has none.
   static Machine from_xml_text(std::string_view xml, const std::string& source);

@@ -18,6 +18,7 @@
 #include <system_error>
 #include <utility>
 
+#include "common/control_groups/control_groups.h"
 #include "common/error.h"
 #include "common/files.h"
 #include "topology/hwloc_reader.h"
@@ -48,7 +49,25 @@ CpuSet process_mask(hwloc_topology* topology) {
               source + ": " + why + "; give a file that `lstopo machine.xml` wrote on the machine to describe");
 }
 
+// Throws if the text is in a newer format than this hwloc reads, which hwloc refuses without saying so. Its versions
+// are those of the library that introduced them; format 1 names none.
+void check_format(const std::string& text, const std::string& source) {
+  constexpr std::string_view kMark = "<topology version=\"";
+  const size_t at = text.find(kMark);
+  if (at == std::string::npos) return;
+  unsigned major = 0;
+  std::from_chars(text.data() + at + kMark.size(), text.data() + text.size(), major);
+  const unsigned own = hwloc_get_api_version() >> 16;
+  if (major <= own) return;
+  throw Error(ErrorKind::kInput, "topology",
+              source + ": it is in the format of hwloc " + std::to_string(major) +
+                  ", and the hwloc of this program, version " + std::to_string(own) + ", reads formats 1 to " +
+                  std::to_string(own) + "; write the file with `lstopo --export-xml-flags v" + std::to_string(own) +
+                  " machine.xml`");
+}
+
 Machine read_xml(const std::string& text, const std::string& source) {
+  check_format(text, source);
   const HwlocTopology topology = init_hwloc();
   // The length that hwloc expects includes the terminating zero.
   if (hwloc_topology_set_xmlbuffer(topology.get(), text.c_str(), static_cast<int>(text.size()) + 1) != 0) {
@@ -156,6 +175,8 @@ Machine Machine::this_machine(bool respect_affinity) {
     if (CpuSet mask = process_mask(topology.get()); !mask.empty()) only = std::move(mask);
   }
   Machine machine = read_machine(topology.get(), "this machine", std::move(only));
+  const std::optional<CpuQuota> quota = machine.is_this_system ? annulus::cpu_quota() : std::nullopt;
+  if (quota && quota->cpus < machine.cpus().size()) machine.cpu_quota = quota->cpus;
   if (machine.host.empty()) {
     std::array<char, 256> name{};
     machine.host = gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "localhost";

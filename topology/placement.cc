@@ -2,6 +2,8 @@
 #include "topology/placement.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <numeric>
 #include <set>
 #include <tuple>
@@ -71,12 +73,21 @@ class HostPlacer {
     } else {
       place_cpus();
     }
+    choose_threads();
     choose_nics();
     return std::move(ranks_);
   }
 
  private:
   int cores(int node) const { return static_cast<int>(cores_of_[static_cast<size_t>(node)].size()); }
+
+  int threads(int node) const {
+    int count = 0;
+    for (int core : cores_of_[static_cast<size_t>(node)]) {
+      count += static_cast<int>(machine_.cores[static_cast<size_t>(core)].pus.size());
+    }
+    return count;
+  }
 
   void place_gpus() {
     const GpuGraph graph = graph_of(machine_);
@@ -112,7 +123,8 @@ class HostPlacer {
     return near.empty() ? nodes_ : near;
   }
 
-  // Chooses the node for one more rank: a near node with a core left, else the nearest with one left, else a near one.
+  // Chooses the node for one more rank: the nearest with a core left, else the nearest with a hardware thread left,
+  // else a near one.
   int choose_node(const std::vector<int>& near, const std::vector<std::vector<int>>& members) const {
     std::set<int> packages;
     for (int node : near) packages.insert(machine_.numa_nodes[static_cast<size_t>(node)].package);
@@ -122,10 +134,10 @@ class HostPlacer {
       const int taken = static_cast<int>(members[static_cast<size_t>(node)].size());
       const bool is_near = std::find(near.begin(), near.end(), node) != near.end();
       const bool same_package = packages.contains(machine_.numa_nodes[static_cast<size_t>(node)].package);
-      const bool room = taken < cores(node);
+      const int full = taken < cores(node) ? 0 : taken < threads(node) ? 1 : 2;
+      const int room = full == 0 ? cores(node) : threads(node);
       const int distance = is_near ? 0 : same_package ? 1 : 2;
-      const std::tuple<int, double, int> cost{room ? distance : 3 + distance,
-                                              (taken + 1.0) / static_cast<double>(cores(node)), node};
+      const std::tuple<int, double, int> cost{3 * full + distance, (taken + 1.0) / static_cast<double>(room), node};
       if (cost < best_cost) {
         best_cost = cost;
         best = node;
@@ -136,34 +148,50 @@ class HostPlacer {
 
   void place_cpus() {
     const int n = static_cast<int>(ranks_.size());
-    const int node_count = static_cast<int>(nodes_.size());
-    const int total = static_cast<int>(machine_.cores.size());
-    if (n < node_count) {
-      // Each rank gets one or more whole nodes; the cuts divide the cores as evenly as that allows.
-      int begin = 0;
-      int before = 0;  // cores of nodes already given
-      for (int r = 0; r < n; ++r) {
-        int end = begin + 1;
-        int sum = before + cores(nodes_[static_cast<size_t>(begin)]);
-        while (end < node_count - (n - 1 - r)) {
-          const int next = cores(nodes_[static_cast<size_t>(end)]);
-          // Leave out the next node if more than half of it lies beyond this rank's even share.
-          if (r + 1 < n && int64_t{2} * sum + next > int64_t{2} * share(r + 1, total, n)) break;
-          sum += next;
-          ++end;
-        }
-        give_nodes(ranks_[static_cast<size_t>(r)], {nodes_.begin() + begin, nodes_.begin() + end});
-        begin = end;
-        before = sum;
-      }
-      return;
+    if (n <= static_cast<int>(machine_.cores.size())) {
+      cut_cores(n);
+    } else {
+      share_threads(n);
     }
-    // Each node gets one rank; the others go one by one to the node with the most cores per rank.
+  }
+
+  // Cuts the cores, in the order of their nodes, into a part for each rank.
+  void cut_cores(int n) {
+    std::vector<int> all;
+    std::vector<int> borders;  // of the nodes: the numbers of cores before them
+    for (int node : nodes_) {
+      const std::vector<int>& own = cores_of_[static_cast<size_t>(node)];
+      borders.push_back(static_cast<int>(all.size()));
+      all.insert(all.end(), own.begin(), own.end());
+    }
+    const auto total = static_cast<int64_t>(all.size());
+    // The i-th cut is at i / n of the cores, rounded, or at the border of a node that is nearly there: memory of
+    // another node is slower to reach, which outweighs an eighth of a rank's cores, but not much more.
+    const auto cut = [&](int64_t i) {
+      if (i == n) return total;
+      int64_t best = (2 * i * total + n) / (2 * n);
+      int64_t most =
+          std::max<int64_t>(total, 4 * n);  // 8 n times the distance that is allowed, an eighth or half a core
+      for (const int border : borders) {
+        const int64_t distance = 8 * std::abs(border * n - i * total);
+        if (distance > most) continue;
+        most = distance;
+        best = border;
+      }
+      return best;
+    };
+    for (int r = 0; r < n; ++r)
+      give_cores(ranks_[static_cast<size_t>(r)], {all.begin() + cut(r), all.begin() + cut(r + 1)});
+  }
+
+  // Divides hardware threads, or cores if there are fewer threads than ranks, among more ranks than there are cores.
+  void share_threads(int n) {
+    // Each node gets one rank; the others go one by one to the node with the most hardware threads per rank.
     std::vector<int> count(nodes_.size(), 1);
-    for (int left = n - node_count; left > 0; --left) {
+    for (int left = n - static_cast<int>(nodes_.size()); left > 0; --left) {
       size_t best = 0;
       for (size_t i = 1; i < nodes_.size(); ++i) {
-        if (int64_t{cores(nodes_[i])} * (count[best] + 1) > int64_t{cores(nodes_[best])} * (count[i] + 1)) best = i;
+        if (int64_t{threads(nodes_[i])} * (count[best] + 1) > int64_t{threads(nodes_[best])} * (count[i] + 1)) best = i;
       }
       ++count[best];
     }
@@ -176,17 +204,19 @@ class HostPlacer {
     }
   }
 
-  void give_nodes(RankPlacement& rank, const std::vector<int>& nodes) {
-    std::vector<int> all;
-    rank.threads = 0;
-    for (int node : nodes) {
-      for (int c : cores_of_[static_cast<size_t>(node)]) add_pus(all, c);
-      rank.memory_nodes.push_back(machine_.numa_nodes[static_cast<size_t>(node)].id);
-      rank.threads += cores(node);
+  // Gives whole cores to a rank, and the memory of their nodes.
+  void give_cores(RankPlacement& rank, const std::vector<int>& own) const {
+    std::vector<int> pus;
+    std::set<int> memory;
+    for (int core : own) {
+      add_pus(pus, core);
+      memory.insert(machine_.numa_nodes[static_cast<size_t>(machine_.cores[static_cast<size_t>(core)].numa)].id);
     }
-    rank.numa_node = rank.memory_nodes.front();
-    rank.cpus = CpuSet(std::move(all));
-    std::sort(rank.memory_nodes.begin(), rank.memory_nodes.end());
+    const Core& first = machine_.cores[static_cast<size_t>(own.front())];
+    rank.numa_node = machine_.numa_nodes[static_cast<size_t>(first.numa)].id;
+    rank.memory_nodes.assign(memory.begin(), memory.end());
+    rank.cpus = CpuSet(std::move(pus));
+    rank.cores = static_cast<int>(own.size());
   }
 
   void add_pus(std::vector<int>& out, int core) const {
@@ -194,7 +224,7 @@ class HostPlacer {
     out.insert(out.end(), pus.begin(), pus.end());
   }
 
-  // Divides the cores of a node among the local ranks in `list`.
+  // Divides the cores of a node among the local ranks in `list`, or if there are too few, its hardware threads.
   void divide(int node, const std::vector<int>& list) {
     const std::vector<int>& own = cores_of_[static_cast<size_t>(node)];
     const int c = static_cast<int>(own.size());
@@ -208,27 +238,28 @@ class HostPlacer {
     const int p = static_cast<int>(pus.size());
     for (int i = 0; i < k; ++i) {
       RankPlacement& rank = ranks_[static_cast<size_t>(list[static_cast<size_t>(i)])];
-      rank.numa_node = machine_.numa_nodes[static_cast<size_t>(node)].id;
-      rank.memory_nodes = {rank.numa_node};
-      std::vector<int> mine;
       if (k <= c) {
-        const int begin = share(i, c, k);
-        const int end = share(i + 1, c, k);
-        for (int j = begin; j < end; ++j) add_pus(mine, own[static_cast<size_t>(j)]);
-        rank.threads = end - begin;
-      } else if (k <= p) {
-        std::set<int> touched;
-        for (int j = share(i, p, k); j < share(i + 1, p, k); ++j) {
-          mine.push_back(pus[static_cast<size_t>(j)]);
-          touched.insert(core_of_pu[static_cast<size_t>(j)]);
-        }
-        rank.threads = static_cast<int>(touched.size());
-        rank.oversubscribed = true;
-      } else {
-        add_pus(mine, own[static_cast<size_t>(share(i, c, k))]);
-        rank.oversubscribed = true;
+        give_cores(rank, {own.begin() + share(i, c, k), own.begin() + share(i + 1, c, k)});
+        continue;
       }
-      rank.cpus = CpuSet(std::move(mine));
+      // Of more ranks than threads, each gets the core of its share of the threads, on which it shares all threads.
+      give_cores(rank, {core_of_pu[static_cast<size_t>(share(i, p, k))]});
+      rank.oversubscribed = true;
+      if (k > p) continue;
+      const auto at = [&](int j) { return pus.begin() + share(j, p, k); };
+      rank.cpus = CpuSet(std::vector<int>(at(i), at(i + 1)));
+      rank.cores = static_cast<int>(
+          std::set<int>(core_of_pu.begin() + share(i, p, k), core_of_pu.begin() + share(i + 1, p, k)).size());
+    }
+  }
+
+  // A rank has a thread for each of its cores, but all ranks together only as many as the processors' time allows.
+  void choose_threads() {
+    const double even = machine_.cpu_quota / static_cast<double>(ranks_.size());
+    for (RankPlacement& rank : ranks_) {
+      rank.threads = machine_.cpu_quota > 0
+                         ? std::clamp(static_cast<int>(std::lround(std::min(even, 1e6))), 1, rank.cores)
+                         : rank.cores;
     }
   }
 
@@ -319,52 +350,6 @@ void check_gpus(const Machine& machine, int ranks) {
        counted(gpus, "rank") + " there, more hosts, or device = \"cpu\"");
 }
 
-// Deals `ranks` out over hosts with `room` as evenly as possible; the first hosts get the remainder.
-std::vector<int> even_shares(const std::vector<int>& room, int ranks) {
-  std::vector<int> counts(room.size(), 0);
-  for (int left = ranks; left > 0;) {
-    int open = 0;
-    for (size_t h = 0; h < room.size(); ++h) open += counts[h] < room[h] ? 1 : 0;
-    const int base = std::max(1, left / open);
-    for (size_t h = 0; h < room.size() && left > 0; ++h) {
-      const int more = std::min({base, room[h] - counts[h], left});
-      counts[h] += more;
-      left -= more;
-    }
-  }
-  return counts;
-}
-
-// Returns `room` with 0 for the hosts that `ranks` ranks do not need: the ones with the least room.
-std::vector<int> fewest_hosts(std::vector<int> room, int ranks) {
-  std::vector<size_t> order(room.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return room[a] > room[b]; });
-  int64_t sum = 0;
-  for (size_t h : order) {
-    if (sum >= ranks) room[h] = 0;
-    sum += room[h];
-  }
-  return room;
-}
-
-// Counts the hops between hosts in all rings together: a ring on several hosts has one for each of them.
-int crossings(const std::vector<int>& ranks_per_host, const std::vector<size_t>& order, int context) {
-  int64_t before = 0;
-  int count = 0;
-  bool cut = false;  // whether the current, incomplete ring already crosses a boundary between hosts
-  for (size_t h : order) {
-    if (ranks_per_host[h] == 0) continue;
-    const int64_t after = before + ranks_per_host[h];
-    if (before % context != 0) {
-      count += cut ? 1 : 2;
-      cut = after / context == before / context;
-    }
-    before = after;
-  }
-  return count;
-}
-
 Placement place_in_order(const std::vector<Machine>& hosts, const std::vector<int>& ranks_per_host,
                          const std::vector<size_t>& order, const PlacementOptions& options) {
   check_hosts(hosts);
@@ -417,49 +402,6 @@ Placement place_in_order(const std::vector<Machine>& hosts, const std::vector<in
 }  // namespace
 
 std::string_view to_string(DeviceKind kind) { return kind == DeviceKind::kCuda ? "cuda" : "cpu"; }
-
-std::vector<int> deal_ranks(const std::vector<int>& room, int ranks, int context) {
-  const int64_t all = std::accumulate(room.begin(), room.end(), int64_t{0});
-  if (ranks < 1 || ranks > all) {
-    fail(counted(ranks, "rank") + " cannot be dealt out to " + counted(static_cast<int64_t>(room.size()), "host") +
-         " with room for " + std::to_string(all));
-  }
-  if (context < 1) return even_shares(room, ranks);
-  std::vector<int> whole;  // number of whole rings that fit on each host
-  for (int r : room) whole.push_back(r / context);
-  const int64_t fit = std::accumulate(whole.begin(), whole.end(), int64_t{0});
-  std::vector<int> counts = even_shares(whole, static_cast<int>(std::min<int64_t>(fit, ranks / context)));
-  std::vector<int> left;
-  for (size_t h = 0; h < room.size(); ++h) {
-    counts[h] *= context;
-    left.push_back(room[h] - counts[h]);
-  }
-  const int rest = ranks - std::accumulate(counts.begin(), counts.end(), 0);
-  const std::vector<int> more = even_shares(fewest_hosts(left, rest), rest);
-  for (size_t h = 0; h < room.size(); ++h) counts[h] += more[h];
-  return counts;
-}
-
-std::vector<size_t> order_hosts(const std::vector<int>& ranks_per_host, int context) {
-  std::vector<size_t> own(ranks_per_host.size());
-  std::iota(own.begin(), own.end(), size_t{0});
-  if (context < 2 || crossings(ranks_per_host, own, context) == 0) return own;
-  // While a ring is incomplete, the next host is the one that leaves the least of it to others, and of several such
-  // hosts the one with the fewest ranks.
-  std::vector<size_t> left = own, order;
-  for (int open = 0; !left.empty();) {
-    const auto rest = [&](size_t h) { return (open + ranks_per_host[h]) % context; };
-    const auto missing = [&](size_t h) {
-      return open == 0 ? std::pair(0, 0) : std::pair((context - rest(h)) % context, ranks_per_host[h]);
-    };
-    const auto next =
-        std::min_element(left.begin(), left.end(), [&](size_t a, size_t b) { return missing(a) < missing(b); });
-    order.push_back(*next);
-    open = rest(*next);
-    left.erase(next);
-  }
-  return crossings(ranks_per_host, order, context) < crossings(ranks_per_host, own, context) ? order : own;
-}
 
 Placement place(const std::vector<Machine>& hosts, const std::vector<int>& ranks_per_host,
                 const PlacementOptions& options) {

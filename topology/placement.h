@@ -41,12 +41,13 @@ struct RankPlacement {
   std::string gpu_pci;            // the GPU's PCI bus id, valid whatever CUDA_VISIBLE_DEVICES says; empty on a CPU
   int numa_node = 0;              // of its processors, by the system's number; the first of several
   CpuSet cpus;                    // never empty
-  std::vector<int> memory_nodes;  // by the system's numbers, ascending, never empty; more than one only for a CPU rank
-                                  // that has several nodes to itself
+  std::vector<int> memory_nodes;  // of its processors, by the system's numbers, ascending, never empty; several only
+                                  // for a CPU rank
   int nic = -1;                   // index into the host's Machine::nics; -1 without any
   std::string nic_name;
   std::string hca;              // the name of an RDMA device and its port, if known: "mlx5_0:1"; otherwise empty
-  int threads = 1;              // cores in `cpus`
+  int cores = 1;                // of which `cpus` has a hardware thread
+  int threads = 1;              // `cores`, but at most an even share of Machine::cpu_quota, rounded
   bool oversubscribed = false;  // shares a core with another rank
   bool is_this_system = false;  // Machine::is_this_system of its host
 };
@@ -74,11 +75,14 @@ struct Placement {
 // - CUDA: a rank gets cores of its GPU's NUMA node; the ranks of a node share its cores as evenly as whole cores allow.
 //   If all GPUs are attached to one socket, the other socket stays idle, because one near core is worth more than an
 //   additional far one. If a node has fewer cores than ranks, the surplus ranks move to the nearest node with a core
-//   left, because a far core of its own is worth more to a rank than a near core that it shares.
-// - CPU: ranks are spread over the NUMA nodes in proportion to their cores, in whole cores. If there are fewer ranks
-//   than nodes, each rank gets several whole nodes. Ranks are numbered in the order of the packages and their nodes.
-// - If a host has more ranks than cores, its hardware threads are divided while they last; then cores are shared. Such
-//   ranks are flagged as oversubscribed.
+//   left, because a far core of its own is worth more to a rank than a near core that it shares; and if no core is
+//   left, to the nearest node with a hardware thread left.
+// - CPU: the cores are divided evenly, in the order of the packages and their nodes, which is that of the ranks. A
+//   rank may have cores of several nodes, because the slowest rank decides how long a step takes. Where the border of a
+//   node is within an eighth of a rank's share (or half a core), the cores are divided there.
+// - If a host has more ranks than cores, its hardware threads are divided while they last; then cores are shared, each
+//   by as many ranks as its threads are of all. A rank then keeps to one node. Such ranks are flagged as
+//   oversubscribed.
 // - NIC: active NICs are preferred, then RDMA devices, then the nearest by the PCI tree (for CPU ranks: by NUMA node).
 //   Equally good NICs are used in turn.
 // - Hosts keep their order, and the ranks of a host follow one another, so a ring enters and leaves each of its hosts

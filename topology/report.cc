@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -190,6 +191,9 @@ std::string to_table(const Machine& machine) {
                     bytes(machine.memory_bytes()) + " memory, " +
                     counted(static_cast<int64_t>(machine.gpus.size()), "GPU") + ", " +
                     counted(static_cast<int64_t>(machine.nics.size()), "NIC") + "\n";
+  if (machine.cpu_quota > 0) {
+    out += "  its control group has the time of " + exact(std::round(machine.cpu_quota * 100) / 100) + " processors\n";
+  }
   if (!machine.packages.empty() && !machine.packages.front().model.empty()) {
     out += "  " + printable(machine.packages.front().model, 100) + "\n";
   }
@@ -302,6 +306,7 @@ nlohmann::json to_json(const Placement& placement) {
                          {"numa", rank.numa_node},
                          {"cpus", rank.cpus.to_string()},
                          {"memory_nodes", rank.memory_nodes},
+                         {"cores", rank.cores},
                          {"threads", rank.threads},
                          {"oversubscribed", rank.oversubscribed}};
     entry["gpu"] = rank.gpu < 0 ? nlohmann::json() : nlohmann::json(rank.gpu);

@@ -15,13 +15,16 @@
 namespace annulus {
 namespace {
 
-// "cpus 0 / 1", or for more than 8 ranks the number of cores of each.
+// "cpus 0 / 1", or for more than 8 ranks the number of cores of each: "4 cores each", "2 to 3 cores each".
 std::string describe(const std::vector<RankPlacement>& ranks) {
   constexpr size_t kFew = 8;
   if (ranks.size() > kFew) {
     const bool shared =
         std::any_of(ranks.begin(), ranks.end(), [](const RankPlacement& rank) { return rank.oversubscribed; });
-    return counted(ranks.front().threads, "core") + " each" + (shared ? ", shared" : "");
+    const auto [least, most] = std::minmax_element(
+        ranks.begin(), ranks.end(), [](const RankPlacement& a, const RankPlacement& b) { return a.cores < b.cores; });
+    return (least->cores < most->cores ? std::to_string(least->cores) + " to " : "") + counted(most->cores, "core") +
+           " each" + (shared ? ", shared" : "");
   }
   std::string text = "cpus ";
   for (const RankPlacement& rank : ranks) {

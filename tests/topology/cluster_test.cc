@@ -104,6 +104,14 @@ TEST(Cluster, WrittenHostsReadBackEqual) {
   }
 }
 
+TEST(Cluster, KeepsTheQuotaIfThereIsOne) {
+  Host host{Machine::from_synthetic("[numa] core:4 pu:1", "a")};
+  EXPECT_FALSE(host_to_json(host).contains("cpu_quota"));
+  host.machine.cpu_quota = 1.5;
+  EXPECT_EQ(host_from_json(host_to_json(host), "x").machine.cpu_quota, 1.5);
+  EXPECT_NE(to_table(host.machine).find("has the time of 1.5 processors"), std::string::npos);
+}
+
 TEST(Cluster, PlacementEqualsThatOfTheMachines) {
   const std::vector<Machine> machines = {load("dgx.xml"), load("h200_node.xml")};
   const std::string path = path_of("two.json");
@@ -157,6 +165,7 @@ TEST(Cluster, ChecksEachMember) {
   made_up.nics_per_package = 1;
   Host host{Machine::from_xml_text(testing::to_xml(made_up), "made-up")};
   host.machine.nics.front().set_ports({{1, true, false, 400000}});
+  host.machine.cpu_quota = 1.5;
   host.visible_devices = "0";
   host.interfaces.push_back({"eth0", true, false, 1000, {"10.0.0.1/24"}, ""});
   const json whole = host_to_json(host);
@@ -207,7 +216,7 @@ TEST(Cluster, ChecksEachMember) {
     if (!changed[at.parent_pointer()].is_object()) continue;
     changed[at.parent_pointer()].erase(name);
     // These members follow from others or are optional.
-    const bool free = name == "memory_bytes" || name == "cpus" || name == "visible_devices";
+    const bool free = name == "memory_bytes" || name == "cpus" || name == "visible_devices" || name == "cpu_quota";
     try_one(changed, pointer + " missing", !free);
   }
   EXPECT_GT(read, 100);

@@ -3,6 +3,7 @@
 #include "topology/machine.h"
 
 #include <gtest/gtest.h>
+#include <hwloc.h>
 #include <sched.h>
 
 #include <cstdlib>
@@ -243,6 +244,18 @@ TEST(MachineXml, RefusesMalformedOrContradictoryXml) {
     const std::string message = input_error([&] { Machine::from_xml_text(text, "here.xml"); });
     EXPECT_NE(message.find("here.xml"), std::string::npos) << message << "\n" << text.substr(0, 400);
   }
+}
+
+TEST(MachineXml, NamesTheFormatOfANewerHwloc) {
+  const unsigned newer = (hwloc_get_api_version() >> 16) + 1;
+  const std::string mark = "<topology version=\"" + std::to_string(newer) + ".0\">";
+  const std::string text = replaced(read(data("h200_node.xml")), "<topology version=\"2.0\">", mark);
+  const std::string message = input_error([&] { Machine::from_xml_text(text, "here.xml"); });
+  EXPECT_NE(message.find("here.xml: it is in the format of hwloc " + std::to_string(newer)), std::string::npos)
+      << message;
+  EXPECT_NE(message.find("`lstopo --export-xml-flags v" + std::to_string(newer - 1) + " machine.xml`"),
+            std::string::npos)
+      << message;
 }
 
 TEST(MachineXml, XmlThatCrashesHwlocIsAnError) {

@@ -58,6 +58,12 @@ Machine load(const testing::MadeUpMachine& made_up) {
   for (int i = 0; i < lost; ++i) {
     machine.cores.erase(machine.cores.begin() + *rc::gen::inRange(0, static_cast<int>(machine.cores.size())));
   }
+  // Some cores have fewer hardware threads than others, as in processors with two kinds of cores.
+  for (int i = *rc::gen::inRange(0, 3); i > 0; --i) {
+    Core& core = machine.cores[static_cast<size_t>(*rc::gen::inRange(0, static_cast<int>(machine.cores.size())))];
+    core.pus.resize(static_cast<size_t>(*rc::gen::inRange(1, static_cast<int>(core.pus.size()) + 1)));
+  }
+  if (*rc::gen::arbitrary<bool>()) machine.cpu_quota = *rc::gen::inRange(1, 100) / 8.0;
   for (Nic& nic : machine.nics) {
     const int kind = *rc::gen::inRange(0, 4);
     nic.active = kind != 0;
@@ -123,7 +129,12 @@ void check_ranks(const Part& part) {
     require((rank.device == DeviceKind::kCuda) == (rank.gpu >= 0), "a GPU exactly where the device is cuda");
     require(rank.gpu_pci == (rank.gpu < 0 ? "" : machine.gpus[static_cast<size_t>(rank.gpu)].pci), "its PCI bus id");
     const std::vector<int> cores = cores_of(part, rank);
-    require(rank.threads == static_cast<int>(cores.size()), "as many threads as cores");
+    require(rank.cores == static_cast<int>(cores.size()), "it counts its cores");
+    const double even = machine.cpu_quota / part.count();
+    require(rank.threads >= 1 && rank.threads <= rank.cores, "a thread for each core at most");
+    require(machine.cpu_quota == 0 || rank.threads <= std::max(1.0, even + 0.5), "threads within the quota");
+    require(rank.threads == rank.cores || rank.threads >= even - 0.5, "no fewer than the quota allows");
+    require(machine.cpu_quota > 0 || rank.threads == rank.cores, "without a quota as many threads as cores");
     std::set<int> nodes;
     for (int c : cores) nodes.insert(machine.cores[static_cast<size_t>(c)].numa);
     std::set<int> ids;
@@ -158,9 +169,10 @@ void check_sharing(const Part& part) {
       require(rank.cpus.contains(pus_of(part.machine, c)), "with enough cores a rank has whole ones");
     }
   }
+  if (enough && part.ranks.front().device == DeviceKind::kCpu) return;  // check_cpu_nodes has that case
   for (size_t n = 0; n < part.machine.numa_nodes.size(); ++n) {
     const auto found = by_node.find(part.machine.numa_nodes[n].id);
-    if (found == by_node.end() || found->second.front()->memory_nodes.size() > 1) continue;
+    if (found == by_node.end()) continue;
     const std::vector<const RankPlacement*>& ranks = found->second;
     const std::vector<int> cores = cores_of_node(part.machine, static_cast<int>(n));
     std::set<int> used;
@@ -169,8 +181,8 @@ void check_sharing(const Part& part) {
     for (int c : cores) pus += part.machine.cores[static_cast<size_t>(c)].pus.size();
     for (const RankPlacement* rank : ranks) {
       used.insert(rank->cpus.pus().begin(), rank->cpus.pus().end());
-      least = std::min(least, rank->threads);
-      most = std::max(most, rank->threads);
+      least = std::min(least, rank->cores);
+      most = std::max(most, rank->cores);
       fewest = std::min(fewest, rank->cpus.size());
       largest = std::max(largest, rank->cpus.size());
     }
@@ -181,24 +193,22 @@ void check_sharing(const Part& part) {
       require(largest - fewest <= 1, "the threads of a node are divided evenly");
     } else {
       for (int c : cores) {
-        const auto users = std::count_if(ranks.begin(), ranks.end(), [&](const RankPlacement* rank) {
-          return meet(rank->cpus, pus_of(part.machine, c));
-        });
-        const auto even = static_cast<std::ptrdiff_t>(ranks.size() / cores.size());
-        require(users == even || users == even + 1, "the cores of a node are shared evenly");
+        const auto users =
+            static_cast<size_t>(std::count_if(ranks.begin(), ranks.end(), [&](const RankPlacement* rank) {
+              return meet(rank->cpus, pus_of(part.machine, c));
+            }));
+        const size_t threads = part.machine.cores[static_cast<size_t>(c)].pus.size();
+        require(users >= threads * (ranks.size() / pus) && users <= threads * ((ranks.size() + pus - 1) / pus),
+                "the threads of a node are shared evenly");
       }
     }
   }
 }
 
-// Checks that CPU ranks are spread over the nodes by their numbers of cores.
+// Checks where CPU ranks are: in the order of the nodes, with the cores divided evenly or nearly so at borders of
+// nodes, or if there are too few, spread over the nodes by their hardware threads.
 void check_cpu_nodes(const Part& part) {
   const Machine& machine = part.machine;
-  std::vector<int> nodes;
-  for (size_t n = 0; n < machine.numa_nodes.size(); ++n) {
-    if (!cores_of_node(machine, static_cast<int>(n)).empty()) nodes.push_back(static_cast<int>(n));
-  }
-  const auto size = [&](size_t i) { return static_cast<int64_t>(cores_of_node(machine, nodes[i]).size()); };
   const auto count = static_cast<int64_t>(part.count());
   int last = -1;
   for (const RankPlacement& rank : part.ranks) {
@@ -206,36 +216,44 @@ void check_cpu_nodes(const Part& part) {
     require(node >= last, "ranks follow the nodes");
     last = node;
   }
-  if (count < static_cast<int64_t>(nodes.size())) {
-    // Each rank has whole nodes. Each cut is where the number of cores before it is nearest to the proportional share,
-    // among the cuts that leave a node for each later rank.
-    size_t begin = 0;
+  if (part.count() <= part.cores()) {
+    std::set<int64_t> borders;
+    for (int64_t c = 1; c < part.cores(); ++c) {
+      if (machine.cores[static_cast<size_t>(c)].numa != machine.cores[static_cast<size_t>(c - 1)].numa)
+        borders.insert(c);
+    }
+    const double even = static_cast<double>(part.cores()) / static_cast<double>(count);
     int64_t before = 0;
     for (int64_t r = 0; r + 1 < count; ++r) {
-      const int64_t cut = before + part.ranks[static_cast<size_t>(r)].threads;
-      const int64_t wanted = (r + 1) * part.cores() / count;
-      int64_t sum = before;
-      size_t end = begin;
-      for (size_t i = begin; i + static_cast<size_t>(count - 1 - r) < nodes.size(); ++i) {
-        sum += size(i);
-        if (sum == cut) end = i + 1;
-        require(std::abs(cut - wanted) <= std::abs(sum - wanted), "nodes are cut where the cores are divided best");
+      const std::vector<int> own = cores_of(part, part.ranks[static_cast<size_t>(r)]);
+      require(own.front() == before && own.back() + 1 - own.front() == static_cast<int>(own.size()),
+              "the cores of a rank follow those of the rank before");
+      before += static_cast<int64_t>(own.size());
+      const double off = static_cast<double>(before) - static_cast<double>(r + 1) * even;
+      require(std::abs(off) <= (borders.contains(before) ? std::max(0.5, even / 8) : 0.5) + 1e-9, "evenly divided");
+      for (const int64_t border : borders) {
+        const double away = std::abs(static_cast<double>(border) - static_cast<double>(r + 1) * even);
+        require(away > std::max(0.5, even / 8) - 1e-9 || (borders.contains(before) && std::abs(off) <= away + 1e-9),
+                "at a border of a node that is near");
       }
-      require(end > begin, "a rank has whole nodes");
-      begin = end;
-      before = cut;
     }
+    require(cores_of(part, part.ranks.back()).front() == before &&
+                cores_of(part, part.ranks.back()).back() == part.cores() - 1,
+            "the last rank has the rest");
     return;
   }
-  // No rank would have more cores on another node.
+  // No rank would share its hardware threads with fewer ranks on another node.
   std::map<int, int64_t> taken;
   for (const RankPlacement& rank : part.ranks) ++taken[rank.numa_node];
-  for (size_t i = 0; i < nodes.size(); ++i) {
-    const int64_t here = taken[machine.numa_nodes[static_cast<size_t>(nodes[i])].id];
-    require(here >= 1, "no node is left idle");
-    for (size_t j = 0; j < nodes.size(); ++j) {
-      const int64_t there = taken[machine.numa_nodes[static_cast<size_t>(nodes[j])].id];
-      require(here == 1 || size(j) * here <= size(i) * (there + 1), "ranks are spread in proportion to the cores");
+  std::map<int, int64_t> threads;  // by node with cores
+  for (const Core& core : machine.cores) {
+    threads[machine.numa_nodes[static_cast<size_t>(core.numa)].id] += static_cast<int64_t>(core.pus.size());
+  }
+  for (const auto& [here, own] : threads) {
+    require(taken[here] >= 1, "no node is left idle");
+    for (const auto& [there, others] : threads) {
+      require(taken[here] == 1 || others * taken[here] <= own * (taken[there] + 1),
+              "ranks are spread in proportion to the hardware threads");
     }
   }
 }
@@ -256,6 +274,13 @@ void check_gpu_nodes(const Part& part) {
     ++taken[index_of(rank)];
   }
   const auto cores = [&](int node) { return static_cast<int>(cores_of_node(machine, node).size()); };
+  const auto threads = [&](int node) {
+    int count = 0;
+    for (int core : cores_of_node(machine, node)) {
+      count += static_cast<int>(machine.cores[static_cast<size_t>(core)].pus.size());
+    }
+    return count;
+  };
   // Nodes near a rank's GPU that have cores.
   const auto choices = [&](const RankPlacement& rank) {
     std::vector<int> nodes;
@@ -291,6 +316,9 @@ void check_gpu_nodes(const Part& part) {
         require(taken[node] >= cores(node), "no rank is farther from its GPU than a core that is left");
       }
       if (taken[own] > cores(own)) require(taken[node] >= cores(node), "no rank shares a core while one is left");
+      if (taken[own] > threads(own)) {
+        require(taken[node] >= threads(node), "no rank shares a hardware thread while one is left");
+      }
     }
   }
 }

@@ -125,11 +125,65 @@ TEST(Placement, CpuRanksSpreadOverNodes) {
   EXPECT_EQ(one.ranks[0].memory_nodes, (std::vector<int>{0, 1}));
   EXPECT_TRUE(one.hops.empty());
   EXPECT_EQ(cpus(place({m}, 2)), (std::vector<std::string>{"0-7", "8-15"}));
-  EXPECT_EQ(cpus(place({m}, 3)), (std::vector<std::string>{"0-3", "4-7", "8-15"}));
+  EXPECT_EQ(cpus(place({m}, 3)), (std::vector<std::string>{"0-5", "6-9", "10-15"}));
   const Placement eight = place({m}, 8);
   EXPECT_EQ(cpus(eight)[5], "10-11");  // a whole core, both its threads
   EXPECT_EQ(eight.ranks[5].threads, 1);
   EXPECT_FALSE(eight.oversubscribed);
+}
+
+TEST(Placement, DividesCoresEvenlyAcrossNodes) {
+  const Machine m = Machine::from_synthetic("pack:2 [numa] core:6 pu:1");
+  const Placement three = place({m}, 3);
+  EXPECT_EQ(cpus(three), (std::vector<std::string>{"0-3", "4-7", "8-11"}));
+  EXPECT_EQ(nodes(three), (std::vector<int>{0, 0, 1}));
+  EXPECT_EQ(three.ranks[0].memory_nodes, std::vector<int>{0});
+  EXPECT_EQ(three.ranks[1].memory_nodes, (std::vector<int>{0, 1}));
+  EXPECT_EQ(cpus(place({m}, 5)), (std::vector<std::string>{"0-1", "2-4", "5-6", "7-9", "10-11"}));
+  // With fewer ranks than nodes as well.
+  const Machine quarters = Machine::from_synthetic("numa:4 core:4 pu:1");
+  EXPECT_EQ(cpus(place({quarters}, 3)), (std::vector<std::string>{"0-4", "5-10", "11-15"}));
+  EXPECT_EQ(cpus(place({quarters}, 2)), (std::vector<std::string>{"0-7", "8-15"}));
+}
+
+// A core more is worth less to a rank than memory of one node.
+TEST(Placement, KeepsRanksOnTheirNodesIfThatIsNearlyEven) {
+  Machine m = Machine::from_synthetic("pack:2 [numa] core:32 pu:1");
+  m.cores.erase(m.cores.begin() + 31);  // one core is kept for other work
+  EXPECT_EQ(cpus(place({m}, 2)), (std::vector<std::string>{"0-30", "32-63"}));
+  m.cores.erase(m.cores.begin() + 26, m.cores.begin() + 31);  // 26 and 32: 29 each, of which an eighth are 3
+  EXPECT_EQ(cpus(place({m}, 2)), (std::vector<std::string>{"0-25", "32-63"}));
+  m.cores.erase(m.cores.begin() + 20, m.cores.begin() + 26);  // 20 and 32
+  EXPECT_EQ(cpus(place({m}, 2)), (std::vector<std::string>{"0-19,32-37", "38-63"}));
+}
+
+TEST(Placement, ThreadsAreLimitedByTheQuota) {
+  Machine m = Machine::from_synthetic("pack:2 [numa] core:4 pu:2");
+  const auto threads = [&](double quota, int ranks) {
+    m.cpu_quota = quota;
+    const Placement p = place({m}, ranks);
+    for (const RankPlacement& rank : p.ranks) EXPECT_EQ(rank.cores, 8 / ranks);
+    return column<int>(p, [](const RankPlacement& r) { return r.threads; });
+  };
+  EXPECT_EQ(threads(0, 2), (std::vector<int>{4, 4}));
+  EXPECT_EQ(threads(6, 2), (std::vector<int>{3, 3}));
+  EXPECT_EQ(threads(2.5, 1), std::vector<int>{3});
+  EXPECT_EQ(threads(2.4, 1), std::vector<int>{2});
+  EXPECT_EQ(threads(1, 4), (std::vector<int>{1, 1, 1, 1}));
+  EXPECT_EQ(threads(1e300, 2), (std::vector<int>{4, 4}));
+}
+
+// Two threads of one rank each would share a hardware thread while another is idle.
+TEST(Placement, ExcessRanksGoWhereHardwareThreadsAreLeft) {
+  Machine m = Machine::from_synthetic("pack:2 [numa] core:1 pu:2");
+  m.cores[0].pus = {0};  // the first core has one thread, the second two
+  m.numa_nodes[0].cpus = m.packages[0].cpus = CpuSet({0});
+  EXPECT_EQ(cpus(place({m}, 3)), (std::vector<std::string>{"0", "2", "3"}));
+  EXPECT_EQ(cpus(place({m}, 6)), (std::vector<std::string>{"0", "0", "2-3", "2-3", "2-3", "2-3"}));
+  // On GPUs of the first package, too.
+  m.set_visible_gpus({"1:00.0", "2:00.0", "3:00.0"});
+  for (Gpu& gpu : m.gpus) gpu.numa = {0};
+  EXPECT_EQ(cpus(place({m}, 3, kCuda)), (std::vector<std::string>{"0", "2", "3"}));
 }
 
 TEST(Placement, UnevenNodesGetRanksByTheirCores) {

@@ -332,7 +332,7 @@ void HostPicture::draw_cpu_rank(SvgCanvas& canvas, int r, const Box& box) const 
   canvas.text({middle.x, middle.y + (sizes_.words ? 21 : 16)}, (sizes_.words ? "rank " : "") + std::to_string(r),
               sizes_.words ? 14 : 11, box.width - 4, kInk, true, SvgCanvas::Anchor::kMiddle);
   if (!sizes_.words) return;
-  canvas.text({middle.x, middle.y + 40}, rank.oversubscribed ? "shares a core" : counted(rank.threads, "core"), 11,
+  canvas.text({middle.x, middle.y + 40}, rank.oversubscribed ? "shares a core" : counted(rank.cores, "core"), 11,
               box.width - 6, kFaint, false, SvgCanvas::Anchor::kMiddle);
 }
 
