@@ -26,14 +26,17 @@ exec env -i PATH="$PATH" HOME="$HOME" nsenter -t "$pid" --net --uts --mount --pi
 
 
 class Hosts:
-    def __init__(self, names):
+    def __init__(self, names, own=None):
+        """`own`: what a host calls itself (hostname), for those that go by another name in the list."""
         self.names = list(names)
+        self.own = own or {}
         self.address = {name: f"10.231.7.{i}" for i, name in enumerate(self.names, 1)}
 
     def __enter__(self):
         self.folder = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
         self._keepers = {}
-        self._write("hosts", "127.0.0.1 localhost\n" + "".join(f"{a} {n}\n" for n, a in self.address.items()))
+        known = "".join(f"{a} {' '.join({n: 0, self.own.get(n, n): 0})}\n" for n, a in self.address.items())
+        self._write("hosts", "127.0.0.1 localhost\n" + known)
         self._write("agent", _AGENT.format(folder=self.folder))
         os.chmod(self._path("agent"), 0o755)
         try:
@@ -75,8 +78,8 @@ class Hosts:
         set_up = "" if name == "switch" else (
             'hostname "$1" && mount -t tmpfs -o size=1g tmpfs /dev/shm && mount --bind "$2" /etc/hosts && ')
         keeper = subprocess.Popen(
-            ["unshare", *spaces, "sh", "-c", set_up + "ip link set lo up && echo up && exec sleep infinity", "sh", name,
-             self._path("hosts")],
+            ["unshare", *spaces, "sh", "-c", set_up + "ip link set lo up && echo up && exec sleep infinity", "sh",
+             self.own.get(name, name), self._path("hosts")],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         self._keepers[name] = keeper
         if keeper.stdout.readline() != b"up\n":

@@ -25,9 +25,11 @@ NAMES = ["host1", "Host2", "host3"]  # a capital letter in a name is allowed
 
 
 class OverHosts(unittest.TestCase):
+    NAMES, OWN = NAMES, {}
+
     @classmethod
     def setUpClass(cls):
-        cls.hosts = simulated.Hosts(NAMES)
+        cls.hosts = simulated.Hosts(cls.NAMES, cls.OWN)
         cls.hosts.__enter__()
         cls.addClassCleanup(cls.hosts.__exit__)
 
@@ -65,6 +67,12 @@ class OverHosts(unittest.TestCase):
     def log(self, name, folder="logs"):
         with open(os.path.join(self.path(folder), name)) as f:
             return f.read()
+
+    def assert_ranks_on(self, names, *args):
+        code, out, err = self.launch(*args, "selftest", "print")
+        self.assertEqual(code, 0, err)
+        self.assertEqual(sorted(re.findall(r"rank \d of \d on \S+", out)),
+                         [f"rank {rank} of {len(names)} on {name}" for rank, name in enumerate(names)])
 
     def on(self, host, *command):
         self.hosts.run(command, on=host, check=True)
@@ -185,6 +193,40 @@ class LaunchHostsTest(OverHosts):
         code, out, err = self.launch("--hosts", "host1:1,host3:1", "selftest", "print", program=program)
         self.assertEqual(code, 0, err)
         self.assertIn("rank 1 of 2 on host3", out)
+
+
+class FullNamesTest(OverHosts):
+    """Names with dots, which Open MPI cuts unless it is told not to. Two hosts differ in their domains only."""
+
+    NAMES = ["node1.a.example", "node2.a.example", "node2.b.example"]
+
+    def test_hosts_named_in_full(self):
+        self.assert_ranks_on(self.NAMES, "--hosts", ",".join(name + ":1" for name in self.NAMES))
+
+    def test_hostfile_of_full_names_a_short_name_and_an_address(self):
+        with open(self.path("hosts"), "w") as f:
+            f.write("node1 slots = 1\n10.231.7.2\nnode2.b.example\n10.231.7.2\n")
+        self.assert_ranks_on([self.NAMES[i] for i in (0, 1, 1, 2)], "--hostfile", "hosts")
+
+    def test_unknown_full_name_is_named_in_full(self):
+        code, _, err = self.launch("--hosts", "node1.a.example:1,node3.a.example:1", "selftest", "print")
+        self.assertEqual(code, 9, err)
+        self.assertIn("host node3.a.example: ssh: Could not resolve hostname node3.a.example", err)
+
+
+class ShortOwnNamesTest(OverHosts):
+    """The same where hosts call themselves by the first part of their names."""
+
+    NAMES = ["node1.a.example", "node2.a.example", "node3.b.example"]
+    OWN = {"node1.a.example": "node1", "node2.a.example": "node2", "node3.b.example": "node3"}
+
+    def test_hosts_named_in_full(self):
+        self.assert_ranks_on(["node1", "node2", "node3"], "--hosts", ",".join(name + ":1" for name in self.NAMES))
+
+    def test_hostfile_of_full_names_a_short_name_and_an_address(self):
+        with open(self.path("hosts"), "w") as f:
+            f.write("node1\nnode2.a.example\n10.231.7.3\n")
+        self.assert_ranks_on(["node1", "node2", "node3"], "--hostfile", "hosts", "-n", "3")
 
 
 class FaultyHostsTest(OverHosts):

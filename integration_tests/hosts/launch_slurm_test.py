@@ -20,10 +20,12 @@ private.require()
 namespaces.isolate()
 
 
-class LaunchSlurmTest(unittest.TestCase):
+class OnSlurm(unittest.TestCase):
+    DOMAIN = ""  # what the names of nodes end in
+
     @classmethod
     def setUpClass(cls):
-        cls.slurm = private.Slurm(2)
+        cls.slurm = private.Slurm(2, domain=cls.DOMAIN)
         cls.slurm.__enter__()
         cls.addClassCleanup(cls.slurm.__exit__)
 
@@ -74,6 +76,8 @@ class LaunchSlurmTest(unittest.TestCase):
         self.assertEqual(len(glob.glob(self.path("runs/tiny-001/checkpoints/step-*/manifest.json"))), 1, said)
         self.assertRegex(said, r"stopped on request after step \d+ of \d+, with a checkpoint")
 
+
+class LaunchSlurmTest(OnSlurm):
     def test_launch_takes_nodes_and_tasks_from_salloc(self):
         code, out, err = self.run_command("salloc", "-Q", "-N", "2", "-n", "3", cli.ANNULUS, "launch", "selftest", "print")
         self.assertEqual(code, 0, err)
@@ -108,6 +112,18 @@ class LaunchSlurmTest(unittest.TestCase):
         self.assertIn("annulus: User defined signal 1: the ranks finish their step and stop", said)
         self.assertIn("annulus: exit code 138", said)
         self.assert_kept(said)
+
+
+class FullNamesTest(OnSlurm):
+    """An allocation whose nodes have names with dots, which Open MPI would cut and then not find in the allocation."""
+
+    DOMAIN = ".cluster.example"
+
+    def test_launch_takes_full_names_from_salloc(self):
+        code, out, err = self.run_command("salloc", "-Q", "-N", "2", "-n", "2", cli.ANNULUS, "launch", "selftest", "print")
+        self.assertEqual(code, 0, err)
+        self.assertEqual(sorted(re.findall(r"rank \d of 2 on \S+", out)),
+                         ["rank 0 of 2 on n1.cluster.example", "rank 1 of 2 on n2.cluster.example"])
 
 
 if __name__ == "__main__":

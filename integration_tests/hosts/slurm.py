@@ -65,17 +65,19 @@ def require():
 
 
 class Slurm:
-    def __init__(self, nodes, cpus=2):
-        self.nodes, self.cpus = nodes, cpus
+    def __init__(self, nodes, cpus=2, domain=""):
+        """`domain`: what the names of nodes end in, ".cluster.example"."""
+        self.names = [f"n{i}{domain}" for i in range(1, nodes + 1)]
+        self.cpus = cpus
 
     def __enter__(self):
         # Slurm truncates the paths of its sockets to 108 characters.
         self.folder = tempfile.mkdtemp(prefix="slurm.", dir="/tmp")
         self._daemons = []
-        many = self.nodes > 1
+        nodes = len(self.names)
         conf = _CONF.format(
             host=socket.gethostname().split(".")[0], folder=self.folder, cpus=self.cpus,
-            nodes=f"n[1-{self.nodes}]" if many else "n1", ports=f"[6818-{6817 + self.nodes}]" if many else "6818")
+            nodes=",".join(self.names), ports=f"[6818-{6817 + nodes}]" if nodes > 1 else "6818")
         with open(self._conf, "w") as f:
             f.write(conf)
         os.mkdir(os.path.join(self.folder, "state"))
@@ -115,14 +117,14 @@ class Slurm:
 
     def _start(self):
         self._daemon("slurmctld", ["slurmctld", "-D", "-c", "-f", self._conf])
-        for i in range(1, self.nodes + 1):
-            os.mkdir(os.path.join(self.folder, f"spool.n{i}"))
-            node = f"hostname n{i} && mount -t tmpfs -o size=1g tmpfs /dev/shm && exec slurmd -D -c -N n{i} -f {self._conf}"
-            self._daemon(f"slurmd.n{i}", ["unshare", "--uts", "--mount", "sh", "-c", node])
+        for name in self.names:
+            os.mkdir(os.path.join(self.folder, f"spool.{name}"))
+            node = f"hostname {name} && mount -t tmpfs -o size=1g tmpfs /dev/shm && exec slurmd -D -c -N {name} -f {self._conf}"
+            self._daemon(f"slurmd.{name}", ["unshare", "--uts", "--mount", "sh", "-c", node])
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline and all(daemon.poll() is None for daemon in self._daemons):
             idle = subprocess.run(["sinfo", "-h", "-t", "idle", "-o", "%D"], env=self._env(), capture_output=True, text=True)
-            if idle.stdout.strip() == str(self.nodes):
+            if idle.stdout.strip() == str(len(self.names)):
                 return
             time.sleep(0.1)
         said = [f"{idle.stdout}{idle.stderr}"]

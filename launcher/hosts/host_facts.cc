@@ -246,11 +246,11 @@ bool is_of_interest(std::string_view name) {
     if (name.starts_with(own)) return false;
   }
   for (const std::string_view word :
-       {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) {
+       {"CUDA_VISIBLE_DEVICES", "OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) {
     if (name == word) return true;
   }
   if (name.ends_with("_backing_directory")) return false;
-  return name.starts_with("ANNULUS_") || is_network_variable(name);
+  return name.starts_with("ANNULUS_") || is_of_openmp(name) || is_network_variable(name);
 }
 
 std::map<std::string, std::string> environment_of_interest() {

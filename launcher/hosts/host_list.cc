@@ -1,9 +1,13 @@
 // See host_list.h.
 #include "launcher/hosts/host_list.h"
 
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cerrno>
 #include <charconv>
@@ -11,7 +15,12 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <initializer_list>
+#include <map>
+#include <memory>
 #include <numeric>
+#include <set>
+#include <utility>
 
 #include "comm/hosts.h"
 #include "comm/launch_info.h"
@@ -51,11 +60,13 @@ std::string lower(std::string_view text) {
   return out;
 }
 
-// Builds a HostList from names one by one; throws for a malformed name and for a name that occurs twice.
+// Builds a HostList from names one by one, of which one may occur several times, as in the file of a PBS job, which has
+// a line for each slot. Throws for a malformed name.
 class ListMaker {
  public:
   ListMaker(ErrorKind kind, std::string source) : kind_(kind) { list_.source = std::move(source); }
 
+  // `slots`: 0 if they are not given.
   void add(std::string_view where, std::string_view name, int slots) {
     if (name.find(':') != std::string_view::npos || name.starts_with('[')) {
       refuse(kind_, where,
@@ -67,12 +78,24 @@ class ListMaker {
              "\"" + std::string(name) +
                  "\" is not the name of a host: letters, digits and -._ were expected, as in node1 or 10.0.0.1");
     }
-    const auto same = [&](const HostSlots& host) { return lower(host.name) == lower(name); };
-    if (std::any_of(list_.hosts.begin(), list_.hosts.end(), same)) {
-      refuse(kind_, where, "host " + std::string(name) + " is named twice; name it once, with all its slots");
+    const auto [at, fresh] = places_.emplace(lower(name), list_.hosts.size());
+    if (fresh) {
+      if (list_.hosts.size() >= kMostHosts) refuse(kind_, where, "more than " + std::to_string(kMostHosts) + " hosts");
+      list_.hosts.push_back({std::string(name), slots});
+      unsaid_.push_back(slots == 0 ? 1 : 0);
+      return;
     }
-    if (list_.hosts.size() >= kMostHosts) refuse(kind_, where, "more than " + std::to_string(kMostHosts) + " hosts");
-    list_.hosts.push_back({std::string(name), slots});
+    HostSlots& host = list_.hosts[at->second];
+    if (host.name != name) {
+      refuse(kind_, where,
+             "host " + std::string(name) + " is named twice, as " + host.name + " before; write one name alike");
+    }
+    repeated_ = true;
+    host.slots += slots;
+    unsaid_[at->second] += slots == 0 ? 1 : 0;
+    if (host.slots + unsaid_[at->second] > kMostSlots) {
+      refuse(kind_, where, "host " + host.name + " has more than " + std::to_string(kMostSlots) + " slots");
+    }
   }
 
   int slots(std::string_view where, std::string_view name, std::string_view text) const {
@@ -85,22 +108,61 @@ class ListMaker {
 
   HostList finish() {
     if (list_.hosts.empty()) refuse(kind_, list_.source, "no host is named");
+    // A list that repeats a host has an entry for each slot, where it gives no number.
+    for (size_t i = 0; repeated_ && i < unsaid_.size(); ++i) list_.hosts[i].slots += unsaid_[i];
     return std::move(list_);
   }
 
  private:
   ErrorKind kind_;
   HostList list_;
+  std::map<std::string, size_t> places_;  // of the names, in lower case
+  std::vector<int> unsaid_;               // for each host, how many of its entries give no slots
+  bool repeated_ = false;
 };
 
-// The words of one line of a host file, without its comment.
+// The words of one line of a host file, without its comment. "=" is a word of its own, with or without blanks around
+// it.
 std::vector<std::string> words_in(std::string line) {
   line.resize(std::min(line.find('#'), line.size()));
+  for (size_t at = 0; (at = line.find('=', at)) != std::string::npos; at += 3) line.replace(at, 1, " = ");
   std::replace_if(
       line.begin(), line.end(), [](unsigned char c) { return std::isspace(c) != 0; }, ' ');
   std::vector<std::string> words = split(line, ' ');
   std::erase(words, "");
   return words;
+}
+
+bool is_address(const std::string& text) {
+  in_addr address{};
+  return inet_pton(AF_INET, text.c_str(), &address) == 1;
+}
+
+// The addresses of a host of this name, IPv4 and IPv6; none if the name is not known.
+std::vector<std::string> addresses_of(const std::string& name) {
+  addrinfo* list = nullptr;
+  addrinfo wanted{};
+  wanted.ai_socktype = SOCK_STREAM;
+  if (getaddrinfo(name.c_str(), nullptr, &wanted, &list) != 0) return {};
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(list, freeaddrinfo);
+  std::vector<std::string> found;
+  for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
+    std::array<char, NI_MAXHOST> text{};
+    if (getnameinfo(entry->ai_addr, entry->ai_addrlen, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) == 0) {
+      found.emplace_back(text.data());
+    }
+  }
+  return found;
+}
+
+bool is_one_of(std::string_view word, std::initializer_list<std::string_view> words) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
+// Whether Open MPI takes this key as the most slots of a host: "max_slots", "slots-max", "max-cpu" and so on.
+bool is_limit(std::string key) {
+  std::replace(key.begin(), key.end(), '-', '_');
+  return is_one_of(key, {"max_slots", "slots_max", "max_cpu", "cpu_max", "max_count", "count_max"});
 }
 
 // Expands one part of Slurm's short form of names: "n[1-2,07]" gives n1, n2 and n07. What comes before `at` in `text`
@@ -156,16 +218,17 @@ HostList read_hostfile(const std::string& path) {
     const bool address = colon != std::string::npos && words.front().find(':', colon + 1) != std::string::npos;
     const std::string name = address ? words.front() : words.front().substr(0, colon);
     int slots = colon == std::string::npos || address ? 0 : maker.slots(where, name, words.front().substr(colon + 1));
-    for (size_t i = 1; i < words.size(); ++i) {
-      const size_t equals = words[i].find('=');
-      const std::string key = words[i].substr(0, equals);
-      if (equals == std::string::npos || (key != "slots" && key != "max_slots" && key != "max-slots")) {
+    int most = 0;
+    for (size_t i = 1; i < words.size(); i += 3) {
+      const bool of_slots = is_one_of(words[i], {"slots", "cpu", "count"});
+      if (!(of_slots || is_limit(words[i])) || i + 1 >= words.size() || words[i + 1] != "=") {
         refuse(ErrorKind::kInput, where,
                "\"" + words[i] + "\" is not understood; a line is NAME, NAME:8 or NAME slots=8");
       }
-      const int value = maker.slots(where, name, words[i].substr(equals + 1));
-      if (key == "slots") slots = value;
+      const int value = maker.slots(where, name, i + 2 < words.size() ? words[i + 2] : "");
+      (of_slots ? slots : most) = value;
     }
+    if (slots == 0) slots = most;
     maker.add(where, name, slots);
   }
   return maker.finish();
@@ -200,6 +263,9 @@ std::optional<HostList> hosts_of_slurm() {
   }
   ListMaker maker(ErrorKind::kUsage, "Slurm's allocation (SLURM_JOB_NODELIST)");
   for (size_t i = 0; i < names.size(); ++i) maker.add("SLURM_JOB_NODELIST", names[i], slots[i]);
+  if (std::set<std::string>(names.begin(), names.end()).size() < names.size()) {
+    refuse(ErrorKind::kUsage, "SLURM_JOB_NODELIST", "\"" + std::string(nodes) + "\" names a host twice");
+  }
   HostList list = maker.finish();
   list.remedy = "ask Slurm for more tasks (--ntasks-per-node=N)";
   return list;
@@ -241,18 +307,26 @@ std::vector<int> ranks_of_hosts(const HostList& list, int ranks) {
 }
 
 bool is_this_host(std::string_view name) {
-  const std::string own = lower(host_name());
-  const std::string asked = lower(name);
-  if (asked == own || asked == "localhost" || asked == own.substr(0, own.find('.')) ||
-      (own.find('.') == std::string::npos && asked.starts_with(own + "."))) {
-    return true;
-  }
+  const std::string own = lower(host_name()), asked = lower(name);
+  if (asked == own || asked == "localhost") return true;
+  const auto first = [](const std::string& text) { return text.substr(0, text.find('.')); };
+  const bool alike = first(asked) == first(own) && (first(asked) == asked || first(own) == own);
+  if (!alike && !is_address(asked)) return false;
+  // "node1" and "node1.cluster.example" are one host or two, in different domains; their addresses tell.
+  const std::vector<std::string> addresses = addresses_of(asked);
+  if (addresses.empty()) return alike;
   for (const NetInterface& interface : network_interfaces()) {
     for (const std::string& address : interface.addresses) {
-      if (asked == address.substr(0, address.find('/'))) return true;
+      const std::string bare = address.substr(0, address.find('/'));
+      if (std::find(addresses.begin(), addresses.end(), bare) != addresses.end()) return true;
     }
   }
-  return false;
+  // Debian gives a host's own name the address 127.0.1.1, which no interface has.
+  return std::all_of(addresses.begin(), addresses.end(), [](const std::string& a) { return a.starts_with("127."); });
+}
+
+bool is_full_name(std::string_view name) {
+  return name.find('.') != std::string_view::npos && !is_address(std::string(name));
 }
 
 }  // namespace annulus

@@ -25,12 +25,14 @@ struct HostList {
   std::string remedy = "name more slots, or leave them out to let a host take any number";
 };
 
-// Parses "a:8,b,10.0.0.3:4". Throws Error(kUsage), which names `where` and the faulty name. An IPv6 address is refused,
-// because mpirun does not accept one.
+// Parses "a:8,b,10.0.0.3:4". A host that occurs several times has as many slots as all its entries together; an entry
+// without a number is then one slot, as for mpirun: "a,a,b" are two slots and one. Throws Error(kUsage), which names
+// `where` and the faulty name. An IPv6 address is refused, because mpirun does not accept one.
 HostList parse_hosts(std::string_view text, std::string_view where);
 
-// Reads a file in Open MPI's form, "name slots=8 max_slots=8", or in MPICH's, "name:8"; "#" begins a comment. Throws
-// Error(kInput), which names the line, or Error(kUsage) if the file cannot be read.
+// Reads a file in Open MPI's form, "name slots=8 max_slots=8", or in MPICH's, "name:8"; "#" begins a comment. A host
+// may occur several times, as in parse_hosts and in the file of a PBS job. Throws Error(kInput), which names the line,
+// or Error(kUsage) if the file cannot be read.
 HostList read_hostfile(const std::string& path);
 
 // The hosts of the Slurm allocation that this process is in, one host or several: SLURM_JOB_NODELIST
@@ -44,8 +46,12 @@ std::optional<HostList> hosts_of_slurm();
 // if there are more ranks than slots, or if the number of ranks is not given.
 std::vector<int> ranks_of_hosts(const HostList& list, int ranks);
 
-// Whether `name` means this host: its own name, full or short, in upper or lower case; "localhost"; or an address of
-// one of its interfaces.
+// Whether `name` means this host: its own name in upper or lower case; "localhost"; an address of one of its
+// interfaces; or its own name with the domain where that lacks one, or without it, if the name has no other host's
+// address.
 bool is_this_host(std::string_view name);
+
+// Whether `name` has a domain, as in "node1.cluster.example". An address has none.
+bool is_full_name(std::string_view name);
 
 }  // namespace annulus

@@ -70,8 +70,8 @@ struct HostReport {
   std::string nccl_path, nccl_of_torch;        // the file of the loaded NCCL, and of LibTorch's own; empty: none
   std::vector<std::vector<bool>> peer_access;  // [gpu][gpu] (driver_facts.h); empty: not known
 
-  std::map<std::string, std::string>
-      environment;                           // ANNULUS_*, NCCL_*, UCX_*, OMPI_*, CUDA_VISIBLE_DEVICES, OMP_NUM_THREADS
+  // ANNULUS_*, those of OpenMP (is_of_openmp), NCCL_*, UCX_*, OMPI_*, CUDA_VISIBLE_DEVICES
+  std::map<std::string, std::string> environment;
   std::map<std::string, std::string> files;  // files that the job reads: the path as typed -> its digest_of_file
   // What this host could not connect to over TCP: "b at 10.0.0.2:41234 (Connection timed out)".
   std::vector<std::string> unreachable;

@@ -44,18 +44,23 @@ std::string search_path(const std::string& name) {
 }  // namespace
 
 Mpirun parse_mpirun_version(const std::string& path, std::string_view output) {
-  const std::string_view line = output.substr(0, output.find('\n'));
-  Mpirun found{path, "", 0, 0};
   const std::string_view mark = "(Open MPI) ";
-  if (const size_t at = line.find(mark); at != std::string_view::npos) {
-    found.version = std::string(line.substr(at + mark.size()));
+  Mpirun found{path, "", 0, 0};
+  // Other lines may come first: of a wrapper, or of the dynamic linker about a library that LD_PRELOAD names.
+  for (const std::string& line : split(output, '\n')) {
+    const size_t at = line.find(mark);
+    if (at == std::string::npos) continue;
+    found.version = line.substr(at + mark.size());
     const char* const end = found.version.data() + found.version.size();
     const auto major = std::from_chars(found.version.data(), end, found.major);
     if (major.ec == std::errc() && major.ptr != end) std::from_chars(major.ptr + 1, end, found.minor);
+    if (found.major > 4 || (found.major == 4 && found.minor >= 1)) return found;
+    break;
   }
-  if (found.major > 4 || (found.major == 4 && found.minor >= 1)) return found;
+  const std::string said = found.version.empty() ? printable(output.substr(0, output.find('\n')), 200)
+                                                 : std::string(mark) + printable(found.version, 100);
   throw Error(ErrorKind::kUnavailable, "launcher",
-              path + " should be Open MPI 4.1 or newer, but `mpirun --version` says \"" + std::string(line) +
+              path + " should be Open MPI 4.1 or newer, but `mpirun --version` says \"" + said +
                   "\"; name another one with MPIRUN=/path/to/mpirun or MPI_HOME=/path");
 }
 
@@ -89,17 +94,28 @@ Mpirun find_mpirun() {
   if (!error) path = folder / std::filesystem::path(path).filename();
   const std::string command = shell_quote({path, "--version"}) + " 2>&1";
   const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command.c_str(), "re"), pclose);
-  std::string output(1024, '\0');
+  std::string output(size_t{1} << 16, '\0');
   output.resize(pipe ? fread(output.data(), 1, output.size(), pipe.get()) : 0);
   return parse_mpirun_version(path, output);
 }
 
 namespace {
 
-// The names of the hosts, each repeated once for each of its ranks.
-std::string names_of(const std::vector<std::pair<std::string, int>>& hosts, std::string_view between) {
+// Whether mpirun must not cut the names at their first dot. In an allocation of Slurm it compares them with the names
+// of the allocation.
+bool keeps_full_names(const std::vector<std::pair<std::string, int>>& hosts) {
+  const char* const allocated = text_from_environment("SLURM_JOB_NODELIST");
+  if (allocated != nullptr && std::strchr(allocated, '.') == nullptr) return false;
+  return std::any_of(hosts.begin(), hosts.end(), [](const auto& host) { return is_full_name(host.first); });
+}
+
+// The names of the hosts, each repeated once for each of its ranks. `own`: this host goes by the name that mpirun gives
+// itself, because it recognizes no other one in a file, and few where it does not cut names.
+std::string names_of(const std::vector<std::pair<std::string, int>>& hosts, std::string_view between, bool own) {
   std::vector<std::string> names;
-  for (const auto& [name, ranks] : hosts) names.insert(names.end(), static_cast<size_t>(ranks), name);
+  for (const auto& [name, ranks] : hosts) {
+    names.insert(names.end(), static_cast<size_t>(ranks), own && is_this_host(name) ? host_name() : name);
+  }
   return join(names, between);
 }
 
@@ -150,10 +166,16 @@ std::vector<std::string> mpirun_command(const Mpirun& mpirun, const MpirunReques
     mca("--mca", "mpi_yield_when_idle", "1");
   }
   if (!map.empty()) argv.insert(argv.end(), {"--map-by", map});
+  const bool full_names = keeps_full_names(request.hosts);
+  if (full_names) {
+    // Otherwise mpirun would reach "node1" where "node1.cluster.example" is in the list.
+    mca(five ? "--prtemca" : "--mca", five ? "prte_keep_fqdn_hostnames" : "orte_keep_fqdn_hostnames", "1");
+  }
   if (!request.hosts.empty()) {
     const bool by_file = !request.hostfile.empty();
+    const bool own = full_names && text_from_environment("SLURM_JOB_ID") == nullptr;  // Slurm has its own names
     argv.insert(argv.end(),
-                {by_file ? "--hostfile" : "--host", by_file ? request.hostfile : names_of(request.hosts, ",")});
+                {by_file ? "--hostfile" : "--host", by_file ? request.hostfile : names_of(request.hosts, ",", own)});
   }
   if (!request.session_dir.empty()) {
     mca(five ? "--prtemca" : "--mca", five ? "prte_local_tmpdir_base" : "orte_local_tmpdir_base", request.session_dir);
@@ -184,13 +206,10 @@ bool need_hostfile(const std::vector<std::pair<std::string, int>>& hosts) {
   return bytes > kMostBytes;
 }
 
-void write_hostfile(const std::string& path, std::vector<std::pair<std::string, int>> hosts) {
-  for (auto& [name, ranks] : hosts) {
-    if (is_this_host(name)) name = host_name();  // in a file, mpirun recognizes its own host by no other name
-  }
+void write_hostfile(const std::string& path, const std::vector<std::pair<std::string, int>>& hosts) {
   errno = 0;
   std::ofstream file(path);
-  file << names_of(hosts, "\n") << "\n";
+  file << names_of(hosts, "\n", /*own=*/true) << "\n";
   file.close();
   if (!file) throw Error(ErrorKind::kResource, "launcher", "cannot write " + path + ": " + std::strerror(errno));
 }
@@ -200,13 +219,17 @@ bool daemons_need_shield() {
          std::system("env --block-signal=TERM true >/dev/null 2>&1") == 0;  // needs GNU coreutils 8.31 or newer
 }
 
+bool is_of_openmp(std::string_view name) {
+  return name.starts_with("OMP_") || name.starts_with("GOMP_") || name.starts_with("KMP_");
+}
+
 std::vector<std::string> forwarded_variables() {
   std::vector<std::string> names;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
     const std::string_view name = text.substr(0, text.find('='));
     // The script ./annulus sets the last four: three pass ANNULUS_ISA on to libraries, and one asks for huge pages.
-    const bool ours = name.starts_with("ANNULUS_") || name == "OMP_NUM_THREADS" || name == "ATEN_CPU_CAPABILITY" ||
+    const bool ours = name.starts_with("ANNULUS_") || is_of_openmp(name) || name == "ATEN_CPU_CAPABILITY" ||
                       name == "MKL_ENABLE_INSTRUCTIONS" || name == "ONEDNN_MAX_CPU_ISA" || name == "GLIBC_TUNABLES";
     const bool network = name.starts_with("NCCL_") || name.starts_with("UCX_");
     if (ours || (network && name != "NCCL_HOSTID")) names.emplace_back(name);

@@ -20,8 +20,8 @@ struct Mpirun {
   int minor = 0;
 };
 
-// Parses the first line of `mpirun --version`: "mpirun (Open MPI) 4.1.4". Throws Error(kUnavailable) if it is another
-// MPI or older than 4.1. `path` is used in the message.
+// Finds the line "mpirun (Open MPI) 4.1.4" in what `mpirun --version` prints. Throws Error(kUnavailable) if it is
+// another MPI or older than 4.1. `path` is used in the message.
 Mpirun parse_mpirun_version(const std::string& path, std::string_view output);
 
 // Finds $MPIRUN, else $MPI_HOME/bin/mpirun, else the mpirun found when annulus was built, else the first one on PATH.
@@ -59,15 +59,18 @@ std::vector<std::string> mpirun_command(const Mpirun& mpirun, const MpirunReques
 // allows 128 KiB.
 bool need_hostfile(const std::vector<std::pair<std::string, int>>& hosts);
 // Writes a file for MpirunRequest::hostfile, with one line for each rank. Throws Error(kResource).
-void write_hostfile(const std::string& path, std::vector<std::pair<std::string, int>> hosts);
+void write_hostfile(const std::string& path, const std::vector<std::pair<std::string, int>>& hosts);
 
 // Whether mpirun's daemons need to be protected from SIGTERM. When a job is cancelled, Slurm sends SIGTERM to the
 // daemons on other hosts, and they would kill their ranks within a second, while the launcher asks the ranks to finish.
 // True inside an allocation whose `env` command can block the signal.
 bool daemons_need_shield();
 
-// The names of the variables that ranks need, also on other hosts: those of annulus, NCCL and UCX. Open MPI passes its
-// own. NCCL_HOSTID is left out, because it identifies a host.
+// Whether a variable tells an OpenMP library how many threads there are and how they wait: "OMP_NUM_THREADS".
+bool is_of_openmp(std::string_view name);
+
+// The names of the variables that ranks need, also on other hosts: those of annulus, OpenMP, NCCL and UCX. Open MPI
+// passes its own. NCCL_HOSTID is left out, because it identifies a host.
 std::vector<std::string> forwarded_variables();
 
 // A started mpirun: its process, which is killed when this one ends, and a pipe with what it prints.

@@ -51,7 +51,9 @@ TEST(HostList, RefusesInvalidNamesAndSlots) {
     EXPECT_NE(refusal([&] { parse_hosts(slots, "--hosts"); }).find("host a has the slots \""), std::string::npos)
         << slots;
   }
-  EXPECT_NE(refusal([] { parse_hosts("a:2,b,A", "--hosts"); }).find("host A is named twice"), std::string::npos);
+  EXPECT_NE(refusal([] { parse_hosts("a:2,b,A", "--hosts"); }).find("host A is named twice, as a before"),
+            std::string::npos);
+  EXPECT_NE(refusal([] { parse_hosts("a:65536,b,a", "--hosts"); }).find("more than 65536 slots"), std::string::npos);
   for (const char* address : {"fe80::1", "[fe80::1]:4", "b,::1"}) {
     EXPECT_NE(refusal([&] { parse_hosts(address, "--hosts"); }).find("IPv6 address"), std::string::npos) << address;
   }
@@ -66,11 +68,26 @@ TEST(HostList, ReadsBothHostfileFormats) {
   const auto refused = [](const std::string& text) { return refusal([&] { read_hostfile(file_of(text)); }); };
   EXPECT_NE(refused("n1\nn2 slots=\n").find("line 2: host n2 has the slots \"\""), std::string::npos);
   EXPECT_NE(refused("n1 8\n").find("line 1: \"8\" is not understood"), std::string::npos);
-  EXPECT_NE(refused("n1\n\nn1\n").find("line 3: host n1 is named twice"), std::string::npos);
+  EXPECT_NE(refused("n1\n\nN1\n").find("line 3: host N1 is named twice"), std::string::npos);
+  for (const char* line : {"n1 slots", "n1 slots = 8 =", "n1 = 8", "n1 slots == 8", "n1 user = me", "n1 max_slots ="}) {
+    EXPECT_TRUE(refused(line).starts_with("3 ")) << line;
+  }
   EXPECT_NE(refused("; rm -r /\n").find("line 1: \""), std::string::npos);
   EXPECT_NE(refused("# nothing\n").find("no host is named"), std::string::npos);
   EXPECT_TRUE(refused("-x\n").starts_with("3 ")) << refused("-x\n");
   EXPECT_TRUE(refusal([] { read_hostfile("/nowhere/hosts"); }).starts_with("2 "));
+}
+
+TEST(HostList, ReadsHostfilesAsOpenMpiDoes) {
+  const auto hosts = [](const std::string& text) { return read_hostfile(file_of(text)).hosts; };
+  EXPECT_EQ(hosts("n1 slots = 8\nn2 slots= 4 max_slots =5\n"), (Hosts{{"n1", 8}, {"n2", 4}}));
+  EXPECT_EQ(hosts("n1 cpu=2\nn2 count=3\nn3 max-cpu=4\nn4.x.example slots=1\n"),
+            (Hosts{{"n1", 2}, {"n2", 3}, {"n3", 4}, {"n4.x.example", 1}}));
+  // The file of a PBS job has a line for each slot.
+  EXPECT_EQ(hosts("n1\nn1\nn2\nn1\nn3\nn3\n"), (Hosts{{"n1", 3}, {"n2", 1}, {"n3", 2}}));
+  EXPECT_EQ(hosts("n1 slots=4\nn2\nn1 slots=2\nn1\n"), (Hosts{{"n1", 7}, {"n2", 1}}));
+  EXPECT_EQ(hosts("n1\nn2\n"), (Hosts{{"n1", 0}, {"n2", 0}})) << "no host is repeated: any number of ranks";
+  EXPECT_EQ(parse_hosts("a,b:2,a,a", "--hosts").hosts, (Hosts{{"a", 3}, {"b", 2}}));
 }
 
 class Slurm : public ::testing::Test {
@@ -177,6 +194,16 @@ TEST(ThisHost, IsRecognizedByNameAndAddress) {
   EXPECT_TRUE(is_this_host("127.0.0.1"));
   EXPECT_FALSE(is_this_host("no-such-host"));
   EXPECT_FALSE(is_this_host("203.0.113.77"));
+  const std::string name(own.data());
+  // A name that no resolver knows (RFC 6761), with and without the domain.
+  EXPECT_TRUE(is_this_host(name.find('.') == std::string::npos ? name + ".invalid" : name.substr(0, name.find('.'))));
+  EXPECT_FALSE(is_this_host(name + "x.invalid"));
+}
+
+TEST(FullName, HasADomain) {
+  EXPECT_TRUE(is_full_name("node1.cluster.example"));
+  EXPECT_FALSE(is_full_name("node1"));
+  EXPECT_FALSE(is_full_name("10.0.0.1"));
 }
 
 }  // namespace

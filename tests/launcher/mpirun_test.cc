@@ -37,6 +37,9 @@ TEST(Mpirun, ReadsVersions) {
   EXPECT_EQ(four.major, 4);
   EXPECT_EQ(four.minor, 1);
   EXPECT_EQ(parse_mpirun_version("mpirun", "mpirun (Open MPI) 5.0.3").major, 5);
+  // A wrapper or the dynamic linker may print lines before it.
+  const std::string warning = "ERROR: ld.so: object 'libx.so' from LD_PRELOAD cannot be preloaded: ignored.\n";
+  EXPECT_EQ(parse_mpirun_version("mpirun", warning + warning + "mpirun.real (Open MPI) 4.1.6\n").version, "4.1.6");
   for (const char* other : {"", "HYDRA build details:\n", "mpirun (Open MPI) 3.1.6", "mpirun (Open MPI) x"}) {
     EXPECT_THROW(parse_mpirun_version("mpirun", other), Error) << other;
   }
@@ -135,6 +138,32 @@ TEST(Mpirun, ShieldsDaemonsFromSlurmSignals) {
       has(mpirun_command({"mpirun", "5.0.3", 5, 0}, r), {"prte_launch_agent", "env --block-signal=TERM prted"}));
   unsetenv("SLURM_JOB_ID");
   EXPECT_FALSE(daemons_need_shield());
+}
+
+// Open MPI would cut the names at their first dot.
+TEST(Mpirun, KeepsNamesWithDots) {
+  unsetenv("SLURM_JOB_ID");
+  unsetenv("SLURM_JOB_NODELIST");
+  MpirunRequest r = request();
+  r.hosts = {{"a", 1}, {"b.x.example", 2}};
+  const auto four = [&] { return mpirun_command({"mpirun", "4.1.4", 4, 1}, r); };
+  EXPECT_TRUE(has(four(), {"--mca", "orte_keep_fqdn_hostnames", "1", "--host", "a,b.x.example,b.x.example"}));
+  EXPECT_TRUE(has(mpirun_command({"mpirun", "5.0.3", 5, 0}, r), {"--prtemca", "prte_keep_fqdn_hostnames", "1"}));
+  // mpirun's own host goes by its own name, which it recognizes.
+  std::array<char, 256> own{};
+  gethostname(own.data(), own.size() - 1);
+  r.hosts.push_back({"127.0.0.1", 1});
+  EXPECT_TRUE(has(four(), {"--host", std::string("a,b.x.example,b.x.example,") + own.data()}));
+  // Slurm's names are those of its allocation, "b" here; mpirun cuts the list's to compare them.
+  setenv("SLURM_JOB_ID", "7", 1);
+  setenv("SLURM_JOB_NODELIST", "a,b", 1);
+  EXPECT_FALSE(has(four(), {"orte_keep_fqdn_hostnames"}));
+  setenv("SLURM_JOB_NODELIST", "a.x.example,b.x.example", 1);
+  EXPECT_TRUE(has(four(), {"orte_keep_fqdn_hostnames", "1", "--host", "a,b.x.example,b.x.example,127.0.0.1"}));
+  unsetenv("SLURM_JOB_ID");
+  unsetenv("SLURM_JOB_NODELIST");
+  r.hosts = {{"a", 1}, {"10.0.0.2", 2}};
+  EXPECT_FALSE(has(four(), {"orte_keep_fqdn_hostnames"})) << "an address is not cut";
 }
 
 // Linux limits one argument to 128 KiB.
