@@ -122,8 +122,14 @@ void write_report(const BenchReport& report, const std::string& path) {
 
 BenchReport parse_report(std::string_view text, const std::string& source) {
   const Reader read(source);
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) read.refuse("this is not JSON");
+  Json json;
+  try {
+    json = Json::parse(text);
+  } catch (const Json::out_of_range&) {
+    read.refuse("a number in it is too large");
+  } catch (const Json::exception&) {
+    read.refuse("this is not JSON");
+  }
   if (const std::string format = read.string(json, "format", "the file"); format != kFormat) {
     read.refuse("its format is \"" + format + "\", not \"" + kFormat + "\"");
   }

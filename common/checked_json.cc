@@ -37,7 +37,7 @@ nlohmann::json parse_checked_json(std::string_view text, std::string_view room, 
   } catch (const nlohmann::json::parse_error& error) {
     fail("it is not JSON, or is cut off, at byte " + std::to_string(error.byte) + " of " + std::to_string(text.size()));
   } catch (const nlohmann::json::exception&) {
-    fail("it is not JSON: a number in it is too large");
+    fail("a number in it is too large");
   }
   return {};
 }

@@ -14,8 +14,8 @@
 
 namespace annulus {
 
-// Raises Error(kInput) if the text is not JSON, is nested more than 32 values deep, or has more than 4,000,000 values
-// (so many take at most 1 GB). The error has the room `room` and names `source`.
+// Raises Error(kInput) if the text is not JSON, has a number beyond a double's, is nested more than 32 values deep, or
+// has more than 4,000,000 values (so many take at most 1 GB). The error has the room `room` and names `source`.
 nlohmann::json parse_checked_json(std::string_view text, std::string_view room, const std::string& source);
 
 // A JSON value and the path to it. If the value is not as expected, every reader raises Error(kInput):

@@ -127,7 +127,7 @@ std::vector<std::string> Dataset::warnings() const {
     const RowIndex& index = *index_of(i, settings);
     const int64_t documents = index.counts(Split::kTrain).documents + index.counts(Split::kValidation).documents;
     if (documents > corpus.files() + 1) continue;  // a tail that is held out is one more document
-    warnings.push_back("source " + name(i) + " is read as " + counted(corpus.files(), "document") +
+    warnings.push_back("source " + name(i) + " is read as " + with_commas(corpus.files(), "document") +
                        ", one for each file, because no " + ids_text(corpus.file(0)) +
                        " was found: say with which id its documents begin or end, { files = ..., end = ID }");
   }

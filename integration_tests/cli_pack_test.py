@@ -85,10 +85,11 @@ class PackTest(cli.CliTest):
         self.assertEqual(self.indexes(), [])
 
     def test_texts_need_no_index_file(self):
-        self.write("t.txt", b"all work and no play")
+        self.write("t.txt", (b"all work and no play " * 60)[:1234])
         code, out, err = self.annulus("pack", "config.toml", "--set", "data.train=['t.txt']", "--set", "data.packing=stream")
         self.assertEqual(code, 0, err)
-        self.assertIn("20 tokens: 19 targets in 5 rows, 5.0% padding; left out 1 first token,", out)
+        self.assertIn("training    1 document, 1,234 tokens: 1,233 targets in 309 rows, 0.2% padding; left out 1 first token, "
+                      "0 documents of one token\n", out)
         self.assertEqual(self.indexes(), [])
 
 

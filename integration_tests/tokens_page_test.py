@@ -55,6 +55,7 @@ class TokensPageTest(cli.CliTest):
         kept = re.search(r"training +([\d,]+) documents, ([\d,]+) tokens: ([\d,]+) targets in ([\d,]+) rows", out)
         held = re.search(r"validation +([\d,]+) documents, ([\d,]+) tokens: ([\d,]+) targets in ([\d,]+) rows", out)
         self.assertTrue(kept and held, out)
+        self.assertNotRegex(kept.group(0) + held.group(0), r"\d{4}", "the page has 1,803 documents, not 1803")
 
         def number(text):
             return int(text.replace(",", ""))

@@ -35,10 +35,11 @@ std::string percent(int64_t part, int64_t all) {
 
 std::string counts_text(const PartCounts& counts, int64_t context) {
   const int64_t places = counts.rows * context;
-  return counted(counts.documents, "document") + ", " + counted(counts.tokens, "token") + ": " +
-         counted(counts.targets, "target") + " in " + counted(counts.rows, "row") + ", " +
+  return with_commas(counts.documents, "document") + ", " + with_commas(counts.tokens, "token") + ": " +
+         with_commas(counts.targets, "target") + " in " + with_commas(counts.rows, "row") + ", " +
          percent(places - counts.targets, places) + " padding; left out " +
-         counted(counts.first_tokens, "first token") + ", " + counted(counts.lone_tokens, "document") + " of one token";
+         with_commas(counts.first_tokens, "first token") + ", " + with_commas(counts.lone_tokens, "document") +
+         " of one token";
 }
 
 class PackVerb : public Verb {

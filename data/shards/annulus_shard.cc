@@ -39,8 +39,9 @@ class AnnulusShard : public FlatTokens {
     const uint64_t offsets = (kHeader + header.tokens * width + 7) / 8 * 8;
     const uint64_t hashes = offsets + (header.documents + 1) * 8;
     if (!fits || header.offsets != offsets || header.hashes != hashes || size != hashes + header.documents * 8) {
-      refuse("its header says that it has " + counted(header.tokens, "token") + " in " +
-             counted(header.documents, "document") + ", which does not fit its " + with_commas(data_.size(), "byte"));
+      refuse("its header says that it has " + std::to_string(header.tokens) + " tokens in " +
+             std::to_string(header.documents) + " documents, which does not fit its " +
+             with_commas(data_.size(), "byte"));
     }
     bits_ = static_cast<int>(width * 8);
     tokens_ = static_cast<int64_t>(header.tokens);

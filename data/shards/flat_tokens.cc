@@ -2,6 +2,7 @@
 #include "data/shards/flat_tokens.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <filesystem>
 
@@ -38,7 +39,12 @@ class Llmc : public FlatTokens {
                   ": version " + std::to_string(expected) + " is expected");
     }
     bits_ = wide ? 32 : 16;
-    if (count < 0 || data_.size() != kLlmcHeader + int64_t{count} * (bits_ / 8)) {
+    if (count < 0) {
+      refuse_data(path + " has a negative number of tokens in its header of llm.c, " + std::to_string(count) +
+                  ": it is damaged, or was written with more tokens than such a header counts, " +
+                  with_commas(INT32_MAX) + ": make it again, in shards of at most so many");
+    }
+    if (data_.size() != kLlmcHeader + int64_t{count} * (bits_ / 8)) {
       refuse_data(path + " says that it holds " + with_commas(count) + " tokens, which is " +
                   with_commas(kLlmcHeader + int64_t{count} * (bits_ / 8)) + " bytes with llm.c's header, but it has " +
                   with_commas(data_.size()) + ": it was cut off or damaged, fetch or make it again");

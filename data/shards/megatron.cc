@@ -39,7 +39,7 @@ class Megatron : public FlatTokens {
     const bool fits = sequences <= room / 12 && ends >= 1 && ends <= room / 8;
     const uint64_t need = sequences * 12 + ends * 8;
     if (!fits || (room != need && room != need + sequences)) {
-      refuse("it says that it has " + counted(sequences, "sequence") + " and " + std::to_string(ends) +
+      refuse("it says that it has " + std::to_string(sequences) + " sequences and " + std::to_string(ends) +
              " document indices, which does not fit its " + with_commas(index_.size(), "byte"));
     }
     sequences_ = static_cast<int64_t>(sequences);
@@ -59,11 +59,11 @@ class Megatron : public FlatTokens {
     for (int64_t i = 0; i < samples; ++i) {
       const int64_t s =
           samples < 2 ? 0 : static_cast<int64_t>(static_cast<__int128>(sequences_ - 1) * i / (samples - 1));
-      const int64_t pointer = index_.at<int64_t>(pointers_ + s * 8);
-      const int64_t length = index_.at<int32_t>(kIndexHeader + s * 4);
-      const int64_t next = s + 1 < sequences_ ? index_.at<int64_t>(pointers_ + (s + 1) * 8) : data_.size();
-      if (pointer < 0 || pointer > data_.size() || length < 0 || next - pointer != length * width_ ||
-          (s == 0 && pointer != 0)) {
+      const int64_t pointer = not_negative("place", s, index_.at<int64_t>(pointers_ + s * 8));
+      const int64_t length = not_negative("length", s, index_.at<int32_t>(kIndexHeader + s * 4));
+      const int64_t next =
+          s + 1 < sequences_ ? not_negative("place", s + 1, index_.at<int64_t>(pointers_ + (s + 1) * 8)) : data_.size();
+      if (pointer > data_.size() || next - pointer != length * width_ || (s == 0 && pointer != 0)) {
         disagree_at(s, pointer, length);
       }
     }
@@ -82,14 +82,16 @@ class Megatron : public FlatTokens {
     int64_t sequence = 0, begin = 0;
     for (int64_t i = 0; i < *documents_ && (begin < tokens || tokens == tokens_); ++i) {
       const int64_t stop = ends.at(i);
+      if (stop < 0) refuse("the end of document " + with_commas(i) + " is negative, " + with_commas(stop));
       if (stop < sequence || stop > sequences_) {
         refuse("document " + with_commas(i) + " ends at sequence " + with_commas(stop) + ", but begins at " +
                with_commas(sequence) + " of " + with_commas(sequences_));
       }
       int64_t end = begin;
       for (; sequence < stop; ++sequence) {
-        const int64_t pointer = pointers.at(sequence), length = lengths.at(sequence);
-        if (pointer != end * width_ || length < 0 || length > tokens_ - end) disagree_at(sequence, pointer, length);
+        const int64_t pointer = not_negative("place", sequence, pointers.at(sequence));
+        const int64_t length = not_negative("length", sequence, lengths.at(sequence));
+        if (pointer != end * width_ || length > tokens_ - end) disagree_at(sequence, pointer, length);
         end += length;
       }
       const int64_t cut = std::min(end, tokens);
@@ -126,6 +128,14 @@ class Megatron : public FlatTokens {
   [[noreturn]] void disagree(const std::string& what) const {
     throw Error(ErrorKind::kInput, "data",
                 data_.path() + " " + what + ": use the .bin and the .idx that were written together");
+  }
+  // Returns a number of a sequence, which counts something.
+  int64_t not_negative(const char* what, int64_t sequence, int64_t value) const {
+    if (value < 0) {
+      refuse("the " + std::string(what) + " of sequence " + with_commas(sequence) + " is negative, " +
+             with_commas(value));
+    }
+    return value;
   }
   // A sequence must begin where the one before it ends, and the last one must end with the file.
   [[noreturn]] void disagree_at(int64_t sequence, int64_t pointer, int64_t length) const {

@@ -167,8 +167,8 @@ void TokenFile::use(std::shared_ptr<const Tokenization> made_by, const std::stri
   end_ = made_by_->end;
   if (made_as_->tokens != tokens_ || (documents_ && made_as_->documents != *documents_)) {
     refuse_data(path_ + " has " + with_commas(tokens_, "token") +
-                (documents_ ? " in " + counted(*documents_, "document") : "") + ", but " + made_by_->path + " says " +
-                with_commas(made_as_->tokens) + " in " + counted(made_as_->documents, "document") +
+                (documents_ ? " in " + with_commas(*documents_, "document") : "") + ", but " + made_by_->path +
+                " says " + with_commas(made_as_->tokens) + " in " + with_commas(made_as_->documents, "document") +
                 ": the file was cut or replaced since; run `annulus tokenize` again");
   }
 }
@@ -196,7 +196,7 @@ void TokenFile::verify() const {
   visit_documents(false, [&](int64_t, int64_t, uint64_t) { ++documents; });
   if (!made_as_) return;
   if (documents != made_as_->documents) {
-    refuse_data(path_ + " has " + counted(documents, "document") + ", but " + made_by_->path + " says " +
+    refuse_data(path_ + " has " + with_commas(documents, "document") + ", but " + made_by_->path + " says " +
                 with_commas(made_as_->documents) + ": run `annulus tokenize` again");
   }
   Checksum sum;

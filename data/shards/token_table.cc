@@ -80,7 +80,7 @@ TokenTable TokenTable::load(const std::string& path) {
 std::string_view TokenTable::bytes(int64_t id) const {
   if (id < 0 || id >= size()) {
     throw Error(ErrorKind::kInput, "data",
-                "id " + std::to_string(id) + " is not in " + path_ + ", which has " + counted(size(), "id") +
+                "id " + std::to_string(id) + " is not in " + path_ + ", which has " + with_commas(size(), "id") +
                     ": the tokens belong to another tokenizer");
   }
   const auto i = static_cast<size_t>(id);

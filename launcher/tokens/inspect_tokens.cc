@@ -209,12 +209,12 @@ void verify_tokens(const std::string& path, const SourceConfig& source) {
     }
   }
   const bool table = shards.made && table_beside(shards.folder, shards.made->tokenizer).has_value();
-  std::printf("%s: %s of %s, whole%s\n", path.c_str(),
-              counted(static_cast<int64_t>(shards.paths.size()), "shard").c_str(), with_commas(tokens, "token").c_str(),
-              table ? ", and their tokens.table"
-              : shards.made
-                  ? ""
-                  : "; there is no tokenization.json beside them, so only what the format itself stores was checked");
+  std::printf(
+      "%s: %s of %s, whole%s\n", path.c_str(), with_commas(static_cast<int64_t>(shards.paths.size()), "shard").c_str(),
+      with_commas(tokens, "token").c_str(),
+      table         ? ", and their tokens.table"
+      : shards.made ? ""
+                    : "; there is no tokenization.json beside them, so only what the format itself stores was checked");
 }
 
 }  // namespace annulus

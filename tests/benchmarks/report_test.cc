@@ -90,6 +90,7 @@ TEST(BenchReport, RefusesMalformedReportsAndNamesThePlace) {
   EXPECT_EQ(refusal(with_ratios(good)), "");
   EXPECT_NE(refusal("").find("F.json: this is not JSON"), std::string::npos);
   EXPECT_NE(refusal("{\"format\": ").find("not JSON"), std::string::npos);
+  EXPECT_NE(refusal("{\"format\": 1e999}").find("F.json: a number in it is too large"), std::string::npos);
   EXPECT_NE(refusal("[1]").find("is not an object"), std::string::npos);
   EXPECT_NE(refusal("{}").find("has no \"format\""), std::string::npos);
   EXPECT_NE(refusal(R"({"format": "other"})").find("its format is \"other\""), std::string::npos);

@@ -252,15 +252,18 @@ TEST_F(TokenFileTest, RefusesInconsistentMegatronPairs) {
     refuse(with(18, value), tokens, {"m.idx", "does not fit"});
     refuse(with(26, value), tokens, {"m.idx", "does not fit"});
   }
-  for (const int32_t length : {-1, 0, 3, INT32_MAX, INT32_MIN}) {
-    refuse(with(34 + 4, length), tokens, {"sequence 1 of "});
-  }
-  for (const int64_t pointer : {int64_t{-4}, int64_t{2}, int64_t{100}, INT64_MAX, INT64_MIN}) {
+  for (const int32_t length : {0, 3, INT32_MAX}) refuse(with(34 + 4, length), tokens, {"sequence 1 of "});
+  for (const int64_t pointer : {int64_t{2}, int64_t{100}, INT64_MAX}) {
     refuse(with(34 + 16 + 8, pointer), tokens, {"m.bin", "sequence "});
   }
-  for (const int64_t end : {int64_t{-1}, int64_t{5}, INT64_MAX}) {
+  for (const int64_t end : {int64_t{5}, INT64_MAX}) {
     refuse(with(34 + 16 + 32 + 8, end), tokens, {"document 0 ends at sequence"});
   }
+  refuse(with(34 + 4, int32_t{-1}), tokens, {"m.idx", "length of sequence 1 is negative, -1;"});
+  refuse(with(34 + 4, INT32_MIN), tokens, {"length of sequence 1 is negative, -2,147,483,648;"});
+  refuse(with(34 + 16 + 8, int64_t{-4}), tokens, {"m.idx", "place of sequence 1 is negative, -4;"});
+  refuse(with(34 + 16 + 8, INT64_MIN), tokens, {"place of sequence 1 is negative"});
+  refuse(with(34 + 16 + 32 + 8, int64_t{-1}), tokens, {"m.idx", "end of document 0 is negative, -1;"});
   refuse(with(34 + 16 + 32, int64_t{1}), tokens, {"first to its last sequence"});
   refuse(with(34 + 16 + 32 + 16, int64_t{3}), tokens, {"first to its last sequence"});
   fs::remove(root_ + "/m.bin");
@@ -309,10 +312,13 @@ TEST_F(TokenFileTest, RefusesInvalidLlmcShards) {
   expect_refused(put("a.bin", llmc_shard({{1}}, 20240520, 7)), s, {"version 7", "version 1 is expected"});
   expect_refused(put("a.bin", llmc_shard({{1}}, 20240801, 1)), s, {"version 7 is expected"});
   expect_refused(put("a.bin", llmc_shard({{1}}, 20240522, 1)), s, {"multiple choice"});
-  std::string negative = good;
-  const int32_t count = -1;
-  std::memcpy(negative.data() + 8, &count, 4);
-  expect_refused(put("a.bin", negative), s, {"holds -1 tokens"});
+  for (const int32_t count : {-1, INT32_MIN}) {
+    std::string negative = good;
+    std::memcpy(negative.data() + 8, &count, 4);
+    expect_refused(put("a.bin", negative), s,
+                   {"a.bin has a negative number of tokens in its header of llm.c, " + std::to_string(count),
+                    "more tokens than such a header counts, 2,147,483,647: make it again"});
+  }
 }
 
 TEST_F(TokenFileTest, NanogptFormatComesFromTheSource) {
