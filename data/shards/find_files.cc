@@ -15,6 +15,7 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "common/nearest.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -47,51 +48,81 @@ std::vector<std::string> split(const std::string& path) {
   return parts;
 }
 
-// Appends the paths below `base` (which is "" or ends in '/') that match parts[at...]. Hidden names need a pattern that
-// begins with a dot, as in a shell. ** does not follow links to folders, which could lead in circles.
-void match(const std::string& base, const std::vector<std::string>& parts, size_t at, std::vector<std::string>& found) {
+// The paths that match a pattern, without folders.
+struct Matches {
+  std::vector<std::string> files;
+  std::vector<std::pair<std::string, std::string>> others;  // what is neither a file nor a folder, and what it is
+};
+
+// Whether the path is a folder. Adds what is neither a folder nor a file to `to.others`, and files if they are wanted.
+bool sort_in(const std::string& path, bool files_wanted, Matches& to) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  const auto other = [&](const std::string& what) { to.others.emplace_back(path, what); };
+  switch (status.type()) {
+    case fs::file_type::directory:
+      return true;
+    case fs::file_type::regular:
+      if (files_wanted) to.files.push_back(path);
+      break;
+    case fs::file_type::not_found:
+      // A file that has been removed since its folder was listed is no match.
+      if (fs::is_symlink(fs::symlink_status(path, error))) other("a link to a file that is not there");
+      break;
+    case fs::file_type::fifo:
+      if (files_wanted) other("a pipe (FIFO)");
+      break;
+    case fs::file_type::none:
+      other("about which the system says: " + error.message());
+      break;
+    default:
+      if (files_wanted) other("a device or socket");
+  }
+  return false;
+}
+
+// Adds the paths below `base` (which is "" or ends in '/') that match parts[at...]. Hidden names need a pattern that
+// begins with a dot, as in a shell. ** does not follow links to folders, which could lead in circles. A folder that
+// cannot be read is one of `to.others`.
+void match(const std::string& base, const std::vector<std::string>& parts, size_t at, Matches& to) {
   if (at == parts.size()) return;
   const bool last = at + 1 == parts.size();
   const std::string& part = parts[at];
-  std::error_code error;
   if (part == "**") {
     if (last) {
-      match(base, {"**", "*"}, 0, found);
+      match(base, {"**", "*"}, 0, to);
       return;
     }
-    match(base, parts, at + 1, found);
+    match(base, parts, at + 1, to);
   } else if (!is_glob(part)) {
-    const fs::file_status status = fs::status(base + part, error);
-    if (last) {
-      if (fs::is_regular_file(status)) found.push_back(base + part);
-    } else if (fs::is_directory(status)) {
-      match(base + part + "/", parts, at + 1, found);
-    }
+    if (sort_in(base + part, last, to) && !last) match(base + part + "/", parts, at + 1, to);
     return;
   }
-  for (fs::directory_iterator it(base.empty() ? "." : base, error), end; !error && it != end; it.increment(error)) {
+  std::error_code error;
+  fs::directory_iterator it(base.empty() ? "." : base, error);
+  for (const fs::directory_iterator end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
     std::error_code ignored;
     if (part == "**") {
-      if (name[0] != '.' && fs::is_directory(it->symlink_status(ignored))) match(base + name + "/", parts, at, found);
-      continue;
-    }
-    if (fnmatch(part.c_str(), name.c_str(), FNM_PERIOD) != 0) continue;
-    if (last) {
-      if (it->is_regular_file(ignored)) found.push_back(base + name);
-    } else if (it->is_directory(ignored)) {
-      match(base + name + "/", parts, at + 1, found);
+      if (name[0] != '.' && fs::is_directory(it->symlink_status(ignored))) match(base + name + "/", parts, at, to);
+    } else if (fnmatch(part.c_str(), name.c_str(), FNM_PERIOD) == 0) {
+      if (sort_in(base + name, last, to) && !last) match(base + name + "/", parts, at + 1, to);
     }
   }
+  if (error) to.others.emplace_back(base.empty() ? "." : base, "a folder that cannot be read: " + error.message());
 }
 
-// All files below `base` that match, sorted by path. `base` is the same for all, so the machine's own folders do not
+// All that is below `base` and matches, sorted by path. `base` is the same for all, so the machine's own folders do not
 // matter. Bytes are compared, whatever the user's language.
-std::vector<std::string> files_below(const std::string& base, const std::vector<std::string>& parts) {
-  std::vector<std::string> found;
+Matches matches_below(const std::string& base, const std::vector<std::string>& parts) {
+  Matches found;
   match(base, parts, 0, found);
-  std::sort(found.begin(), found.end());
-  found.erase(std::unique(found.begin(), found.end()), found.end());
+  const auto tidy = [](auto& list) {
+    std::sort(list.begin(), list.end());
+    list.erase(std::unique(list.begin(), list.end()), list.end());
+  };
+  tidy(found.files);
+  tidy(found.others);
   return found;
 }
 
@@ -106,10 +137,23 @@ bool is_beside_shards(const std::string& path) {
   return of_tokenizer && fs::is_regular_file(fs::path(path).replace_filename("tokenization.json"), error);
 }
 
-std::vector<std::string> glob_files(const std::string& pattern) {
-  std::vector<std::string> files = files_below(pattern.starts_with("/") ? "/" : "", split(pattern));
-  std::erase_if(files, is_beside_shards);
-  return files;
+// `entry`: the pattern as the user wrote it.
+std::vector<std::string> glob_files(const std::string& entry, const std::string& pattern) {
+  Matches found = matches_below(pattern.starts_with("/") ? "/" : "", split(pattern));
+  std::erase_if(found.files, is_beside_shards);
+  std::erase_if(found.others, [](const auto& other) { return is_beside_shards(other.first); });
+  if (!found.others.empty()) {
+    const auto& [path, what] = found.others[0];
+    const auto more = static_cast<int64_t>(found.others.size()) - 1;
+    refuse_source("\"" + entry + "\" matches " + path + ", " + what +
+                  (more > 0 ? ", and " + with_commas(more, "other") + " that cannot be read as files" : "") +
+                  ": repair or remove it, or name the files by a pattern that leaves it out");
+  }
+  if (found.files.empty()) {
+    std::error_code error;
+    refuse_source("\"" + entry + "\" matches no file (looked from " + fs::current_path(error).string() + ")");
+  }
+  return found.files;
 }
 
 // The folder of LibTorch's wheel, from the path of its loaded library: TORCH/lib/libtorch_cpu.so -> TORCH.
@@ -129,7 +173,7 @@ std::string loaded_torch() {
 
 std::vector<std::string> python_files(const std::string& root) {
   if (root.empty()) return {};
-  return files_below(root + "/", {"**", "*.py"});
+  return matches_below(root + "/", {"**", "*.py"}).files;
 }
 
 std::vector<std::string> python_sources() {
@@ -167,13 +211,7 @@ std::vector<std::string> find_files(const std::string& entry) {
   std::error_code error;
   // A file may have any name, also one that looks like a glob.
   if (fs::is_regular_file(path, error)) return {path};
-  if (is_glob(path)) {
-    auto files = glob_files(path);
-    if (files.empty()) {
-      refuse_source("\"" + entry + "\" matches no file (looked from " + fs::current_path(error).string() + ")");
-    }
-    return files;
-  }
+  if (is_glob(path)) return glob_files(entry, path);
   if (fs::is_directory(path, error)) {
     refuse_source(entry + " is a folder; say which files in it, for example \"" + entry +
                   (entry.ends_with("/") ? "" : "/") + "**/*.txt\" or \"" + entry + (entry.ends_with("/") ? "" : "/") +

@@ -2,6 +2,7 @@
 #include "data/shards/find_files.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -87,6 +88,30 @@ TEST_F(FindFiles, ErrorsNameTheEntryAndTheReason) {
   expect_refused(".", {"is a folder", "**/*.txt", "./*.tokens"});
   expect_refused("python_sources", {"did you mean \"python-sources\"?"});
   expect_refused("/dev/null", {"not a regular file"});
+}
+
+// Training without a file that the user named would be noticed by nobody.
+TEST_F(FindFiles, GlobRefusesWhatCannotBeReadAsAFile) {
+  put("a.txt", "x");
+  put("sub/c.txt", "x");
+  fs::create_symlink(root_ + "/a.txt", root_ + "/link.txt");
+  fs::create_symlink("sub", root_ + "/folder.txt");
+  EXPECT_EQ(find_files("*.txt"), (Paths{"a.txt", "link.txt"})) << "a link to a file is one, a folder matches nothing";
+  fs::create_symlink("gone", root_ + "/b.txt");
+  for (const std::string pattern : {"*.txt", "**/*.txt", "**", "?.txt"}) {
+    expect_refused(pattern, {"\"" + pattern + "\" matches b.txt, a link to a file that is not there: repair"});
+  }
+  expect_refused("*/c.txt", {"matches b.txt, a link to a file that is not there"});
+  EXPECT_EQ(find_files("[al]*.txt"), (Paths{"a.txt", "link.txt"})) << "the pattern leaves it out";
+  fs::remove(root_ + "/b.txt");
+  fs::remove(root_ + "/folder.txt");
+  ASSERT_EQ(::mkfifo((root_ + "/sub/pipe.txt").c_str(), 0600), 0);
+  for (const std::string pattern : {"**/*.txt", "*/pipe.txt", "sub/*"}) {
+    expect_refused(pattern, {"matches sub/pipe.txt, a pipe (FIFO): "});
+  }
+  fs::create_symlink("circle.txt", root_ + "/sub/circle.txt");
+  expect_refused("sub/*", {"matches sub/circle.txt, about which the system says: ", "symbolic links, and 1 other"});
+  expect_refused("/dev/nul[l]", {"matches /dev/null, a device or socket"});
 }
 
 TEST_F(FindFiles, FindsAMegatronPairByItsPrefix) {
