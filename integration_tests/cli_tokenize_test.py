@@ -98,9 +98,9 @@ class TokenizeTest(cli.CliTest):
         words = ["tokenize", "--tokenizer", support.tokenizer("llama3"), "--input", "in.jsonl", "--output", "out", "--shard-tokens",
                  "20000"]
         # As a terminal does, this sends the signal to every process of the group.
+        os.mkdir(self.path("out"))
         running = self.start(*words, env={"ANNULUS_SCRIPT": self.script}, prefix=("setsid",))
-        while not os.path.exists(self.path("out/shard-00001.tokens")):
-            self.assertIsNone(running.process.poll())
+        support.wait_for(self.path("out/shard-00001.tokens"), running.process)
         os.killpg(running.process.pid, signal.SIGINT)
         code, err = running.finish()
         self.assertEqual(code, 130, err)

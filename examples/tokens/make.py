@@ -169,15 +169,17 @@ def sentencepiece_model(texts, vocab):
 
 
 HUGGING_FACE = {"llama2": llama2, "mistral": mistral, "llama3": llama3, "qwen2": qwen2}
+TOKENIZERS = (*HUGGING_FACE, "sentencepiece")
 
 
-def write_tokenizers(folder, texts, vocab):
-    """Writes all tokenizers; `texts` is a list."""
-    for name, make in HUGGING_FACE.items():
-        os.makedirs(os.path.join(folder, name), exist_ok=True)
-        make(texts, vocab).save(os.path.join(folder, name, "tokenizer.json"))
-    os.makedirs(os.path.join(folder, "sentencepiece"), exist_ok=True)
-    with open(os.path.join(folder, "sentencepiece", "tokenizer.model"), "wb") as f:
+def write_tokenizer(folder, name, texts, vocab):
+    """Trains one of TOKENIZERS on `texts`, a list, and writes it to the folder `name` in `folder`."""
+    folder = os.path.join(folder, name)
+    os.makedirs(folder, exist_ok=True)
+    if name in HUGGING_FACE:
+        HUGGING_FACE[name](texts, vocab).save(os.path.join(folder, "tokenizer.json"))
+        return
+    with open(os.path.join(folder, "tokenizer.model"), "wb") as f:
         f.write(sentencepiece_model(texts, vocab))
 
 
@@ -201,7 +203,8 @@ def main():
     for path, text in documents(sorted(glob.glob("/usr/share/common-licenses/*")), limit):
         with open(os.path.join(options.folder, "licenses", os.path.basename(path) + ".txt"), "w", encoding="utf-8") as f:
             f.write(text)
-    write_tokenizers(os.path.join(options.folder, "tokenizers"), sample, options.vocab)
+    for name in TOKENIZERS:
+        write_tokenizer(os.path.join(options.folder, "tokenizers"), name, sample, options.vocab)
     print("tokenizers: " + ", ".join(sorted(os.listdir(os.path.join(options.folder, "tokenizers")))))
 
 

@@ -16,9 +16,7 @@ support.LIMIT = 600
 
 
 def documents():
-    support.tokenizers()
-    import make
-
+    make = support.make()
     draw, size = random.Random(1), 0
     texts = [text for paths in (make.python_sources(), make.debian_texts()) for _, text in make.documents(paths, SIZE // 2)]
     while size < SIZE:

@@ -38,10 +38,9 @@ class Resume(support.Test):
 
     def end_after(self, shards, number, processes="2"):
         """Starts the call, sends it a signal once so many shards exist, and waits for its end."""
+        os.makedirs(self.path("out"), exist_ok=True)
         process = self.start(self.words(*self.options, "--processes", processes))
-        while not os.path.exists(self.path(f"out/shard-{shards - 1:05d}.tokens")):
-            self.assertIsNone(process.poll(), "it ended too early")
-            os.sched_yield()
+        support.wait_for(self.path(f"out/shard-{shards - 1:05d}.tokens"), process)
         process.send_signal(number)
         out, err = process.communicate(timeout=support.LIMIT)
         self.assertTrue(self.state(), "the call had finished: the signal came too late")
@@ -151,9 +150,9 @@ class Resume(support.Test):
         self.refused(7, "another process is making the shards in .*out", self.words(*self.options))
 
     def test_killed_worker_ends_the_call(self):
+        os.mkdir(self.path("out"))
         process = self.start(self.words(*self.options, "--processes", "1"))
-        while not os.path.exists(self.path("out/shard-00000.tokens")):
-            self.assertIsNone(process.poll())
+        support.wait_for(self.path("out/shard-00000.tokens"), process)
         with open(f"/proc/{process.pid}/task/{process.pid}/children") as f:
             workers = [int(pid) for pid in f.read().split()]
         self.assertEqual(len(workers), 1)

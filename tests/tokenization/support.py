@@ -4,10 +4,13 @@ libraries, small tokenizers, inputs of every kind, and readers of every format t
 A test begins with `support.enter()`, before it imports a library. The first argument of its command line is that Python.
 """
 
+import ctypes
+import functools
 import gzip
 import json
 import os
 import random
+import select
 import struct
 import subprocess
 import sys
@@ -58,25 +61,32 @@ def texts(count, seed=1):
     return made
 
 
-_made = None
+@functools.cache
+def make():
+    """Returns the module examples/tokens/make.py."""
+    sys.path.insert(0, os.path.join(ROOT, "examples", "tokens"))
+    import make
+
+    return make
 
 
-def tokenizers():
-    """Returns the folder that holds one tokenizer of each of KINDS."""
-    global _made
-    if _made is None:
-        sys.path.insert(0, os.path.join(ROOT, "examples", "tokens"))
-        import make
-
-        _made = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
-        paths = list(make.python_sources())[:60]
-        corpus = [text for _, text in make.documents(paths, 400_000)] + texts(50, seed=2)
-        make.write_tokenizers(_made.name, corpus, 1000)
-    return _made.name
+@functools.cache
+def corpus():
+    """Returns the texts that tokenizers are trained on."""
+    paths = list(make().python_sources())[:60]
+    return [text for _, text in make().documents(paths, 400_000)] + texts(50, seed=2)
 
 
+@functools.cache
+def tokenizer_folders():
+    return tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
+
+
+@functools.cache
 def tokenizer(kind):
-    return os.path.join(tokenizers(), kind)
+    """Returns the folder of a tokenizer, one of KINDS, which is trained when it is first asked for."""
+    make().write_tokenizer(tokenizer_folders().name, kind, corpus(), 1000)
+    return os.path.join(tokenizer_folders().name, kind)
 
 
 def library_ids(kind, documents, special_tokens=True):
@@ -205,6 +215,25 @@ def contents(folder):
         with open(os.path.join(folder, name), "rb") as f:
             found[name] = f.read()
     return found
+
+
+def wait_for(path, process):
+    """Waits until a process has made this file in a folder that is there; takes no processor time meanwhile."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    notes, ended = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK), os.pidfd_open(process.pid)
+    try:
+        moved_to, created = 0x80, 0x100
+        if libc.inotify_add_watch(notes, os.path.dirname(path).encode(), moved_to | created) < 0:
+            raise OSError(ctypes.get_errno(), "the folder cannot be watched", path)
+        while not os.path.exists(path):
+            ready, _, _ = select.select([notes, ended], [], [], LIMIT)
+            if notes in ready:
+                os.read(notes, 65536)
+            elif not os.path.exists(path):
+                raise AssertionError(f"{path} was not made: " + ("the process ended" if ready else "it took too long"))
+    finally:
+        os.close(notes)
+        os.close(ended)
 
 
 class Test(unittest.TestCase):

@@ -35,6 +35,14 @@ def drawn(vocab, begin=None, end=None):
 
 
 class Formats(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.reader = subprocess.Popen([DUMP], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.reader.communicate()
+
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
@@ -46,9 +54,15 @@ class Formats(unittest.TestCase):
         return path
 
     def dump(self, *paths, format="auto", width=0, begin=-1, end=-1):
-        run = subprocess.run([DUMP, format, str(width), str(begin), str(end), *paths], capture_output=True, text=True)
-        self.assertEqual(run.returncode, 0, run.stderr)
-        return [[int(token) for token in line.split()] for line in run.stdout.splitlines()]
+        self.reader.stdin.write("\t".join([format, str(width), str(begin), str(end), *paths]) + "\n")
+        self.reader.stdin.flush()
+        documents = []
+        for line in self.reader.stdout:
+            if line == "end\n":
+                return documents
+            self.assertFalse(line.startswith("error"), line)
+            documents.append([int(token) for token in line.split()])
+        self.fail("the reader has ended")
 
     def test_reads_llmc_shards(self):
         for magic, version, code, vocab, eot in ((20240520, 1, "H", 50257, 50256), (20240801, 7, "I", 128256, 128000)):
