@@ -5,7 +5,7 @@
 - A command that is printed uses a verb or word of ./annulus, and options that its source has.
 - A key of the configuration is in the table of keys (config/keys.cc).
 - The exit codes of the user guide are those of common/error.h.
-- Links to pages and pictures work, and the sections exist that answer CONTRIBUTING's questions.
+- Links to pages and pictures work, and the sections exist that answer the questions of docs/questions.md.
 
 docs_test.py PATH/docs/architecture.md.
 """
@@ -16,6 +16,7 @@ import sys
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(sys.argv.pop(1))))
+QUESTIONS = "docs/questions.md"
 SKIPPED = ("runs", "third_party")
 CODE = (".cc", ".h", ".cu", ".py", ".sh", ".bzl")
 # Files that a user or a job makes, and files of other programs, that look like ours.
@@ -153,21 +154,21 @@ def headings(text):
 
 
 def unanswered(pages):
-    """The sections that CONTRIBUTING's table of questions names and that are not there."""
-    short = {"README": "README.md", "UG": "docs/user-guide.md"}
-    rows = re.findall(r"(?m)^\| \d+\. .* \| (.*) \|$", pages["CONTRIBUTING.md"])
-    faults = [] if len(rows) >= 20 else ["CONTRIBUTING.md has %d questions, fewer than 20" % len(rows)]
+    """The sections that the table of questions names and that are not there."""
+    short = {"README": "README.md", "UG": "docs/user-guide.md", "CONTRIBUTING": "CONTRIBUTING.md"}
+    rows = re.findall(r"(?m)^\| \d+\. .* \| (.*) \|$", pages[QUESTIONS])
+    faults = [] if len(rows) >= 20 else [QUESTIONS + " has %d questions, fewer than 20" % len(rows)]
     for row in rows:
         for part in row.split(";"):
             words = part.strip().split(" ", 1)
             name = words[0].strip("`,")
-            page = short.get(name, "docs/%s.md" % name) if not part.strip().startswith('"') else "CONTRIBUTING.md"
+            page = short.get(name, "docs/%s.md" % name)
             if page not in pages:
                 continue  # a sentence, not a page
             for section in re.findall(r'"([^"]+)"', part):
                 wanted = section.replace("`", "").removesuffix(" ...").removesuffix("...")
                 if not any(h.startswith(wanted) for h in headings(pages[page])) and "**%s" % wanted not in pages[page]:
-                    faults.append("CONTRIBUTING.md: %s has no section \"%s\"" % (page, section))
+                    faults.append(QUESTIONS + ": %s has no section \"%s\"" % (page, section))
     return faults
 
 
@@ -220,7 +221,7 @@ class Planted(unittest.TestCase):
 
     def test_a_page_and_a_section_that_are_gone(self):
         self.found(broken_links, "[x](gone.md)", "gone.md is not there")
-        pages = {"CONTRIBUTING.md": "\n".join('| %d. Why? | README "Gone" |' % i for i in range(20)), "README.md": "# A\n"}
+        pages = {QUESTIONS: "\n".join('| %d. Why? | README "Gone" |' % i for i in range(20)), "README.md": "# A\n"}
         self.assertTrue(any('no section "Gone"' in f for f in unanswered(pages)))
 
     def test_an_exit_code_that_is_not_said(self):
