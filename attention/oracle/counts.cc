@@ -167,7 +167,7 @@ Count unrestricted(const PatternSpec& spec, bool causal, const AttentionShape& s
     case PatternSpec::Kind::kWindow:
       return [spec, shape](int64_t, int64_t, int64_t query, int64_t key) -> int64_t {
         const int64_t position = query + shape.query_offset;
-        return key >= position - spec.left && key <= position + spec.right;
+        return (spec.left == -1 || key >= position - spec.left) && (spec.right == -1 || key <= position + spec.right);
       };
     case PatternSpec::Kind::kDilated:
       return dilated(spec.dilated, shape);

@@ -97,8 +97,11 @@ std::string fault_of(const PatternSpec& spec, int depth) {
     case PatternSpec::Kind::kFull:
       break;
     case PatternSpec::Kind::kWindow:
-      fault = outside("left", spec.left, 0);
-      if (fault.empty()) fault = outside("right", spec.right, 0);
+      for (const auto& [key, value] : {std::pair{"left", spec.left}, {"right", spec.right}}) {
+        if (!fault.empty() || value == PatternSpec::kOpen) continue;
+        fault = outside(key, value, 0);
+        if (!fault.empty()) fault += "; -1 stands for a side without a bound";
+      }
       break;
     case PatternSpec::Kind::kDilated:
       fault = fault_of(spec.dilated);

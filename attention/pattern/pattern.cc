@@ -51,7 +51,8 @@ std::vector<Slice> slices_of(const PatternSpec& spec, const AttentionShape& shap
       break;
     case PatternSpec::Kind::kWindow:
       slices.push_back(whole(shape));
-      slices.back().band = {shape.query_offset - spec.left, shape.query_offset + spec.right};
+      if (spec.left != PatternSpec::kOpen) slices.back().band.lo = shape.query_offset - spec.left;
+      if (spec.right != PatternSpec::kOpen) slices.back().band.hi = shape.query_offset + spec.right;
       break;
     case PatternSpec::Kind::kDilated:
       append_dilated(spec.dilated, shape, slices);

@@ -95,10 +95,11 @@ BlocksSpec given_map(std::shared_ptr<const BlockMap> map);
 // which plans are cached contain it.
 struct PatternSpec {
   enum class Kind { kFull, kWindow, kDilated, kBlocks, kUnion, kSlices };
+  static constexpr int64_t kOpen = -1;  // a side of a window without a bound, as other libraries write it
   Kind kind = Kind::kFull;
   bool causal = false;  // restricts any kind to key position <= query position; kind "causal" is kFull with this
-  int64_t left = 0;     // window: keys from query - left
-  int64_t right = 0;    //         to query + right, both inclusive
+  int64_t left = 0;     // window: keys from query - left, with kOpen from the first
+  int64_t right = 0;    //         to query + right, with kOpen to the last; both inclusive
   DilatedSpec dilated;
   BlocksSpec blocks;
   std::vector<PatternSpec> members;  // union: counts are added

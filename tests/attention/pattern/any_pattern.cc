@@ -66,8 +66,8 @@ PatternSpec any_member(const AttentionShape& shape, int depth) {
     case Kind::kFull:
       break;
     case Kind::kWindow:
-      spec.left = any(0, std::max<int64_t>(1, shape.k_len / 2));
-      spec.right = any(0, std::max<int64_t>(1, shape.k_len / 2));
+      spec.left = any(PatternSpec::kOpen, std::max<int64_t>(1, shape.k_len / 2));
+      spec.right = any(PatternSpec::kOpen, std::max<int64_t>(1, shape.k_len / 2));
       break;
     case Kind::kDilated:
       spec.dilated = any_dilated(shape, depth > 0);

@@ -132,6 +132,7 @@ TEST(Pattern, TextOfEveryKeyRoundTrips) {
            "{ kind = \"documents\", documents = [3, 4], key_documents = [5, 6] }",
            "{ kind = \"window\", left = 1023, right = 0 }",
            "{ kind = \"window\", left = 3, right = 4, causal = true, documents = [9] }",
+           "{ kind = \"window\", left = -1, right = 4 }",
            "{ kind = \"dilated\", segment_lengths = [2048, 4096], dilation_rates = [1, 2], offsets = \"groups\", "
            "combine = \"mean\", equal_segments = true }",
            "{ kind = \"blocks\", map = \"local\", block = 64, window_blocks = 2 }",
@@ -201,6 +202,19 @@ TEST(Pattern, TakesFewSlices) {
                                "false }",
                       shape),
             size_t{512 * 4});
+}
+
+TEST(Pattern, WindowsMayBeOpenOnEitherSide) {
+  const AttentionShape shape{1, 1, 1, 9, 12, 3};
+  const auto pairs = [&](const std::string& text) { return count_pairs(make_pattern(parse_pattern(text, ""), shape)); };
+  const std::string window = "{ kind = \"window\", ";
+  EXPECT_EQ(pairs(window + "left = -1, right = -1 }"), 9 * 12);
+  EXPECT_EQ(pairs(window + "left = -1, right = 0 }"), pairs("{ kind = \"causal\" }"));
+  EXPECT_EQ(pairs(window + "left = -1, right = -1, causal = true }"), pairs("{ kind = \"causal\" }"));
+  EXPECT_EQ(pairs(window + "left = -1, right = 2 }"), pairs(window + "left = 11, right = 2 }"));
+  EXPECT_EQ(pairs(window + "left = 1, right = -1 }"), pairs(window + "left = 1, right = 11 }"));
+  EXPECT_EQ(pairs(window + "left = 0, right = -1, documents = [4, 5], key_documents = [7, 5] }"),
+            (4 + 3 + 2 + 1) + (5 + 4 + 3 + 2 + 1));
 }
 
 TEST(Pattern, CountsPairsOfHugeShapes) {

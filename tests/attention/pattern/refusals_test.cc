@@ -22,7 +22,8 @@ TEST(Pattern, RefusesInvalidPatterns) {
       {"{ kind = \"casual\" }", "did you mean \"causal\""},
       {"{ kind = \"window\", left = 3, rigth = 4 }", "did you mean \"right\""},
       {"{ kind = \"window\", left = 3 }", "\"right\" is missing"},
-      {"{ kind = \"window\", left = -1, right = 0 }", "between 0 and 2^40, got -1"},
+      {"{ kind = \"window\", left = -2, right = 0 }",
+       "between 0 and 2^40, got -2; -1 stands for a side without a bound"},
       {"{ kind = \"window\", left = 1.5, right = 0 }", "whole number"},
       {"{ kind = \"full\", causal = 1 }", "true or false"},
       {"{ kind = \"causal\", causal = false }", "use kind = \"full\""},
@@ -157,7 +158,7 @@ TEST(Pattern, RefusesPatternsThatDoNotFitTheShape) {
   // A spec that a program fills in is checked like one that is read from text.
   PatternSpec window;
   window.kind = PatternSpec::Kind::kWindow;
-  window.left = -1;
+  window.left = -2;
   EXPECT_THROW(make_pattern(window, {1, 1, 1, 8, 8, 0}), Error);
   EXPECT_THROW(make_block_map(causal_pattern(), {1, 1, 1, 8, 8, 0}), Error);
   EXPECT_THROW(make_pattern(causal_pattern(), {1, 6, 4, 8, 8, 0}), Error);
