@@ -88,7 +88,7 @@ class SchedulesTest(cli.CliTest):
 
     def trained(self, **keys):
         sets = [word for key, value in keys.items() for word in ("--set", f"optimizer.{key}={value}")]
-        # Without the stub libraries of cuda_stubs.py.
+        # Without the stub libraries of tools/cuda_stubs.py.
         code, out, err = self.annulus("train", "tiny.toml", *sets, LD_LIBRARY_PATH=None)
         self.assertEqual(code, 0, out + err)
         self.runs += 1

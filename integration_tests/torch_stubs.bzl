@@ -1,4 +1,4 @@
-"""torch_stubs: a folder of stub libraries in place of NVIDIA's (cuda_stubs.py), made once for all tests in Python that
+"""torch_stubs: a folder of stub libraries in place of NVIDIA's (tools/cuda_stubs.py), made once for all tests in Python that
 import torch. Reading the symbols of LibTorch takes longer than most of these tests."""
 
 def _impl(ctx):

@@ -1,10 +1,25 @@
-"""Tests of the operators for PyTorch in ranks that mpirun starts. Used by BUILD."""
+"""Tests of the operators for PyTorch: in ranks that mpirun starts, and some in one process. Used by BUILD."""
 
 load("@sys//:config.bzl", "TORCH_ROOT")
 load("//bazel:mpi.bzl", "mpi_test")
 
-def torch_rank_tests():
-    """Declares the tests of torch_ops_ranks.py and of an example."""
+def torch_tests():
+    """Declares the tests of torch_ops_ranks.py, of an example, and of the Python in a clone."""
+
+    # The Python of a clone, with stubs in place of NVIDIA's libraries.
+    native.sh_test(
+        name = "clone_python_test",
+        size = "medium",
+        srcs = ["clone_python_test.py"],
+        args = [
+            "$(rootpath //tools:cuda_stubs.py)",
+            TORCH_ROOT,
+        ],
+        data = [
+            ":torch_python",
+            "//tools:cuda_stubs.py",
+        ],
+    )
 
     native.sh_binary(
         name = "torch_ops_ranks",

@@ -2,8 +2,8 @@
 # ./annulus torch: builds the library that registers torch.ops.annulus and prints its path, for ANNULUS_TORCH_LIBRARY or
 # torch.ops.load_library. It is built against LIBTORCH, which must be the torch of the Python that loads it:
 #   LIBTORCH=$(python3 -c 'import torch; print(torch.__path__[0])') ./annulus torch
-# Without LIBTORCH it is built against the torch that annulus installed for itself. The last line on standard error says
-# which torch it was.
+# Without LIBTORCH it is built against the torch that annulus installed for itself, and .venv/bin/python is made ready to
+# load it: PYTHONPATH=python .venv/bin/python. What is said about that goes to standard error.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . tools/arguments.sh
@@ -13,8 +13,17 @@ case ${1-} in
   -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' tools/torch_library.sh && exit 0 ;;
   *) echo "./annulus torch takes no arguments, got: $*" >&2 && exit 2 ;;
 esac
-tools/setup.sh
+if [[ ${LIBTORCH+set} ]]; then
+  tools/setup.sh
+else
+  tools/setup.sh --tests # with the Python packages that torch imports
+fi
 . tools/live.sh
 build_or_exit //torch_ops:libannulus_torch.so
-echo "annulus: built against the torch in $(realpath -s "$(sed -n 's|^found \(.*\)/lib/libtorch_cpu.so$|\1|p' .bazel/setup)")" >&2
+torch=$(realpath -s "$(sed -n 's|^found \(.*\)/lib/libtorch_cpu.so$|\1|p' .bazel/setup)")
+echo "annulus: built against the torch in $torch" >&2
+if [[ ! ${LIBTORCH+set} ]]; then
+  .venv/bin/python -B tools/cuda_stubs.py --beside "$torch/lib"
+  printf 'annulus: a Python that loads it: PYTHONPATH=%q %q\n' "$PWD/python" "$PWD/.venv/bin/python" >&2
+fi
 readlink -f .bazel/bin/torch_ops/libannulus_torch.so

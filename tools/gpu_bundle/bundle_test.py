@@ -4,7 +4,7 @@ passed, N failed".
 
     bundle_test.py BUNDLE
 
-Stubs replace NVIDIA's libraries (integration_tests/cuda_stubs.py). Namespaces hide the machine's own Open MPI and its
+Stubs replace NVIDIA's libraries (tools/cuda_stubs.py). Namespaces hide the machine's own Open MPI and its
 network. tests/tools/gpu_bundle_test.py tests what run.py does with steps that fail, crash or hang.
 """
 
@@ -40,7 +40,7 @@ class BundleTest(unittest.TestCase):
         cls.work = cls.folder.name
         os.chmod(cls.work, 0o755)
         cls.stubs = os.path.join(cls.work, "stubs")
-        subprocess.run([sys.executable, os.path.join(collect.ROOT, "integration_tests", "cuda_stubs.py"),
+        subprocess.run([sys.executable, os.path.join(collect.ROOT, "tools", "cuda_stubs.py"),
                         os.path.join(TORCH, "lib"), cls.stubs], check=True)
         with open(os.path.join(BUNDLE, "steps.json")) as f:
             cls.steps = json.load(f)
