@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Tests the package annulus in one process: positions of layouts, labels, invalid groups, errors and torch.compile."""
 
+import collections
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -18,6 +20,7 @@ os.environ["TORCH_CUDNN_SDPA_AVOID_RECOMPILE"] = "1"  # for a test below
 
 import annulus  # noqa: E402
 import exactness  # noqa: E402
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch_reference  # noqa: E402
 
@@ -41,11 +44,35 @@ class Package(unittest.TestCase):
         rows = annulus.shift_labels(labels.expand(2, 6), documents)
         self.assertEqual(rows.tolist(), [[1, 2, -100, 4, -100, -100]] * 2)
 
+    def test_labels_whose_dtype_cannot_hold_ignore_become_int64(self):
+        ids = torch.tensor([[0, 200, 156, 255, 7, 1]])
+        positions = torch.tensor([[0, 1, 2, 0, 1, 0]])
+        for dtype in (torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int16, torch.int32, torch.int64):
+            for ids_of in (positions, positions.to(torch.uint8), positions.to(torch.uint16)):
+                got = annulus.shift_labels(ids.to(dtype), ids_of)
+                self.assertEqual(got.dtype, torch.int64 if not dtype.is_signed else dtype)
+                self.assertEqual(got.tolist(), [[200, 156, -100, 7, -100, -100]])
+            got = annulus.shift_labels(ids.to(dtype), positions, ignore=100)  # which each of them holds
+            self.assertEqual((got.dtype, got.tolist()), (dtype, [[200, 156, 100, 7, 100, 100]]))
+        self.assertEqual(annulus.shift_labels(ids.to(torch.uint8), ignore=256).tolist(), [[200, 156, 255, 7, 1, 256]])
+        self.assertEqual(annulus.shift_labels(torch.ones(1, 2, dtype=torch.bool)).tolist(), [[1, -100]])
+        self.assertEqual(annulus.shift_labels(ids.bfloat16()).dtype, torch.bfloat16)
+        # Unsigned position ids wrap around: 0 follows 255 as 1 follows 0.
+        wrapped = torch.tensor([[254, 255, 0, 1]], dtype=torch.uint8)
+        self.assertEqual(annulus.shift_labels(wrapped.long(), wrapped).tolist(), [[255, -100, 1, -100]])
+        with self.assertRaisesRegex(annulus.AnnulusError, "ignore must be a number that int64 can hold"):
+            annulus.shift_labels(ids, ignore=1 << 63)
+
     def test_shard_takes_tensors_in_mappings_lists_and_tuples(self):
         tokens = torch.arange(6).view(1, 6)
         cut = annulus.shard({"tokens": tokens, "none": None, "pair": (tokens, [tokens])}, "zigzag")
         for part in (cut["tokens"], cut["pair"][0], cut["pair"][1][0]):
             self.assertTrue(torch.equal(part, tokens))
+        Row = collections.namedtuple("Row", "tokens mask")
+        row = annulus.unshard(annulus.shard(Row(tokens, None)))
+        self.assertTrue(isinstance(row, Row) and torch.equal(row.tokens, tokens) and row.mask is None)
+        best = annulus.shard(tokens.max(1, keepdim=True))  # one of PyTorch's own named tuples
+        self.assertTrue(type(best) is torch.return_types.max and best.values.item() == 5)
         self.assertIsNone(cut["none"])
         with self.assertRaisesRegex(annulus.AnnulusError, "hold a str"):
             annulus.shard({"tokens": "abc"})
@@ -64,6 +91,46 @@ class Package(unittest.TestCase):
         ):
             want = torch_reference.attention(q, q, q, pattern)
             exactness.agree(annulus.attention(q, q, q, pattern), want)
+
+    def test_patterns_take_values_of_other_libraries(self):
+        def request(pattern):
+            return annulus.plan(pattern, 17, 1, prove=False)["request"]
+
+        for lengths in (np.array([4, 7, 6]), torch.tensor([4, 7, 6], dtype=torch.int32), (4, np.int16(7), np.uint8(6)),
+                        collections.namedtuple("Lengths", "a b c")(4, torch.tensor(7), 6)):
+            pattern = {"kind": np.str_("documents"), "documents": lengths, "causal": np.bool_(True)}
+            self.assertEqual(request(pattern), request("{ kind = 'documents', documents = [4, 7, 6], causal = true }"))
+        steps = {"kind": "blocks", "map": "hierarchical", "levels": np.array([[1, 2], [4, 16]])}
+        self.assertEqual(request(steps), request("{ kind = 'blocks', map = 'hierarchical', levels = [[1, 2], [4, 16]] }"))
+        self.assertEqual(request({"kind": "documents", "documents": range(8, 10)}),
+                         request("{ kind = 'documents', documents = [8, 9] }"))
+        for pattern, words in [
+            ({"kind": "window", "left": np.float32(1.5), "right": 0}, '"left" must be a whole number'),
+            ({"kind": "window", "left": float("inf"), "right": 0}, '"left" must be a whole number'),
+            ({"kind": "window", "left": None, "right": 0}, r"^\[pattern\] left must be a number, .* None: leave the key out"),
+            ({"kind": "union", "of": [{"kind": {1}}]}, r"^\[pattern\] of\[0\].kind must be .* but is set"),
+            ({"kind": "causal", 3: 4}, "the keys of a pattern must be strings, but one is 3"),
+            ({"kind": "causal", "a 'b'\n": 1}, "has no key"),
+            ([{"kind": "causal"}], r"^\[pattern\] a pattern must be inline TOML or a mapping .* but is list"),
+        ]:
+            with self.assertRaisesRegex(annulus.AnnulusError, words):
+                request(pattern)
+
+    def test_patterns_take_any_file_name(self):
+        header = b'{"mask": {"dtype": "U8", "shape": [1, 1, 2, 2], "data_offsets": [0, 4]}}'
+        q = torch.randn(1, 20, 1, 8, dtype=torch.float64)
+        want = annulus.attention(q, q, q, {"kind": "blocks", "map": "local", "block": 16, "window_blocks": 0})
+        folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+        for name in ("it's", 'a "b" \\ c', "tab\t line\n del\x7f bell\a", "längs 数 \U0001f600", "{ = }, #"):
+            path = os.path.join(folder, name)
+            with open(path, "wb") as file:
+                file.write(len(header).to_bytes(8, "little") + header + b"\1\0\0\1")
+            for given in (path, pathlib.Path(path), os.fsencode(path)):
+                pattern = {"kind": "blocks", "map": "file", "file": given, "block": 16}
+                exactness.agree(annulus.attention(q, q, q, pattern), want, name)
+        with self.assertRaisesRegex(annulus.AnnulusError, r"^\[pattern\] a pattern is text in UTF-8, .* another name"):
+            annulus.attention(q, q, q, {"kind": "blocks", "map": "file", "file": b"\xff", "block": 16})
 
     def test_plan_is_proved_and_plan_ahead_is_accepted(self):
         given = dict(heads=4, kv_heads=2, layout="zigzag", cu_seqlens=torch.tensor([0, 100, 512]))

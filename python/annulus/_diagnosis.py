@@ -13,7 +13,8 @@ from torch import Tensor
 
 from . import _library
 from ._errors import errors
-from ._operators import Group, Pattern, group_name, pattern_text
+from ._operators import Group, group_name
+from ._patterns import Pattern, pattern_text
 
 
 def plan(

@@ -1,8 +1,5 @@
 """The operators of torch.ops.annulus with PyTorch's process groups. Users call them in a training step."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -10,9 +7,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from . import _library  # noqa: F401  (registers the operators)
 from ._errors import AnnulusError, errors
+from ._patterns import Pattern, pattern_text
 
 Group = ProcessGroup | DeviceMesh | str | None
-Pattern = str | Mapping[str, Any]
 
 
 def group_name(group: Group) -> str:
@@ -34,22 +31,6 @@ def group_name(group: Group) -> str:
             f"group, or None, but is {type(group).__name__}"
         )
     return group.group_name
-
-
-def pattern_text(pattern: Pattern) -> str:
-    """Returns a pattern as the inline TOML that the operators take (docs/attention.md). A mapping is written as TOML:
-    {"kind": "causal"} gives "{ kind = 'causal' }". Text is returned unchanged."""
-
-    def text(value: Any) -> str:
-        if isinstance(value, Mapping):
-            return "{ " + ", ".join(f"{key} = {text(item)}" for key, item in value.items()) + " }"
-        if isinstance(value, (list, tuple)):
-            return "[" + ", ".join(map(text, value)) + "]"
-        if isinstance(value, bool):
-            return "true" if value else "false"
-        return f"'{value}'" if isinstance(value, str) else repr(value)
-
-    return pattern if isinstance(pattern, str) else text(pattern)
 
 
 def attention(

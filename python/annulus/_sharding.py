@@ -46,7 +46,8 @@ def _each(tensors: Any, do: Any) -> Any:
     if isinstance(tensors, Mapping):
         return {key: _each(value, do) for key, value in tensors.items()}
     if isinstance(tensors, (list, tuple)):
-        return type(tensors)(_each(value, do) for value in tensors)
+        parts = [_each(value, do) for value in tensors]
+        return type(tensors)(*parts) if hasattr(tensors, "_fields") else type(tensors)(parts)  # _fields: a namedtuple
     raise AnnulusError(
         f"[layout] expected a tensor, or tensors in a mapping, list or tuple, but they hold a {type(tensors).__name__}"
     )
@@ -129,13 +130,30 @@ def unshard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *
 def shift_labels(labels: Tensor, position_ids: Tensor | None = None, *, ignore: int = -100) -> Tensor:
     """Shifts labels [batch, n] of whole rows: each position gets the label of the next one, and the last `ignore`.
 
+    The result has the dtype of `labels`, or is int64 if that dtype cannot hold `ignore`: -100 is none of the numbers of
+    uint8, the dtype of bytes, or of uint16, that of many files of tokens.
+
     position_ids: [batch or 1, n]. If given, the last position of each packed document gets `ignore` as well. A document
         begins wherever a position id is not its predecessor plus 1: labels 5 6 7 8 with position ids 0 1 0 1 give
         6 -100 8 -100.
+
+    Raises AnnulusError if int64 cannot hold `ignore` either.
     """
-    shifted = torch.full_like(labels, ignore)
-    shifted[:, :-1] = labels[:, 1:]
+    dtype = labels.dtype if _holds(labels.dtype, ignore) else torch.int64
+    if not _holds(dtype, ignore):
+        raise AnnulusError(f"[layout] ignore must be a number that int64 can hold, but is {ignore!r}")
+    # PyTorch has few operators for the unsigned dtypes other than uint8.
+    wide = labels.dtype if labels.is_floating_point() else torch.int64
+    shifted = torch.full_like(labels, ignore, dtype=wide)
+    shifted[:, :-1] = labels[:, 1:].to(wide)
     if position_ids is not None:
-        begins = position_ids.diff(dim=1) != 1
+        begins = position_ids.to(torch.int64).diff(dim=1) != 1  # unsigned numbers would wrap around
         shifted[:, :-1].masked_fill_(begins, ignore)
-    return shifted
+    return shifted.to(dtype)
+
+
+def _holds(dtype: torch.dtype, number: int) -> bool:
+    """Whether a dtype has this whole number."""
+    if dtype.is_floating_point:
+        return torch.tensor(float(number)).to(dtype).item() == number
+    return dtype != torch.bool and torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max

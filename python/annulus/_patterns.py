@@ -1,0 +1,74 @@
+"""Patterns of attention as the text that the operators take. Used by _operators.py and _diagnosis.py."""
+
+import numbers
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ._errors import AnnulusError
+
+Pattern = str | Mapping[str, Any]
+
+# What a string of TOML may not hold as it is.
+_ESCAPES = {i: f"\\u{i:04x}" for i in (*range(32), 127)} | {ord('"'): '\\"', ord("\\"): "\\\\"}
+
+
+def _string(text: str) -> str:
+    if any("\ud800" <= c <= "\udfff" for c in text):  # how Python holds the bytes of a file name that are no UTF-8
+        raise AnnulusError(
+            f"[pattern] a pattern is text in UTF-8, and {ascii(text)} is not UTF-8: give the file another name"
+        )
+    return '"' + text.translate(_ESCAPES) + '"'
+
+
+def _value(value: Any, where: str) -> str:
+    if hasattr(value, "tolist"):  # scalars and arrays of NumPy, and tensors
+        value = value.tolist()
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, bytes):
+        value = os.fsdecode(value)
+    if isinstance(value, Mapping):
+        return _table(value, where)
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, Sequence):
+        return "[" + ", ".join(_value(item, f"{where}[{i}]") for i, item in enumerate(value)) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, numbers.Integral):
+        return str(int(value))
+    if isinstance(value, numbers.Real):
+        return repr(float(value))  # which the library refuses, naming the key
+    raise AnnulusError(
+        f"[pattern] {where} must be a number, true or false, a string or path, or a list or mapping of these, but is "
+        f"{'None: leave the key out' if value is None else type(value).__name__}"
+    )
+
+
+def _table(table: Mapping[Any, Any], where: str) -> str:
+    parts = []
+    for key, value in table.items():
+        if not isinstance(key, str):
+            raise AnnulusError(f"[pattern] the keys of {where} must be strings, but one is {key!r}")
+        name = key if key.isascii() and key.replace("_", "").isalnum() else _string(key)
+        parts.append(f"{name} = {_value(value, key if where == 'a pattern' else f'{where}.{key}')}")
+    return "{ " + ", ".join(parts) + " }"
+
+
+def pattern_text(pattern: Pattern) -> str:
+    """Returns a pattern as inline TOML (docs/attention.md). Text is returned unchanged.
+
+    A mapping is written as TOML: {"kind": "causal"} gives '{ kind = "causal" }'. Its values may be numbers, booleans,
+    strings, paths, sequences and mappings, and scalars, arrays and tensors of NumPy and PyTorch (the last
+    not under torch.compile, where a tensor has no content).
+
+    Raises AnnulusError for values of other types, naming the key.
+    """
+    if isinstance(pattern, str):
+        return pattern
+    if not isinstance(pattern, Mapping):
+        raise AnnulusError(
+            f"[pattern] a pattern must be inline TOML or a mapping of the same keys, but is {type(pattern).__name__}"
+        )
+    return _table(pattern, "a pattern")
