@@ -38,6 +38,11 @@ struct Field {
   std::string value;
 };
 
+// What ranks compare before the backward of a call: the number that the call had (Communicator::number_call). Without
+// it two calls that differ in nothing but their content could be differentiated in another order on one rank, and each
+// would get parts of the other's gradients without an error.
+Field backward_term(int64_t number);
+
 // Raises Error(kMismatch) on every rank, naming the ranks and the fields that differ, if the value of a field is not
 // the same on all ranks. If they all are, this is one small collective.
 void require_agreement(Communicator& comm, const std::vector<Field>& fields, OpLabel label);

@@ -200,6 +200,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     return 0;
   }
 
+  // The number of a call among those of this communicator that have one: 1, 2, ... Only calls that will have a backward
+  // need one (backward_term in comm/agreement.h). Ask for it once the ranks have agreed on the call, which they do all
+  // together or not at all: then a number names one call, in which all of them took part.
+  int64_t number_call() { return ++numbered_; }
+
   void broadcast(at::Tensor& tensor, int root, OpLabel label);
   void barrier(OpLabel label);
 
@@ -307,6 +312,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   CommStats stats_;
   int64_t calls_ = 0;  // collectives that this rank has begun, in the headers
+  int64_t numbered_ = 0;
   WaitFor blocked_by_ = WaitFor::kOther;
   SplitOptions split_options_;
   bool lending_ = true;

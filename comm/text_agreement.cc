@@ -134,6 +134,11 @@ std::vector<std::string> differences(const Communicator& comm, const std::vector
 
 }  // namespace
 
+Field backward_term(int64_t number) {
+  return {"the call whose backward it is (every rank makes the backwards of the same calls in the same order)",
+          "number " + std::to_string(number)};
+}
+
 void require_agreement(Communicator& comm, const std::vector<Field>& fields, OpLabel label) {
   agree_together(comm, label, [&] { return Terms{fields, {}}; });
 }

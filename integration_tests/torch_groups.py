@@ -179,6 +179,52 @@ def compiled(group):
     # Other lengths need no new graph; another number of boundaries may need a second one.
     assert graphs <= 2, graphs
 
+    # With fake tensors beside the real ones, and compiled; the same on all ranks, since each call is collective.
+    x = [torch.randn(1, 8, 2, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    for op in (annulus.attention.default, annulus.attention_with_lse.default):
+        torch.library.opcheck(op, (*x, CAUSAL), dict(group=name, layout="zigzag"))
+    torch.library.opcheck(annulus.all_reduce.default, (x[0],), dict(group=name))
+    x = [t.detach() for t in x]
+    settings = (None, CAUSAL, name, "contiguous", "ring", None, 0.0, 0, 0, 0, 0, 0, False)
+    out, *saved = annulus.attention_forward(*x, *settings, True)
+    torch.library.opcheck(annulus.attention_backward.default, (out, *x, out, *saved, None, *settings))
+
+
+def lse(group):
+    """Gradients of lse, with that of out and without; keys and values that the plan keeps; a loss on one rank alone."""
+    rank, size, name = dist.get_rank(), dist.get_world_size(), group.group_name
+    length = 24 * size
+    adaptive = "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 1, causal = true }"
+    for layout, schedule, pattern in [
+        ("zigzag", "ring", CAUSAL),
+        ("contiguous", "auto", "{ kind = 'window', left = 9, right = -1 }"),
+        ("striped", "all-gather", "{ kind = 'dilated', segment_lengths = [8, 16], dilation_rates = [1, 2] }"),
+        ("contiguous", "ring", adaptive),
+    ]:
+        torch.manual_seed(6)
+        whole = [torch.randn(2, length, h, 8, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2)]
+        weights = [torch.randn(2, length, 4, 8, dtype=torch.float64), torch.randn(2, 4, length, dtype=torch.float64)]
+        want = annulus.attention_with_lse(*whole, pattern)
+        mine = dealt(layout, length, size)[rank]
+        parts = [t.detach()[:, mine].requires_grad_() for t in whole]
+        # Which of out and lse is in the loss of a rank.
+        for here in ([(0, 1)] * size, [(1,)] * size, [(0, 1), *[(0,)] * (size - 1)], [*[(0,)] * (size - 1), (1,)]):
+            out = annulus.attention_with_lse(*parts, pattern, group=name, layout=layout, schedule=schedule)
+            exactness.agree(out[0], want[0][:, mine], (layout, pattern))
+            exactness.agree(out[1], want[1][:, :, mine], (layout, pattern))
+            used = here[rank]
+            cut = [weights[0][:, mine], weights[1][:, :, mine]]
+            got = torch.autograd.grad([out[i] for i in used], parts, [cut[i] for i in used])
+            held = [torch.zeros_like(t) for t in weights]
+            for r, which in enumerate(here):
+                of_rank = dealt(layout, length, size)[r]
+                for i in which:
+                    where = (slice(None), of_rank) if i == 0 else (slice(None), slice(None), of_rank)
+                    held[i][where] = weights[i][where]
+            wanted = torch.autograd.grad(want, whole, held, retain_graph=True)
+            for a, b in zip(got, wanted):
+                exactness.agree(a, b[:, mine], (layout, pattern, here))
+
 
 def hooks(group):
     """Saved tensors may be copied to the host, recomputed, or kept in part."""
@@ -340,6 +386,45 @@ def refused(group):
     out = annulus.attention(y, y, y, CAUSAL, group=name)
     order = lambda: out.sum().backward() if rank == 1 else annulus.attention(y, y, y, CAUSAL, group=name)  # noqa: E731
     expect(order, differ, "backward", "rank 1")
+
+    # Calls of equal shape that one rank differentiates in another order, or of which it leaves one out.
+    whole = torch.randn(1, 4 * size, 2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    z = whole[:, dealt("contiguous", 4 * size, size)[rank]].requires_grad_()
+    for call in (
+        lambda t: annulus.attention(t, t, t, CAUSAL, group=name),
+        lambda t: annulus.attention_with_lse(t, t, t, CAUSAL, group=name)[1],
+        lambda t: annulus.all_reduce(t, group=name),
+    ):
+        run = torch.compile(call, fullgraph=True, backend="aot_eager") if rank == 0 else call
+        main, auxiliary = run(z), run(2 * z)
+        numbers = [differ, "the call whose backward it is", "is number", "on rank 0, number", "on rank 1"]
+        expect(lambda: (auxiliary if rank == 1 else main).sum().backward(), *numbers)  # noqa: B023
+        main, auxiliary = run(z), run(2 * z)
+        expect(lambda: (main.sum() + (0 if rank == 1 else auxiliary.sum())).backward(), *numbers)  # noqa: B023
+        # In the same order, which need not be that of the forwards, they are right, whatever was refused before.
+        main, auxiliary = run(z), run(2 * z)
+        want = torch.autograd.grad((run(z) + 3 * run(2 * z)).sum(), z)[0]
+        got = torch.autograd.grad(main.sum(), z)[0] + torch.autograd.grad(3 * auxiliary.sum(), z)[0]
+        exactness.agree(got, want)
+    # Forwards in another order differ in the layer, if the program gives it.
+    twice = lambda n: annulus.attention(z, z, z, CAUSAL, group=name, layer=n)  # noqa: E731
+    expect(lambda: twice(1 if rank == 1 else 0), differ, "layer is 0 on rank 0, 1 on rank 1")
+
+    # A rank without a backward, for which the others would wait.
+    missing = ["whether q, k or v requires a gradient (if none does, there is no backward", "is yes on rank 0, no on rank 1"]
+    frozen = z.detach() if rank == 1 else z
+    with_lse = lambda: annulus.attention_with_lse(frozen, frozen, frozen, CAUSAL, group=name)  # noqa: E731
+    expect(lambda: annulus.attention(frozen, frozen, frozen, CAUSAL, group=name), differ, *missing)
+    expect(with_lse, differ, *missing)
+    with torch.set_grad_enabled(rank == 0):
+        expect(lambda: annulus.attention(z, z, z, CAUSAL, group=name), differ, *missing)
+    q = z.detach() if rank == 1 else z  # one of the three is enough
+    annulus.attention(q, z, z, CAUSAL, group=name).sum().backward()
+
+    # What is refused in a backward is refused on all ranks.
+    out, denominators = annulus.attention_with_lse(z, z, z, CAUSAL, group=name, dropout=0.5)
+    loss = out.sum() + (denominators.sum() if rank == 1 else 0)
+    expect(lambda: loss.backward(), "[torch] on rank 1: with dropout lse has no gradient")
     try:
         annulus.attention(y, y, y, CAUSAL, group="nobody")
         raise AssertionError("taken")
@@ -369,7 +454,7 @@ def killed(group):
 def main():
     case = sys.argv[1]
     group = init()
-    {f.__name__: f for f in (same, compiled, hooks, sharded, meshes, refused, killed)}[case](group)
+    {f.__name__: f for f in (same, compiled, lse, hooks, sharded, meshes, refused, killed)}[case](group)
     dist.barrier()
     dist.destroy_process_group()
     print(f"rank {os.environ['RANK']}: {case} done", flush=True)

@@ -185,16 +185,16 @@ if size > 1:
     # The same for a backward: rank 1 does not pass what its forward returned.
     part = torch.randn(1, 4, 2, 4)
     settings = (None, "{ kind = 'causal' }", "", "contiguous", "auto", 0.0, 0.0, 0, 0, 0, 0, 0, True)
-    out, lse, *saved = annulus.attention_forward(part, part, part, *settings)
+    out, lse, *saved = annulus.attention_forward(part, part, part, *settings, False)
     try:
-        annulus.attention_backward(out, part, part, part, out, lse[:, :1] if rank == 1 else lse, *saved, *settings)
+        annulus.attention_backward(out, part, part, part, out, lse[:, :1] if rank == 1 else lse, *saved, None, *settings)
         raise AssertionError("taken")
     except RuntimeError as e:
         assert "on rank 1: " in str(e) and "expected lse" in str(e), e
 
     # The sizes of what a plan keeps are unknown without the plan.
     try:
-        annulus.attention_forward(*[part.to("meta")] * 3, *settings)
+        annulus.attention_forward(*[part.to("meta")] * 3, *settings, False)
         raise AssertionError("taken")
     except RuntimeError as e:
         assert "keep = True is for tensors with content" in str(e), e
@@ -210,7 +210,7 @@ if size > 1:
     (got,) = torch.autograd.grad((traced if rank == 1 else attend)(part), part)
     exactness.agree(got, want)
     with torch.no_grad():
-        kept = annulus.attention_forward(part, part, part, *settings[:-1], rank != 1)[2:4]
+        kept = annulus.attention_forward(part, part, part, *settings[:-1], rank != 1, False)[2:4]
         assert [t.shape for t in kept] == [(0,), (0,)], kept
 
 if rank == 0:

@@ -13,7 +13,8 @@ def count(pattern, queries, keys):
     elif kind == "causal":
         m = (k <= q).double()
     elif kind == "window":
-        m = ((k >= q - pattern["left"]) & (k <= q + pattern["right"])).double()
+        after, before = (pattern[side] == -1 for side in ("left", "right"))  # whether the side is open
+        m = ((after | (k >= q - pattern["left"])) & (before | (k <= q + pattern["right"]))).double()
     elif kind == "documents":
         number = torch.repeat_interleave(torch.arange(len(pattern["documents"])), torch.tensor(pattern["documents"]))
         m = (number.unsqueeze(1) == number.unsqueeze(0)).double()
@@ -39,10 +40,19 @@ def text(pattern):
     return "{ " + ", ".join(f"{k} = {value(v)}" for k, v in pattern.items()) + " }"
 
 
+def scores(q, k, pattern):
+    """Returns the scores and the logarithms of the counts in sum: [B, H, n, m]."""
+    k = k.repeat_interleave(q.shape[2] // k.shape[2], 2).transpose(1, 2)
+    score = q.transpose(1, 2) @ k.transpose(-1, -2) / q.shape[3] ** 0.5
+    return score + count(pattern, q.shape[1], k.shape[2]).log().to(q)
+
+
 def attention(q, k, v, pattern):
     """Computes attention: q [B, n, H, D], k and v [B, m, Hk, D] -> [B, n, H, D]."""
-    group = q.shape[2] // k.shape[2]
-    k, v = (t.repeat_interleave(group, 2).transpose(1, 2) for t in (k, v))
-    score = q.transpose(1, 2) @ k.transpose(-1, -2) / q.shape[3] ** 0.5
-    p = torch.softmax(score + count(pattern, q.shape[1], k.shape[2]).log().to(q), -1)
-    return (p @ v).transpose(1, 2)
+    v = v.repeat_interleave(q.shape[2] // k.shape[2], 2).transpose(1, 2)
+    return (torch.softmax(scores(q, k, pattern), -1) @ v).transpose(1, 2)
+
+
+def lse(q, k, pattern):
+    """Computes the logarithm of the softmax's denominators: [B, H, n]."""
+    return torch.logsumexp(scores(q, k, pattern), -1)

@@ -4,7 +4,17 @@ load("@sys//:config.bzl", "TORCH_ROOT")
 load("//bazel:mpi.bzl", "mpi_test")
 
 def torch_tests():
-    """Declares the tests of torch_ops_ranks.py, of an example, and of the Python in a clone."""
+    """Declares the tests of torch_ops_ranks.py, of an example, of lse, and of the Python in a clone."""
+
+    # Attention that also returns lse.
+    native.sh_test(
+        name = "torch_lse_test",
+        size = "medium",
+        srcs = ["torch_lse_test.py"],
+        args = [TORCH_ROOT],
+        data = [":torch_python"],
+        tags = ["numeric"],
+    )
 
     # The Python of a clone, with stubs in place of NVIDIA's libraries.
     native.sh_test(

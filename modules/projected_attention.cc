@@ -28,6 +28,7 @@ struct Held : torch::CustomClassHolder {
   const ProjectionPlan plan;
   const KeptCall kept;
   std::shared_ptr<const Program> program;
+  int64_t number = 0;  // of the forward
 };
 
 using MaybeTensor = std::optional<at::Tensor>;
@@ -58,6 +59,7 @@ class ProjectedAttention : public torch::autograd::Function<ProjectedAttention> 
       result = attention_forward(p.q, p.k, p.v, held->call());
     }
     held->program = result.program;
+    held->number = result.number;
     context->save_for_backward({x, plain(memory), q, plain(q_bias), k, plain(k_bias), v, plain(v_bias), result.out,
                                 result.lse, result.saved_k, result.saved_v});
     context->saved_data["held"] = c10::IValue::make_capsule(held);
@@ -77,9 +79,9 @@ class ProjectedAttention : public torch::autograd::Function<ProjectedAttention> 
       const at::AutoGradMode with_gradients(true);
       p = project(inputs[0], inputs[1].defined() ? inputs[1] : inputs[0], weights_of(&inputs[2]), held->plan);
     }
-    const AttentionGradients d =
-        attention_backward(divided(grads[0], held->call().request.pattern), p.q.detach(), p.k.detach(), p.v.detach(),
-                           {held->program, saved[8], saved[9], saved[10], saved[11]}, held->call());
+    const AttentionGradients d = attention_backward(
+        divided(grads[0], held->call().request.pattern), p.q.detach(), p.k.detach(), p.v.detach(),
+        {held->program, saved[8], saved[9], saved[10], saved[11], Finite::kUnknown, held->number}, held->call());
     variable_list wanted;
     std::vector<size_t> where;
     size_t edge = 0;  // edge of the node; inputs that were not given have none

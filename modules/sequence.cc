@@ -12,6 +12,8 @@
 namespace annulus {
 namespace {
 
+constexpr int64_t kKeepLast = 1, kLseGradient = 2;  // bits of the third number that ranks exchange
+
 std::string list(const std::vector<int64_t>& lengths) {
   std::string text;
   for (const int64_t n : lengths) text += (text.empty() ? "" : ", ") + std::to_string(n);
@@ -30,13 +32,15 @@ std::vector<int64_t> dealt(LayoutKind layout, int64_t length, int ranks) {
 SequenceParts agree_on_call(const std::function<CallTerms()>& find, Communicator& comm, OpLabel label) {
   const auto terms = [&]() -> Terms {
     CallTerms found = find();
-    return {std::move(found.alike), {found.queries, found.keys, found.keep_last}};
+    return {std::move(found.alike),
+            {found.queries, found.keys, (found.keep_last ? kKeepLast : 0) | (found.lse_gradient ? kLseGradient : 0)}};
   };
   SequenceParts parts;
-  for (const auto& [queries, keys, keep_last] : agree_together(comm, label, terms)) {
+  for (const auto& [queries, keys, flags] : agree_together(comm, label, terms)) {
     parts.queries.push_back(queries);
     parts.keys.push_back(keys);
-    parts.keep_last = parts.keep_last && keep_last != 0;
+    parts.keep_last = parts.keep_last && (flags & kKeepLast) != 0;
+    parts.lse_gradient = parts.lse_gradient || (flags & kLseGradient) != 0;
   }
   return parts;
 }

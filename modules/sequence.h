@@ -19,7 +19,8 @@ namespace annulus {
 struct SequenceParts {
   std::vector<int64_t> queries;
   std::vector<int64_t> keys;
-  bool keep_last = true;  // every rank can keep what it holds last (PlanRequest)
+  bool keep_last = true;      // every rank can keep what it holds last (PlanRequest)
+  bool lse_gradient = false;  // some rank has a gradient of lse
 };
 
 // What a rank contributes to a call.
@@ -27,6 +28,7 @@ struct CallTerms {
   int64_t queries = 0, keys = 0;  // positions it holds
   std::vector<Field> alike;       // what must be the same on every rank
   bool keep_last = true;          // this rank can keep what it holds last
+  bool lse_gradient = false;      // this rank has a gradient of lse
 };
 
 // Collective. `find` checks what this rank was given and raises if it is invalid; then all ranks raise

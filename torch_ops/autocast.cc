@@ -1,5 +1,5 @@
-// torch.autocast for torch.ops.annulus.attention, by the rule of PyTorch's own attention: q, k and v become tensors of
-// the region's dtype. It is a file of its own because PyTorch's header for autocast is large.
+// torch.autocast for attention and attention_with_lse of torch.ops.annulus, by the rule of PyTorch's own attention: q,
+// k and v become tensors of the region's dtype. It is a file of its own because PyTorch's header for autocast is large.
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -9,6 +9,7 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include "torch_ops/call.h"
 
@@ -21,12 +22,11 @@ template <typename... P>
 struct Autocast {
   // Casts q, k and v to the region's dtype unless one of them is fp64, which a user chooses on purpose. Autograd sees
   // the casts, so gradients have the dtypes of the given tensors.
-  template <at::DeviceType device>
-  static Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, P... p,
-                          const std::optional<Tensor>& cu_seqlens) {
-    using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, P..., const std::optional<Tensor>&);
-    static const auto attention =
-        c10::Dispatcher::singleton().findSchemaOrThrow("annulus::attention", "").typed<Signature>();
+  template <at::DeviceType device, typename Result>
+  static Result cast(const char* name, const Tensor& q, const Tensor& k, const Tensor& v, const P&... p,
+                     const std::optional<Tensor>& cu_seqlens) {
+    using Signature = Result(const Tensor&, const Tensor&, const Tensor&, P..., const std::optional<Tensor>&);
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
     const c10::impl::ExcludeDispatchKeyGuard below(at::autocast::get_autocast_dispatch_key_from_device_type(device));
     const std::array<const Tensor*, 3> given = {&q, &k, &v};
     const bool casts = std::all_of(given.begin(), given.end(), [](const Tensor* t) {
@@ -34,13 +34,30 @@ struct Autocast {
     });
     const at::ScalarType dtype = at::autocast::get_autocast_dtype(device);
     const auto as = [&](const Tensor& t) { return casts ? at::autocast::cached_cast(dtype, t, device) : t; };
-    return attention.call(as(q), as(k), as(v), p..., cu_seqlens);
+    return op.call(as(q), as(k), as(v), p..., cu_seqlens);
+  }
+
+  template <at::DeviceType device>
+  static Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, P... p,
+                          const std::optional<Tensor>& cu_seqlens) {
+    return cast<device, Tensor>("annulus::attention", q, k, v, p..., cu_seqlens);
+  }
+  template <at::DeviceType device>
+  static std::tuple<Tensor, Tensor> attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v, P... p,
+                                                       const std::optional<Tensor>& cu_seqlens) {
+    return cast<device, std::tuple<Tensor, Tensor>>("annulus::attention_with_lse", q, k, v, p..., cu_seqlens);
   }
 };
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(annulus, AutocastCPU, m) { m.impl("attention", WithSettings<Autocast>::attention<at::kCPU>); }
-TORCH_LIBRARY_IMPL(annulus, AutocastCUDA, m) { m.impl("attention", WithSettings<Autocast>::attention<at::kCUDA>); }
+TORCH_LIBRARY_IMPL(annulus, AutocastCPU, m) {
+  m.impl("attention", WithSettings<Autocast>::attention<at::kCPU>);
+  m.impl("attention_with_lse", WithSettings<Autocast>::attention_with_lse<at::kCPU>);
+}
+TORCH_LIBRARY_IMPL(annulus, AutocastCUDA, m) {
+  m.impl("attention", WithSettings<Autocast>::attention<at::kCUDA>);
+  m.impl("attention_with_lse", WithSettings<Autocast>::attention_with_lse<at::kCUDA>);
+}
 
 }  // namespace annulus::torch_ops

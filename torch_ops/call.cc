@@ -151,8 +151,14 @@ void place_parts(PlanRequest& request, const std::vector<int64_t>& lengths) {
                                       std::to_string(request.shape.q_len));
 }
 
+int64_t number_of(const Tensor& number) {
+  require(number.defined() && number.scalar_type() == at::kLong && number.numel() == 1,
+          "a backward needs the number that its forward returned, int64 without dimensions");
+  return number.item<int64_t>();
+}
+
 AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& cu_seqlens,
-                        const Settings& settings, bool keep_last, const char* direction, Communicator& comm) {
+                        const Settings& settings, bool keep_last, Direction& direction, Communicator& comm) {
   AttentionCall call;
   call.comm = &comm;
   call.label = kLabel;
@@ -174,8 +180,9 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
         const int64_t first_row = settings.first_row.expect_int();
         require(first_row >= 0,
                 "first_row must be the global number of batch row 0, but is " + std::to_string(first_row));
-        require(std::isfinite(settings.scale), "scale must be finite; 0 stands for 1 / sqrt(head size)");
-        if (settings.scale != 0) call.scale = settings.scale;
+        const double scale = settings.scale.value_or(0);
+        require(std::isfinite(scale), "scale must be finite; None and 0 stand for 1 / sqrt(head size)");
+        if (scale != 0) call.scale = scale;
         call.dropout = {.rate = settings.dropout,
                         .seed = static_cast<uint64_t>(settings.seed.expect_int()),
                         .step = settings.step.expect_int(),
@@ -188,16 +195,14 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
           documents = document_lengths(*cu_seqlens);
           given = within_documents(std::move(given), documents);
         }
-        return {q.size(1),
-                k.size(1),
-                {{"call", direction},
-                 {"layer", std::to_string(settings.layer)},
-                 {"layout", settings.layout},
-                 {"pattern", given.text()},
-                 {"batch, heads, kv heads and head size",
-                  list_text(std::vector<int64_t>{q.size(0), q.size(2), k.size(2), q.size(3)})},
-                 {"dtype", c10::toString(q.scalar_type())}},
-                keep_last};
+        std::vector<Field> alike = direction.terms();
+        alike.insert(alike.end(), {{"layer", std::to_string(settings.layer)},
+                                   {"layout", settings.layout},
+                                   {"pattern", given.text()},
+                                   {"batch, heads, kv heads and head size",
+                                    list_text(std::vector<int64_t>{q.size(0), q.size(2), k.size(2), q.size(3)})},
+                                   {"dtype", c10::toString(q.scalar_type())}});
+        return {q.size(1), k.size(1), std::move(alike), keep_last, direction.lse_gradient};
       },
       comm, label);
   call.request.shape = {.batch = q.size(0),
@@ -206,6 +211,7 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
                         .q_len = 0,
                         .k_len = 0,
                         .query_offset = settings.query_offset.expect_int()};
+  direction.lse_gradient = parts.lse_gradient;
   place_sequence(call.request, parts);
   if (packed) require_end(documents, call.request.shape);  // the same on every rank
   call.request.pattern = std::move(given);

@@ -5,12 +5,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "attention/execution/attention.h"
+#include "comm/agreement.h"
 #include "comm/communicator.h"
 
 namespace annulus::torch_ops {
@@ -18,7 +20,8 @@ namespace annulus::torch_ops {
 // The arguments of attention beside its tensors, in the order of the operators' schemas.
 struct Settings {
   std::string pattern, group, layout, schedule;
-  double scale = 0, dropout = 0;
+  std::optional<double> scale;  // 1 / sqrt(head size) if it is not given, or 0
+  double dropout = 0;
   c10::SymInt seed, step;
   int64_t layer = 0;
   c10::SymInt first_row, query_offset;
@@ -26,8 +29,8 @@ struct Settings {
 
 // Use<...> with the types of Settings, for operators whose signatures list them as the schemas do.
 template <template <typename...> class Use>
-using WithSettings = Use<std::string, std::string, std::string, std::string, double, double, c10::SymInt, c10::SymInt,
-                         int64_t, c10::SymInt, c10::SymInt>;
+using WithSettings = Use<std::string, std::string, std::string, std::string, std::optional<double>, double, c10::SymInt,
+                         c10::SymInt, int64_t, c10::SymInt, c10::SymInt>;
 
 // Raises Error(kUsage) with this message unless `ok`.
 void require(bool ok, const std::string& message);
@@ -49,12 +52,24 @@ PatternSpec pattern_for(const std::string& text, const std::optional<at::Tensor>
 // for each rank or their sum is wrong, Error(kPlan) if the layout cannot have such parts.
 void place_parts(PlanRequest& request, const std::vector<int64_t>& lengths);
 
+// The number of a call from the tensor in which its forward returned it, int64 without dimensions. Raises Error(kUsage)
+// for another tensor.
+int64_t number_of(const at::Tensor& number);
+
+// A forward or a backward, for make_call.
+struct Direction {
+  // Checks what only this direction is given, and returns what must be the same on all ranks, such as {"call",
+  // "forward"}. Called after the checks of q, k, v and the settings.
+  std::function<std::vector<Field>()> terms;
+  // Whether this rank has a gradient of lse; make_call sets it to whether any rank has one.
+  bool lse_gradient = false;
+};
+
 // The attention call of all ranks of `comm`, the communicator of the settings' group. Collective: an error on one rank,
-// or a difference between ranks, is raised on all of them. `direction` is "forward" or "backward" and must be the same
-// on all ranks. `keep_last` says whether this rank can keep the keys and values that it holds last for its backward;
-// the plan keeps them if all ranks can.
+// or a difference between ranks, is raised on all of them. `keep_last` says whether this rank can keep the keys and
+// values that it holds last for its backward; the plan keeps them if all ranks can.
 AttentionCall make_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const std::optional<at::Tensor>& cu_seqlens, const Settings& settings, bool keep_last,
-                        const char* direction, Communicator& comm);
+                        Direction& direction, Communicator& comm);
 
 }  // namespace annulus::torch_ops

@@ -67,6 +67,7 @@ struct AttentionOutput {
   at::Tensor saved_v;  // the values of the same rows
   // Whether the rank's own keys and values were found to be finite, so that the backward need not look again.
   Finite own_keys = Finite::kUnknown;
+  int64_t number = 0;  // of this call (Communicator::number_call); the ranks compare it before the backward
 };
 
 struct AttentionGradients {
@@ -88,9 +89,9 @@ struct AttentionStats {
 };
 
 // Collective. Raises Error(kMismatch) on every rank if plan, dtype, head size, scale, dropout, kernel, device or label
-// differ between ranks; Error(kPlan) if the tensors of a rank do not fit the request; Error(kInternal) if the plan
-// turns out to be wrong; and Error(kComm) if a transfer fails or misses its deadline. `stats`, if given, is
-// overwritten.
+// differ between ranks, or if they are in the backwards of different calls; Error(kPlan) if the tensors of a rank do
+// not fit the request; Error(kInternal) if the plan turns out to be wrong; and Error(kComm) if a transfer fails or
+// misses its deadline. `stats`, if given, is overwritten.
 AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const AttentionCall& call, AttentionStats* stats = nullptr);
 

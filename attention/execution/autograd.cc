@@ -17,6 +17,7 @@ struct CallHolder : torch::CustomClassHolder {
   explicit CallHolder(const AttentionCall& c) : kept(c) {}
   const KeptCall kept;
   std::shared_ptr<const Program> program;  // the program that the forward ran
+  int64_t number = 0;
   Finite own_keys = Finite::kUnknown;
 };
 
@@ -30,6 +31,7 @@ class AttentionNode : public torch::autograd::Function<AttentionNode> {
     const AttentionOutput result = attention_forward(q, k, v, holder->kept.call());
     context->save_for_backward({q, k, v, result.out, result.lse, result.saved_k, result.saved_v});
     holder->program = result.program;
+    holder->number = result.number;
     holder->own_keys = result.own_keys;
     context->saved_data["call"] = c10::IValue::make_capsule(holder);
     return result.out;
@@ -39,9 +41,10 @@ class AttentionNode : public torch::autograd::Function<AttentionNode> {
                                                  torch::autograd::variable_list grads) {
     const torch::autograd::variable_list saved = context->get_saved_variables();
     const auto holder = c10::static_intrusive_pointer_cast<CallHolder>(context->saved_data["call"].toCapsule());
-    const AttentionGradients result = attention_backward(
-        grads[0], saved[0], saved[1], saved[2],
-        {holder->program, saved[3], saved[4], saved[5], saved[6], holder->own_keys}, holder->kept.call());
+    const AttentionGradients result =
+        attention_backward(grads[0], saved[0], saved[1], saved[2],
+                           {holder->program, saved[3], saved[4], saved[5], saved[6], holder->own_keys, holder->number},
+                           holder->kept.call());
     return {result.dq, result.dk, result.dv, at::Tensor()};
   }
 };

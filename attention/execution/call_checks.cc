@@ -84,9 +84,10 @@ std::string text_of(const Dropout& d) {
          std::to_string(d.layer) + ", first row " + std::to_string(d.first_row);
 }
 
-// The one comparison before anything is sent; see call_checks.h. look() returns whether this rank asks for the proof.
+// The one comparison before anything is sent; see call_checks.h. `direction` is what a forward or a backward alone has
+// to compare, its name first. look() returns whether this rank asks for the proof.
 template <typename Look>
-bool agree(const at::Tensor& q, const AttentionCall& call, const char* direction, const PlanRequest& request,
+bool agree(const at::Tensor& q, const AttentionCall& call, std::vector<Field> direction, const PlanRequest& request,
            Look look) {
   if (!call.comm) refuse(call, "expected a communicator, got none");
   const auto find = [&] {
@@ -103,8 +104,8 @@ bool agree(const at::Tensor& q, const AttentionCall& call, const char* direction
   }
   const auto asked = agree_together(*call.comm, {call.label, 0}, [&]() -> Terms {
     const bool asks = find();
-    std::vector<Field> terms = terms_of(call, request.text(), traits_of(q));
-    terms.front().value += std::string(" ") + direction;
+    std::vector<Field> terms = direction;
+    for (Field& field : terms_of(call, request.text(), traits_of(q))) terms.push_back(std::move(field));
     return {std::move(terms), {asks}};
   });
   return std::any_of(asked.begin(), asked.end(), [](const Terms::Numbers& asks) { return asks[0] != 0; });
@@ -153,7 +154,7 @@ double scale_of(const at::Tensor& q, const AttentionCall& call) {
 
 bool agree_on_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call,
                       const std::function<bool()>& find) {
-  return agree(q, call, "forward", call.request, [&] {
+  return agree(q, call, {{"direction", "forward"}}, call.request, [&] {
     const bool asks = find();
     require_fit(q, k, v, call);
     return asks;
@@ -162,7 +163,8 @@ bool agree_on_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor
 
 void agree_on_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        AttentionOutput& forward, const AttentionCall& call) {
-  agree(q, call, "backward", forward.program ? forward.program->request : call.request, [&] {
+  const PlanRequest& request = forward.program ? forward.program->request : call.request;
+  agree(q, call, {{"direction", "backward"}, backward_term(forward.number)}, request, [&] {
     require_fit(q, k, v, call);
     if (!forward.program && !is_adaptive(call.request.pattern)) {
       forward.program = cached_program(call.request, call.comm->rank());

@@ -204,6 +204,7 @@ AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, cons
     if (call.prove && !call.agreed) share = timed_share(call.request, *result.program);
     return share && !*share->shown;
   });
+  result.number = call.comm->number_call();
   if (unproved) prove_together(*share, call.request, *call.comm);
   if (adaptive) result.program = select_and_plan(q, k, call);
   const Program& program = *result.program;

@@ -1,5 +1,7 @@
 """The operators of torch.ops.annulus with PyTorch's process groups. Users call them in a training step."""
 
+from typing import Any, Literal, overload
+
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -33,6 +35,14 @@ def group_name(group: Group) -> str:
     return group.group_name
 
 
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, pattern: Pattern = ..., *, return_lse: Literal[False] = ..., **settings: Any
+) -> Tensor: ...
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, pattern: Pattern = ..., *, return_lse: Literal[True], **settings: Any
+) -> tuple[Tensor, Tensor]: ...
 def attention(
     q: Tensor,
     k: Tensor,
@@ -43,14 +53,15 @@ def attention(
     layout: str = "contiguous",
     schedule: str = "auto",
     cu_seqlens: Tensor | None = None,
-    scale: float = 0.0,
+    scale: float | None = None,
     dropout: float = 0.0,
     seed: int = 0,
     step: int = 0,
     layer: int = 0,
     first_row: int = 0,
     query_offset: int = 0,
-) -> Tensor:
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Computes exact attention over the ranks of `group`, each of which passes its own rows of the sequence. Collective.
 
     q, k, v: q is [batch, n, heads, head size], k and v are [batch, m, kv heads, head size]: this rank's rows in the
@@ -64,19 +75,24 @@ def attention(
     cu_seqlens: the positions in the whole sequence where packed documents begin, and where the last one ends:
         [documents + 1], int32 or int64, the same on all ranks. [0, 3, 8] means documents of 3 and 5 positions.
         Attention does not cross documents.
-    scale: 0 stands for 1 / sqrt(head size).
+    scale: the factor of q . k; None and 0 stand for 1 / sqrt(head size).
     dropout: the share of probabilities to drop, at least 0 and below 1. What is dropped depends only on `seed`, `step`,
         `layer`, the global batch row (row 0 is `first_row`), the head and the positions.
+    layer: must be the same on all ranks. Calls that differ in it can never be taken for each other.
     query_offset: query i has the position i + query_offset.
+    return_lse: also returns lse [batch, heads, n], the natural logarithm of the sum of the exponentials of a query's
+        scaled scores over the keys that it sees, before dropout, and -inf for a query that sees none. It is fp32, or
+        fp64 for fp64 tensors, and differentiable; with dropout its backward raises AnnulusError.
 
     Raises AnnulusError on all ranks if they disagree or one of them passes invalid arguments.
     """
     settings = dict(layout=layout, schedule=schedule, scale=scale, dropout=dropout, seed=seed, step=step, layer=layer)
     settings |= dict(first_row=first_row, query_offset=query_offset, group=group_name(group), cu_seqlens=cu_seqlens)
+    op = torch.ops.annulus.attention_with_lse if return_lse else torch.ops.annulus.attention
     if torch.compiler.is_compiling():
-        return torch.ops.annulus.attention(q, k, v, pattern_text(pattern), **settings)
+        return op(q, k, v, pattern_text(pattern), **settings)
     with errors():
-        return torch.ops.annulus.attention(q, k, v, pattern_text(pattern), **settings)
+        return op(q, k, v, pattern_text(pattern), **settings)
 
 
 def all_reduce(x: Tensor, *, group: Group = None) -> Tensor:

@@ -94,6 +94,22 @@ TEST(MultiheadAttention, RefusalOfOneRankIsRaisedOnAll) {
   }
 }
 
+// The backwards of two forwards of one module, in another order on one rank.
+TEST(MultiheadAttention, BackwardsInAnotherOrderAreRefusedOnEveryRank) {
+  run_ranks(2, [](Communicator& comm) {
+    MultiheadAttention m = made(small());
+    const at::Tensor x = at::randn({1, 4, 12}, at::kDouble).requires_grad_();
+    const at::Tensor outs[] = {m->forward(x, {.comm = comm}).sum(), m->forward(x, {.comm = comm}).sum()};
+    try {
+      outs[comm.rank()].backward();
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kMismatch) << e.what();
+      EXPECT_NE(std::string(e.what()).find("is number 1 on rank 0, number 2 on rank 1"), std::string::npos) << e.what();
+    }
+  });
+}
+
 // If all ranks get the same invalid input, each raises the error that a single rank would raise.
 TEST(MultiheadAttention, RanksThatAllRefuseRaiseTheirOwnError) {
   run_ranks(2, [&](Communicator& comm) {

@@ -3,6 +3,8 @@
 #include "attention/execution/attention.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
@@ -279,6 +281,32 @@ TEST(Attention, BackwardFindsItsProgramByTheRequest) {
       const AttentionGradients got = attention_backward(q, q, k, k, out, call);
       EXPECT_TRUE(got.dq.equal(want.dq) && got.dk.equal(want.dk) && got.dv.equal(want.dv));
     });
+  }
+}
+
+// Two calls that differ only in their content, which one rank differentiates in another order than the others.
+TEST(Attention, BackwardsOfDifferentCallsAreRefusedOnEveryRank) {
+  const PlanRequest request = causal_ring(3, 48);
+  for (const bool by_autograd : {false, true}) {
+    expect_refused_everywhere(
+        [&](Communicator& comm) {
+          AttentionCall call;
+          call.request = request;
+          call.comm = &comm;
+          const at::Tensor q = at::ones({1, 16, 4, 8}).requires_grad_(), k = at::ones({1, 16, 2, 8});
+          const int first = comm.rank() == 1 ? 1 : 0;
+          if (by_autograd) {
+            const at::Tensor outs[] = {attention(q, k, k, call), attention(q * 2, k, k, call)};
+            outs[first].backward(at::ones_like(q));
+          } else {
+            const AttentionOutput outs[] = {attention_forward(q, k, k, call), attention_forward(q * 2, k, k, call)};
+            attention_backward(q, first == 1 ? q * 2 : q, k, k, outs[first], call);
+          }
+        },
+        ErrorKind::kMismatch,
+        "the call whose backward it is (every rank makes the backwards of the same calls in the same order) is number "
+        "1 "
+        "on ranks 0,2, number 2 on rank 1");
   }
 }
 
