@@ -230,10 +230,18 @@ HWY_INLINE Vec<T> dropped(Vec<T> e, const T* factors) {
   return hn::Mul(e, hn::LoadU(Tag<T>(), factors));
 }
 
+// scale * x - shift, where the product is rounded like the maximum of such products that is the shift. So it is 0 for
+// the largest product and positive for none. A fused operation would not round the product, and the rest that the
+// maximum lacks exceeds every exponent from scores of 2^31 on. This file is compiled without -ffp-contract=fast, with
+// which the compiler fuses the two.
+template <typename T>
+HWY_INLINE Vec<T> exponent_of(Vec<T> scale, Vec<T> x, Vec<T> shift) {
+  return hn::Sub(hn::Mul(scale, x), shift);
+}
+
 // Replaces the elements x of the runs by exp(scale * x - shift), of which it returns the sum, and with dropout then by
 // their products with `factors`. It handles two vectors at a time, because an exponential is a chain of operations that
-// wait for each other. No scale * x - shift is positive but by the rounding of shift if scale is not 1, which only
-// scores of more than 2^31 could make larger than 88.
+// wait for each other.
 template <bool kDrops, typename T>
 HWY_INLINE T exponentials(T* x, const Run* runs, int64_t count, T scale, const T* factors, T shift) {
   const Tag<T> d;
@@ -242,15 +250,15 @@ HWY_INLINE T exponentials(T* x, const Run* runs, int64_t count, T scale, const T
   for (const Run* run = runs; run != runs + count; ++run) {
     int64_t i = run->first;
     for (; i + 2 * kLanes<T> <= run->past; i += 2 * kLanes<T>) {
-      const auto e = exponential<Exponents::kNoOverflow>(d, hn::MulSub(times, hn::LoadU(d, x + i), s));
-      const auto f = exponential<Exponents::kNoOverflow>(d, hn::MulSub(times, hn::LoadU(d, x + i + kLanes<T>), s));
+      const auto e = exponential<Exponents::kNoOverflow>(d, exponent_of<T>(times, hn::LoadU(d, x + i), s));
+      const auto f = exponential<Exponents::kNoOverflow>(d, exponent_of<T>(times, hn::LoadU(d, x + i + kLanes<T>), s));
       hn::StoreU(dropped<kDrops>(e, factors + i), d, x + i);
       hn::StoreU(dropped<kDrops>(f, factors + i + kLanes<T>), d, x + i + kLanes<T>);
       sum = hn::Add(sum, e);
       sum2 = hn::Add(sum2, f);
     }
     for (; i < run->past; i += kLanes<T>) {
-      const auto e = exponential<Exponents::kNoOverflow>(d, hn::MulSub(times, hn::LoadU(d, x + i), s));
+      const auto e = exponential<Exponents::kNoOverflow>(d, exponent_of<T>(times, hn::LoadU(d, x + i), s));
       hn::StoreU(dropped<kDrops>(e, factors + i), d, x + i);
       sum = hn::Add(sum, e);
     }
@@ -291,7 +299,7 @@ void softmax(int64_t used, T* s, int64_t s_step, const Run* runs, int64_t count,
 template <bool kDrops, typename T>
 HWY_INLINE void gradient_step(T* p, T* ds, const T* factors, Vec<T> scale, Vec<T> lse, Vec<T> delta) {
   const Tag<T> d;
-  const auto e = exponential(d, hn::MulSub(scale, hn::LoadU(d, p), lse));
+  const auto e = exponential(d, exponent_of<T>(scale, hn::LoadU(d, p), lse));
   hn::StoreU(dropped<kDrops>(e, factors), d, p);
   hn::StoreU(hn::Mul(e, hn::Sub(dropped<kDrops>(hn::LoadU(d, ds), factors), delta)), d, ds);
 }

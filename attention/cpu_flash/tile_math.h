@@ -99,14 +99,15 @@ struct TileMath {
 
   // One step of the running softmax (FlashAttention 2, algorithm 1). For each row, maximum = max(maximum, scale * its
   // scores), keep = exp(old maximum - maximum), scores = exp(scale * scores - maximum), which is exactly 0 for -inf,
-  // and sum = keep * sum + the sum of its new scores. NaN are ignored in the maximum. scale > 0. The ends of the runs
-  // are multiples of lanes. With dropout the new scores are then multiplied by `factors`, which are stored like them,
-  // must be finite, and are null otherwise.
+  // and sum = keep * sum + the sum of its new scores. scale * scores is rounded to T, so that it is at most the maximum
+  // however large scores are. NaN are ignored in the maximum. scale > 0. The ends of the runs are multiples of lanes.
+  // With dropout the new scores are then multiplied by `factors`, which are stored like them, must be finite, and are
+  // null otherwise.
   void (*softmax)(int64_t used, T* s, int64_t s_step, const Run* runs, int64_t count, T scale, const T* factors,
                   T* maximum, T* sum, T* keep);
 
-  // For each row and the columns of the runs, p = exp(scale * p - lse) and ds = p * (ds - delta). With dropout, ds = p
-  // * (factors * ds - delta), and p is multiplied by its factors.
+  // For each row and the columns of the runs, p = exp(scale * p - lse), where scale * p is rounded as in softmax, and
+  // ds = p * (ds - delta). With dropout, ds = p * (factors * ds - delta), and p is multiplied by its factors.
   void (*gradient)(int64_t used, T* p, T* ds, int64_t step, const Run* runs, int64_t count, T scale, const T* factors,
                    const T* lse, const T* delta);
 

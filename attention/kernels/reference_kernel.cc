@@ -37,7 +37,7 @@ class ReferenceKernel : public Kernel {
                       const KernelCall& call) override {
     type_ = accumulator_type(q.scalar_type());
     call_ = call;
-    queries_ = {dout.to(at::kDouble), q.to(at::kDouble), out.to(at::kDouble), lse.to(at::kDouble)};
+    queries_ = {dout.to(at::kDouble), q.to(at::kDouble), out.to(at::kDouble), lse};
     dq_ = at::zeros(q.sizes(), queries_.q.options());
   }
 
@@ -54,7 +54,7 @@ class ReferenceKernel : public Kernel {
   std::vector<Charge> charges(const CallSize& size) const override {
     const int64_t wide = sizeof(double), queries = size.query_elements() * wide, lse = size.lse_elements() * wide;
     std::vector<Charge> charges = {{"q and out in fp64", 2 * queries + lse, When::kForward},
-                                   {"q, out, dout and dq in fp64", 4 * queries + lse, When::kBackward},
+                                   {"q, out, dout and dq in fp64", 4 * queries, When::kBackward},
                                    {"dq in the accumulator's dtype", size.query_elements() * 4, When::kBackward}};
     CallSize dense = size;
     dense.dropout = true;  // this kernel computes every tile densely

@@ -79,7 +79,9 @@ DenseBackward dense_backward(const at::Tensor& dout, const at::Tensor& q, const 
                              const at::Tensor& factors, double scale) {
   const at::Tensor kh = for_query_heads(k, q.size(1)), vh = for_query_heads(v, q.size(1));
   const at::Tensor s = scores(q, kh, mask, scale);
-  at::Tensor p = (s - lse.masked_fill(lse.eq(-kInfinity), kInfinity).unsqueeze(-1)).exp();
+  // Scores are rounded as lse was. Huge ones would otherwise differ from it by more than any exponent.
+  const at::Tensor shift = lse.masked_fill(lse.eq(-kInfinity), kInfinity).unsqueeze(-1);
+  at::Tensor p = (s.to(lse.scalar_type()) - shift).to(s.scalar_type()).exp();
   if (mask.defined()) p = p.masked_fill(mask.logical_not(), 0);  // even if lse is NaN
   const at::Tensor delta = (dout * out).sum(-1, true);
   const at::Tensor shown = shown_pairs(mask, p);

@@ -21,7 +21,7 @@ DenseForward dense_forward(const at::Tensor& q, const at::Tensor& k, const at::T
                            const at::Tensor& factors, double scale);
 
 // The gradients, from the merged out [b, h, n, D] (with dropout applied) and the merged lse [b, h, n], which is -inf
-// for rows without any key.
+// for rows without any key, and may have been rounded to a narrower dtype than the others.
 DenseBackward dense_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const at::Tensor& out, const at::Tensor& lse, const at::Tensor& mask,
                              const at::Tensor& factors, double scale);

@@ -19,8 +19,8 @@ constexpr int64_t kDenseKeys = 1024;
 void dense_tile_forward(const at::Tensor& q, const KeyBlock& keys, const Tile& tile, const KernelCall& call,
                         at::Tensor& out, at::Tensor& lse, const Poll& poll);
 
-// The tensors of the call's queries: dout, q, out [B, n, H, D] and the merged lse [B, H, n], in the dtype to compute
-// in.
+// The tensors of the call's queries: dout, q, out [B, n, H, D], in the dtype to compute in, and the merged lse [B, H,
+// n], in this or a narrower one.
 struct DenseQueries {
   at::Tensor dout, q, out, lse;
 };

@@ -5,11 +5,14 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -287,6 +290,62 @@ TEST_F(Bf16Kernel, HugeNumbersAndNaNBehaveAsInFp32) {
   }();
   EXPECT_TRUE(run(c, KernelKind::kCpu).out.isnan().equal(wide.out.isnan()));
   EXPECT_TRUE(wide.out.isnan().any().item<bool>());
+}
+
+// Every query's largest score is that of key m / 2, about dim * scale * 4^exponent, and those of the others are half as
+// large. Values and dout are small integers, of which all sums are exact.
+Case one_key_of(int64_t m, int64_t dim, int exponent, at::ScalarType type) {
+  Case c;
+  const auto options = at::TensorOptions().dtype(type);
+  const int64_t n = 13;
+  const auto integers = [&](int64_t rows) { return at::randint(-4, 5, {1, rows, 1, dim}, options); };
+  const at::Tensor size = at::arange(n, at::kDouble).mul(0.05).add(1.3).mul(std::ldexp(1.0, exponent));
+  c.q = size.view({1, n, 1, 1}).expand({1, n, 1, dim}).to(type), c.dout = integers(n);
+  c.keys = {at::full({1, m, 1, dim}, std::ldexp(0.65, exponent), options), integers(m), {0, 1, 1}, {0, 1, 1}};
+  c.keys.k.select(1, m / 2).mul_(2);
+  c.grad_batch = c.grad_heads = {0, 1, 1}, c.grad_rows = m;
+  c.call.scale = 1 / std::sqrt(static_cast<double>(dim));
+  Tile tile;
+  tile.batch = tile.heads = {0, 1, 1};
+  tile.query_rows = tile.query_positions = {0, 1, n};
+  tile.key_rows = tile.key_positions = tile.grad_rows = {0, 1, m};
+  c.tiles = {tile};
+  return c;
+}
+
+// The probability of the largest score is 1, however large it is, and that of the others is 0. The scales of most head
+// sizes are no powers of two, so that scores are rounded.
+TEST_F(Bf16Kernel, ScoresOfAnySizeChooseTheirKey) {
+  const auto wide = [](const at::Tensor& x) { return x.to(at::kDouble); };
+  const auto expect_chosen = [&](const Case& c, KernelKind kind, const std::string& where) {
+    const int64_t chosen = c.keys.k.size(1) / 2, dim = c.q.size(3);
+    const Result got = run(c, kind);
+    const at::Tensor scores = (wide(c.q) * wide(c.keys.k.narrow(1, chosen, 1))).sum(-1) * c.call.scale;
+    const double nu = static_cast<double>(dim + 2) * testing::unit_roundoff(got.lse.scalar_type());  // exactness.h
+    EXPECT_TRUE(testing::within(testing::error_of(got.lse.view({-1}), scores.view({-1})),
+                                nu / (1 - nu) * testing::largest(scores)))
+        << where;
+    EXPECT_TRUE(wide(got.out).equal(wide(c.keys.v.narrow(1, chosen, 1).expand_as(c.q)))) << where;
+    const at::Tensor dv = at::zeros_like(wide(got.dv));
+    dv.select(1, chosen).copy_(wide(c.dout).sum(1));
+    EXPECT_TRUE(wide(got.dv).equal(dv)) << where;
+    EXPECT_TRUE(got.dq.eq(0).all().item<bool>() && got.dk.eq(0).all().item<bool>()) << where;
+  };
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf, at::kFloat, at::kDouble}) {
+    for (const int64_t dim : {10, 64, 80}) {
+      for (const int exponent : {0, 6, 12, 14, 16, 17, 18, 24, 36, 58}) {
+        if (type == at::kHalf && exponent > 14) continue;  // would be infinite
+        for (const int64_t keys : {1, 300}) {
+          if (keys > 1 && exponent < 4) continue;  // the others' probabilities are not 0 yet
+          for (const KernelKind kind : {KernelKind::kCpu, KernelKind::kReference}) {
+            expect_chosen(one_key_of(keys, dim, exponent, type), kind,
+                          std::string(toString(type)) + " " + std::to_string(dim) + ", " + std::to_string(keys) +
+                              " keys, 2^" + std::to_string(exponent) + " " + std::string(to_string(kind)));
+          }
+        }
+      }
+    }
+  }
 }
 
 // The rows that fill up a tile behind the last query hold nothing of an earlier block.

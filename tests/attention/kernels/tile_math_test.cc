@@ -286,6 +286,39 @@ TYPED_TEST(TileMathOf, ComputesSoftmaxAndItsGradientOfRuns) {
   }
 }
 
+// Scores up to the largest number, each row's of another size. The largest score's exponential is 1, however large it
+// is and whatever its product with the scale loses by rounding, and it is 1 again in the gradient step.
+TYPED_TEST(TileMathOf, ExponentsAreDifferencesOfRoundedScoresOfAnySize) {
+  using T = TypeParam;
+  const TileMath<T>& math = this->math;
+  const int64_t columns = 4 * math.lanes;
+  const Run run{0, columns};
+  const at::Tensor zeros = at::zeros({math.rows}, this->draw({1}).options());
+  for (const double scale : {1.0, 0.3, 1 / std::sqrt(80.0), 3.0}) {
+    for (int exponent = -20; exponent < std::numeric_limits<T>::max_exponent - 4; exponent += 7) {
+      const T factor = static_cast<T>(scale);
+      const at::Tensor scores = this->draw({math.rows, columns}) * std::ldexp(1.0, exponent);
+      scores.select(1, 5).copy_(std::get<0>(scores.max(1)));  // the largest one twice
+      const at::Tensor rounded = scores * factor, most = std::get<0>(rounded.max(1));
+      const at::Tensor want = (this->exact(rounded) - this->exact(most).unsqueeze(1)).exp();
+      const at::Tensor maximum = at::full_like(zeros, -INFINITY), sum = zeros.clone(), keep = zeros.clone();
+      const at::Tensor e = scores.clone(), p = scores.clone(), dp = this->draw({math.rows, columns}), ds = dp.clone();
+      math.softmax(math.rows, e.template data_ptr<T>(), columns, &run, 1, factor, nullptr,
+                   maximum.template data_ptr<T>(), sum.template data_ptr<T>(), keep.template data_ptr<T>());
+      EXPECT_TRUE(maximum.equal(most)) << scale << " " << exponent;
+      EXPECT_TRUE(std::get<0>(e.max(1)).eq(1).all().template item<bool>()) << scale << " " << exponent;
+      EXPECT_TRUE(within(error_of(e, want), this->bound(kOfExp + 1, 1))) << scale << " " << exponent;
+      EXPECT_TRUE(within(error_of(sum, want.sum(1)),
+                         this->bound(kOfExp + 1 + static_cast<double>(columns), largest(want.sum(1)))))
+          << scale << " " << exponent;
+      math.gradient(math.rows, p.template data_ptr<T>(), ds.template data_ptr<T>(), columns, &run, 1, factor, nullptr,
+                    most.template data_ptr<T>(), zeros.template data_ptr<T>());
+      EXPECT_TRUE(p.equal(e)) << scale << " " << exponent;
+      EXPECT_TRUE(ds.equal(e * dp)) << scale << " " << exponent;
+    }
+  }
+}
+
 // Checks the exponentials over the whole range of the dtype: a gradient step with lse 0 returns them, and so does a
 // step of the softmax for numbers up to 0, if 0 is one of them.
 TYPED_TEST(TileMathOf, ExponentialsAreWithinTwoUlps) {
