@@ -484,29 +484,5 @@ RC_GTEST_PROP(PlacementProperty, RanksOfSeveralHostsArePlacedByTheRules, ()) {
   check(hosts, counts, device);
 }
 
-// A total is divided evenly: no host has two ranks more than a host that has room for another.
-RC_GTEST_PROP(PlacementProperty, TotalsAreDividedEvenly, ()) {
-  std::vector<Machine> hosts;
-  int gpus = 0;
-  for (int h = *rc::gen::inRange(1, 6); h > 0; --h) {
-    std::vector<std::string> ids;
-    for (int g = *rc::gen::inRange(0, 10); g > 0; --g) ids.push_back(std::to_string(g) + ":00.0");
-    hosts.push_back(Machine::from_synthetic("pack:2 [numa] core:4 pu:1"));
-    hosts.back().set_visible_gpus(ids);
-    gpus += static_cast<int>(ids.size());
-  }
-  RC_PRE(gpus > 0);
-  const int ranks = *rc::gen::inRange(1, gpus + 1);
-  const Placement p = place(hosts, ranks, {DeviceKind::kCuda});
-  std::vector<int> counts(hosts.size(), 0);
-  for (const RankPlacement& rank : p.ranks) ++counts[static_cast<size_t>(rank.host_index)];
-  const int most = *std::max_element(counts.begin(), counts.end());
-  for (size_t h = 0; h < hosts.size(); ++h) {
-    require(counts[h] >= most - 1 || counts[h] == static_cast<int>(hosts[h].gpus.size()),
-            "counts[h] >= most - 1 || counts[h] == static_cast<int>(hosts[h].gpus.size())");
-  }
-  require(static_cast<int>(p.ranks.size()) == ranks, "static_cast<int>(p.ranks.size()) == ranks");
-}
-
 }  // namespace
 }  // namespace annulus::placement_property_test
