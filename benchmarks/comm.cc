@@ -246,7 +246,7 @@ int measure_starts(const StartTimes& own, int64_t rounds, std::ostream& out) {
       << "  ranks  launch and mpirun  loading  joining  data, model  first step      all\n";
   for (const auto& [ranks, stages] : fastest) {
     out << line("  %5lld  ", ranks);
-    for (const double seconds : stages) out << line("%9.2f", seconds) << (&seconds == &stages.back() ? "\n" : "  ");
+    for (const double& seconds : stages) out << line("%9.2f", seconds) << (&seconds == &stages.back() ? "\n" : "  ");
   }
   out.flush();
   return 0;
@@ -255,7 +255,8 @@ int measure_starts(const StartTimes& own, int64_t rounds, std::ostream& out) {
 class CommBenchmark : public Benchmark {
  public:
   void declare(CLI::App& app) override {
-    add(app, "--part", parts_, "measure only this of " + join(kParts, ", "))->check(CLI::IsMember(kParts));
+    add(app, "--part", parts_, "measure only this: " + join(kParts, ", ") + "; default: all")
+        ->check(CLI::IsMember(kParts));
     add(app, "--smallest", smallest_,
         "bytes of the smallest message, a multiple of 4; each is four times the one before");
     add(app, "--largest", largest_, "bytes of the largest message, at most 4 GiB");
