@@ -1,7 +1,6 @@
 // See program.h.
 #include "launcher/program.h"
 
-#include <ATen/Parallel.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -33,6 +32,7 @@
 #include "launcher/launch/rank_place.h"
 #include "launcher/network/network.h"
 #include "launcher/seats.h"
+#include "launcher/threads.h"
 #include "launcher/verb.h"
 #include "logging/log.h"
 #include "logging/log_setup.h"
@@ -133,8 +133,9 @@ int dispatch(std::vector<std::string> args, const LaunchInfo& info) {
     const std::optional<int> threads =
         rank_place().take(info, {.context = context, .device = parsed.verb->device(), .hcas = network.hcas});
     join_network(network, info);
-    // A number of threads that the user set has precedence.
-    if (threads && std::getenv("OMP_NUM_THREADS") == nullptr) at::set_num_threads(*threads);
+    set_threads(threads);
+  } else {
+    set_threads(std::nullopt);
   }
   keep_freed_memory();
   return parsed.verb->run();

@@ -1,15 +1,13 @@
 // See seats.h.
 #include "launcher/seats.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <optional>
 
 #include "common/text.h"
 #include "launcher/launch/rank_place.h"
 #include "launcher/network/nccl_words.h"
+#include "launcher/threads.h"
 
 namespace annulus {
 namespace {
@@ -104,8 +102,7 @@ void settle(const Job& job, bool gpu) {
   // If ranks of one machine report different host names, the launcher's count of local ranks and the job's differ. Such
   // ranks keep the place that the launcher's count gave them.
   if (static_cast<int>(rank_place().ranks().size()) != job.local_size) return;
-  const std::optional<int> threads = rank_place().carry_out(job.local_rank, gpu);
-  if (threads && std::getenv("OMP_NUM_THREADS") == nullptr) at::set_num_threads(*threads);
+  if (const std::optional<int> threads = rank_place().carry_out(job.local_rank, gpu)) set_threads(threads);
   if (joined) joined->other_hosts = job.size > job.local_size;
   rejoin_network(job.local_rank, gpu);
 }

@@ -21,6 +21,7 @@
 #include "launcher/hosts/host_list.h"
 #include "launcher/hosts/survey.h"
 #include "launcher/network/network.h"
+#include "launcher/threads.h"
 #include "launcher/verb.h"
 #include "memory/caches.h"
 #include "topology/binding.h"
@@ -98,6 +99,7 @@ Inventory look(const HostReport& report) {
   } catch (const Error& error) {
     f.used.push_back({"cores", "cores", error.what()});
   }
+  f.used.push_back({"threads", "threads", threads_text()});
   f.caches = cache_reports();
   return f;
 }

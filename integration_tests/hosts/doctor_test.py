@@ -6,6 +6,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,7 @@ ANNULUS = os.path.abspath(sys.argv.pop())
 
 def environment(**extra):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "ANNULUS_", "SLURM_"))}
-    return {**env, "OMP_NUM_THREADS": "1", **extra}
+    return {k: v for k, v in {**env, "OMP_NUM_THREADS": "1", **extra}.items() if v is not None}
 
 
 class DoctorTest(unittest.TestCase):
@@ -36,7 +37,7 @@ class DoctorTest(unittest.TestCase):
         said = json.loads(done.stdout)
         self.assertEqual(done.returncode, 0 if said["good"] else 9, done.stderr)
         self.assertEqual(said["good"], all(f["severity"] != "error" for f in said["findings"]))
-        self.reports = said["hosts"]
+        self.reports, self.used, self.said = said["hosts"], said.get("used"), done.stderr
         found = {}
         for finding in said["findings"]:
             found.setdefault(finding["check"], []).append(finding)
@@ -75,6 +76,81 @@ class DoctorTest(unittest.TestCase):
         self.assert_found(found, "cores", "warning", "1 core for 2 ranks", "taskset")
         code, found = self.doctor("-n", "1", prefix=["taskset", "-c", core], OMP_NUM_THREADS="64")
         self.assert_found(found, "cores", "warning", "OMP_NUM_THREADS=64", "unset OMP_NUM_THREADS")
+
+    def quota(self, cpus):
+        """Returns words that run the command after them with the time of `cpus` processors: in a control group, which
+        only root of the system may make."""
+        for version, top in ((1, "/sys/fs/cgroup/cpu"), (2, "/sys/fs/cgroup"), (2, "/sys/fs/cgroup/unified")):
+            group = os.path.join(top, f"annulus-doctor-test-{os.getpid()}")
+            limits = {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": str(int(cpus * 100000))} if version == 1 else {
+                "cpu.max": f"{int(cpus * 100000)} 100000"}
+            try:
+                os.mkdir(group)
+            except OSError:
+                continue
+            self.addCleanup(os.rmdir, group)
+            try:
+                for name, text in limits.items():
+                    with open(os.path.join(group, name), "w") as f:
+                        f.write(text)
+            except OSError:
+                continue
+            return self.in_shell(f"echo 0 > {group}/cgroup.procs")
+        self.skipTest("no control group with a quota can be made here")
+
+    def test_threads_follow_the_quota_of_the_control_group(self):
+        prefix = self.quota(0.5)
+        code, found = self.doctor("-n", "1", prefix=prefix, OMP_NUM_THREADS=None)
+        self.assertEqual(code, 0)
+        self.assert_found(found, "cores", "warning", "the time of 0.5, for 1 rank", "--cpus")
+        self.assertRegex(self.used["threads"], r"^1, for the time of 0.5 processors that the control group /annulus-doctor")
+        code, found = self.doctor("-n", "1", prefix=prefix, OMP_NUM_THREADS="3")
+        self.assertRegex(self.used["threads"], r"^3 \(OMP_NUM_THREADS\)")
+        done = subprocess.run([*prefix, ANNULUS, "launch", "-n", "1", "--dry-run", "selftest", "print"], text=True,
+                              env=environment(OMP_NUM_THREADS=None), capture_output=True, timeout=60)
+        self.assertIn("its control group has the time of 0.5 processors", done.stdout)
+        row = re.search(r"^ +0 .*", done.stdout.partition("placement of 1 rank")[2], re.M).group().split()
+        self.assertEqual(row[6], "1", "threads of the rank: " + done.stdout)
+
+    def openmp(self, text):
+        """The settings that OpenMP's library has read, as it prints them with OMP_DISPLAY_ENV, each time it was loaded."""
+        blocks = re.findall(r"OPENMP DISPLAY ENVIRONMENT BEGIN(.*?)OPENMP DISPLAY ENVIRONMENT END", text, re.S)
+        return [dict(re.findall(r"(\w+) = '(.*)'", block)) for block in blocks]
+
+    def test_threads_that_wait_give_up_their_cores(self):
+        code, found = self.doctor(OMP_NUM_THREADS="2", OMP_DISPLAY_ENV="verbose")
+        self.assertEqual(code, 0)
+        self.assert_found(found, "thread-waits", "good", "OMP_WAIT_POLICY=passive, GOMP_SPINCOUNT=1000", "")
+        read = self.openmp(self.said)
+        if not read:
+            self.skipTest("this OpenMP does not print what it has read")
+        self.assertEqual([(block["OMP_WAIT_POLICY"], block["GOMP_SPINCOUNT"]) for block in read], [("PASSIVE", "1000")])
+        # What the user has set stays.
+        code, found = self.doctor(OMP_NUM_THREADS="2", OMP_DISPLAY_ENV="verbose", OMP_WAIT_POLICY="active")
+        self.assert_found(found, "thread-waits", "warning", "OMP_WAIT_POLICY=active: threads that wait keep", "unset")
+        self.assertEqual([block["OMP_WAIT_POLICY"] for block in self.openmp(self.said)], ["ACTIVE"])
+        # One thread waits for no other.
+        code, found = self.doctor(OMP_DISPLAY_ENV="verbose")
+        self.assert_found(found, "thread-waits", "good", "one thread", "")
+        self.assertEqual(len(self.openmp(self.said)), 1)
+
+    def test_launch_passes_on_how_threads_wait(self):
+        for env, want in (({}, ["GOMP_SPINCOUNT", "OMP_NUM_THREADS", "OMP_WAIT_POLICY"]),
+                          ({"GOMP_SPINCOUNT": "5"}, ["GOMP_SPINCOUNT", "OMP_NUM_THREADS"])):
+            done = subprocess.run([ANNULUS, "launch", "-n", "1", "--dry-run", "selftest", "print"], text=True,
+                                  env=environment(**{"OMP_NUM_THREADS": "2", **env}), capture_output=True, timeout=60)
+            self.assertEqual([name for name in re.findall(r"-x (\w+)", done.stdout) if "OMP_" in name], want, done.stdout)
+
+    def test_reads_the_version_behind_other_lines(self):
+        """A wrapper of mpirun, or the dynamic linker because of LD_PRELOAD, prints lines of its own."""
+        mpirun = shutil.which("mpirun")
+        with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as folder:
+            wrapper = os.path.join(folder, "mpirun")
+            with open(wrapper, "w") as f:
+                f.write(f'#!/bin/sh\necho "loading the module of MPI"\nexec {mpirun} "$@"\n')
+            os.chmod(wrapper, 0o755)
+            code, found = self.doctor(MPIRUN=wrapper, LD_PRELOAD="libnowhere.so")
+            self.assertEqual(code, 0, found["mpi"])
 
     def test_finds_unsuitable_mpirun(self):
         with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as folder:

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
+#include <utility>
 
 #include "common/text.h"
 
@@ -42,7 +43,7 @@ class Checks {
     peer_access();
     interfaces();
     single_copy();
-    cores();
+    for (Finding& finding : check_processors(r_, ranks_here_)) found_.push_back(std::move(finding));
     host_name();
     return std::move(found_);
   }
@@ -410,28 +411,6 @@ class Checks {
             ? "sysctl kernel.yama.ptrace_scope=1 (3 lasts until the next boot)"
             : "in a container: docker run --cap-add=SYS_PTRACE, in Kubernetes securityContext.capabilities.add: "
               "[\"SYS_PTRACE\"]; if MPI warns about it: OMPI_MCA_btl_vader_single_copy_mechanism=none");
-  }
-
-  void cores() {
-    const char* const kCheck = "cores";
-    const Machine& machine = r_.host.machine;
-    const int64_t cores = static_cast<int64_t>(machine.cores.size()), threads = machine.cpus().size();
-    const std::string text = counted(cores, "core") + " for " + counted(ranks_here_, "rank");
-    if (cores < ranks_here_) {
-      return add(kCheck, Severity::kWarning, text + ": ranks share cores and wait for one another",
-                 "start fewer ranks on this host, or let the process have more cores (taskset, cgroup, Slurm's "
-                 "--cpus-per-task, docker's --cpuset-cpus)");
-    }
-    int64_t wanted = 0;
-    const std::string omp = variable("OMP_NUM_THREADS");
-    std::from_chars(omp.data(), omp.data() + omp.size(), wanted);
-    if (wanted * ranks_here_ > threads) {
-      return add(kCheck, Severity::kWarning,
-                 text + ", but OMP_NUM_THREADS=" + omp + " makes " + with_commas(wanted * ranks_here_) +
-                     " threads on " + counted(threads, "hardware thread"),
-                 "unset OMP_NUM_THREADS: annulus gives each rank as many threads as it has cores");
-    }
-    good(kCheck, text);
   }
 
   void host_name() {

@@ -1,9 +1,9 @@
 // Checks of one host, and of several hosts together: one check for each thing that goes wrong in practice, each with
 // its remedy. `doctor` shows the findings; `launch` refuses a job or warns because of them before ranks start.
 //
-// host_checks.cc has check_host, hosts_together.cc has check_together and difference_table, and findings.cc has the
-// functions that print. Thread safe: functions without state. They use nothing but the reports, so that a test can
-// plant any fault.
+// host_checks.cc has check_host, processor_checks.cc a part of it, hosts_together.cc has check_together and
+// difference_table, and findings.cc has the functions that print. Thread safe: functions without state. They use
+// nothing but the reports, so that a test can plant any fault.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -42,6 +42,8 @@ int default_ranks(const HostReport& report);
 
 // Checks one host, the i-th of the request. Returns at least one finding for each check.
 std::vector<Finding> check_host(const HostReport& report, const CheckRequest& request, size_t i);
+// The part of check_host that concerns processors and threads, for `ranks` ranks on the host.
+std::vector<Finding> check_processors(const HostReport& report, int ranks);
 // Checks several hosts together: version, program, libraries, files, clocks, networks, one machine under two names.
 // Returns nothing for a single host.
 std::vector<Finding> check_together(const std::vector<HostReport>& reports, const CheckRequest& request);

@@ -176,6 +176,15 @@ TEST(HostChecks, FindsEachFaultOfAHostAndItsRemedy) {
       {"cores", w, [](R&, Q& q) { q.ranks = {9}; }, "8 cores for 9 ranks: ranks share cores", "taskset"},
       {"cores", w, [](R& r, Q&) { r.environment["OMP_NUM_THREADS"] = "16"; }, "makes 32 threads on 16 hardware threads",
        "unset OMP_NUM_THREADS"},
+      {"cores", w, [](R& r, Q&) { r.host.machine.cpu_quota = 1.5; },
+       "8 cores, of which the control group allows the time of 1.5, for 2 ranks: ranks share cores", "--cpus"},
+      {"cores", w, [](R& r, Q&) { r.host.machine.cpu_quota = 4, r.environment["OMP_NUM_THREADS"] = "4"; },
+       "makes 8 threads", "unset OMP_NUM_THREADS"},
+      {"thread-waits", w, [](R& r, Q&) { r.environment["OMP_WAIT_POLICY"] = "active"; },
+       "OMP_WAIT_POLICY=active: threads that wait keep their cores busy", "unset these"},
+      {"thread-waits", w, [](R& r, Q&) { r.environment["GOMP_SPINCOUNT"] = "infinite"; }, "GOMP_SPINCOUNT=infinite",
+       "unset these"},
+      {"thread-waits", w, [](R& r, Q&) { r.environment["KMP_BLOCKTIME"] = "200"; }, "KMP_BLOCKTIME=200", "unset these"},
       {"host-name", w, [](R& r, Q&) { r.listed = "A.cluster"; }, "its own name is a: ", "write a in the list"},
   };
   for (const Fault& fault : faults) {
@@ -198,6 +207,9 @@ TEST(HostChecks, AcceptsHarmlessSettings) {
   using Q = CheckRequest;
   const std::vector<std::pair<std::string, std::function<void(R&, Q&)>>> cases = {
       {"locked-memory", [](R& r, Q&) { r.limits.locked_bytes = 65536, r.host.machine.nics.clear(); }},
+      {"cores", [](R& r, Q&) { r.host.machine.cpu_quota = 4, r.environment["OMP_NUM_THREADS"] = "2"; }},
+      {"thread-waits",
+       [](R& r, Q&) { r.environment["OMP_WAIT_POLICY"] = "passive", r.environment["GOMP_SPINCOUNT"] = "1000"; }},
       {"root", [](R& r, Q& q) { r.root = q.by_launch = true; }},
       {"processes", [](R& r, Q&) { r.root = true, r.limits.processes = 100; }},
       {"cuda-driver", [](R& r, Q&) { r.driver_cuda = "13.1"; }},
