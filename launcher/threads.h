@@ -4,10 +4,10 @@
 // Threads of OpenMP (LibTorch's operators, its BLAS and annulus's own kernels) wait for each other after every parallel
 // part. By default GNU's library lets a waiting thread spin for milliseconds. That gains microseconds on an idle
 // machine. But if another program wants the processor, or if a control group allows less processors' time than there
-// are threads, the spinning takes the time of the threads that have work, and training took many times as long
-// (docs/performance.md, "Threads that wait"). So in every program that contains this file, waiting threads spin for
-// some microseconds and then sleep, unless the user has decided. As the library reads this from variables when it is
-// initialized, the program sets them and starts itself once more, before anything else (threads.cc).
+// are threads, the spinning takes the time of the threads that have work. So in every program that contains this file,
+// waiting threads spin for some microseconds and then sleep, unless the user has decided. As the library reads this
+// from variables when it is initialized, the program sets them and starts itself once more, before anything else
+// (threads.cc).
 #pragma once
 
 #include <optional>
