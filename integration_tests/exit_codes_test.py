@@ -191,7 +191,7 @@ class ExitCodesTest(cli.CliTest):
             self.assertEqual((code, err), (0, ""))
             run = self.path(f"runs/tiny-{number:03}")
             with open(os.path.join(run, "metrics.jsonl")) as f:
-                self.assertIn("loss", [json.loads(line) for line in f][0])
+                self.assertTrue(any("loss" in json.loads(line) for line in f))
             with open(os.path.join(run, "lock")) as f:
                 self.assertRegex(f.read(), r"^process \d+ on host \S+\n$")
             self.assertEqual(self.annulus("checkpoint", "verify", run)[0], 0)
