@@ -260,8 +260,8 @@ TEST(Config, ReadsParameterGroups) {
   refused("{ match = 'a' }", {"optimizer.groups", "a list of tables"});
   refused("['a']", {"optimizer.groups[0]", "a list of tables"});
   refused("[{ lr = 1 }]", {"optimizer.groups[0]", "needs match"});
-  refused("[{ match = 'a', lr = -1 }]", {"optimizer.groups[0].lr", "0 or more"});
-  refused("[{ match = 'a', weight_decay = nan }]", {"optimizer.groups[0].weight_decay", "0 or more"});
+  refused("[{ match = 'a', lr = -1 }]", {"optimizer.groups[0].lr", "from 0 to 1e12"});
+  refused("[{ match = 'a', weight_decay = nan }]", {"optimizer.groups[0].weight_decay", "from 0 to 1e12"});
   refused("[{ match = 'a', decay = 1 }]", {"unknown key \"decay\"", "match, lr, weight_decay"});
   refused("[{ mach = 'a' }]", {"did you mean \"match\"?"});
 }
