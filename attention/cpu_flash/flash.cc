@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #include "attention/cpu_flash/key_chunks.h"
 #include "attention/cpu_flash/row_tiles.h"
@@ -213,7 +214,7 @@ void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPi
   T* const k_columns = room(scratch.k_columns, step * length);
   T* const v_columns = room(scratch.v_columns, step * length);
   std::vector<KeyRows<T>> keys;
-  std::vector<KeyTile<T>> key_tiles;
+  std::vector<KeyTile> key_tiles;
   const Products<T> products(math);
   for (size_t c = 0; c < chunks.size(); ++c) {
     const std::span<const Part<T>> parts = chunks[c];
@@ -226,7 +227,8 @@ void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPi
     clear_columns(k_columns, math.panel, length, columns, padded);
     clear_columns(v_columns, math.panel, length, columns, padded);
     find_rows(math, parts, &KeyPiece<T>::k, dim, scratch.k, keys);
-    const bool in_place = find_tiles(math, parts, dim, scratch, key_tiles);
+    find_tiles(columns, math.rows, key_tiles);
+    const KeySums<T> sums(math, columns, width, scratch);
     RowsAhead<T> ahead(chunks[c + 1], dim, true, 2 * tiles.seen_tiles(parts));
     // Computes p and ds of rows i, ..., i + n - 1, which begin at `row` in scratch memory, and adds what they give dq.
     const auto add_dq = [&](const QueryRows<T>& head, const TileRuns<T>& tile, int64_t i, int64_t n, int64_t row,
@@ -251,19 +253,19 @@ void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPi
     };
     // Adds what rows held, ..., past - 1 give dk and dv. They begin at `row` in scratch memory.
     const auto add_dk_and_dv = [&](int64_t held, int64_t past, int64_t row) {
-      for (KeyTile<T>& of_keys : key_tiles) {
+      for (KeyTile& of_keys : key_tiles) {
         const int64_t first = std::max(of_keys.first, held) / depth * depth;
         const int64_t n = ceil_div(std::min(of_keys.past, past) - first, depth) * math.depth;
         if (n <= 0) continue;
-        const bool set = of_keys.prepare(dim);
+        const bool set = !std::exchange(of_keys.has_sums, true);
         const auto add = [&](const T* rows, const T* stacked, const Rows<T>& to) {
           const int64_t next = together * step;  // two rows of pairs are as far apart
           math.add_product(of_keys.keys, rows + (first - held) * step + of_keys.column, 1, next,
-                           stacked + (row + first - held) / together * stacked_width, stacked_width, n, to.data,
-                           to.step, width, nullptr, set);
+                           stacked + (row + first - held) / together * stacked_width, stacked_width, n,
+                           to.at(of_keys.column), to.step, width, nullptr, set);
         };
-        add(p, dout_stacked, of_keys.dv);
-        add(ds, q_stacked, of_keys.dk);
+        add(p, dout_stacked, sums.dv);
+        add(ds, q_stacked, sums.dk);
       }
     };
     for (const int b : chunks.blocks(c)) {
@@ -303,7 +305,7 @@ void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPi
       }
       if (done) done(static_cast<double>((rows.past - rows.first) * std::ssize(block.heads) * columns));
     }
-    if (!in_place) add_gradients(math, parts, dim, width, score_scale, scratch);
+    add_gradients(math, parts, key_tiles, sums, dim, score_scale);
   }
 }
 

@@ -3,10 +3,11 @@
 // in the calling thread; the caller divides the work among threads. Used by attention/kernels/cpu_kernel.cc.
 //
 // This is FlashAttention 2 (arXiv 2307.08691, algorithms 1 and 2) with the running out and lse as its state, so nothing
-// is merged afterwards. Keys are packed once for all rows of a call, one chunk at a time; values and gradients are used
-// where they are if their rows allow it (key_chunks.h). Query rows are packed when a chunk first needs them, and their
-// results are written after the last chunk that they see (row_tiles.h). The scores of a few rows with a chunk stay in
-// the first-level cache (tile_math.h has the products). bf16 is multiplied as bf16 where the processor can
+// is merged afterwards. Keys are packed once for all rows of a call, one chunk at a time; values are used where they
+// are if their rows allow it, and gradients of keys and values are added up for all rows of a call before they are
+// added to what is there (key_chunks.h). Query rows are packed when a chunk first needs them, and their results are
+// written after the last chunk that they see (row_tiles.h). The scores of a few rows with a chunk stay in the
+// first-level cache (tile_math.h has the products). bf16 is multiplied as bf16 where the processor can
 // (tile_math_of_pairs): q k^T and dout v^T lose nothing by it, and p and ds are rounded to bf16 before they are
 // multiplied, as the kernels for GPUs do. Sums, softmax and the state stay in fp32.
 #pragma once
@@ -51,7 +52,6 @@ struct WrittenRows {
   int64_t step = 1;
 
   WrittenRows from(int64_t i) const { return {flags == nullptr ? nullptr : flags + i * step, step}; }
-  bool test(int64_t i) const { return flags == nullptr || flags[i * step] != 0; }
   // Returns whether row i has been written, and takes note that it is now.
   bool test_and_set(int64_t i) const { return flags == nullptr || std::exchange(flags[i * step], uint8_t{1}) != 0; }
 };

@@ -1,5 +1,5 @@
 // The chunks in which flash attention on CPUs goes through the keys of a block of query rows: which keys a chunk has,
-// how their rows become operands of products, and where the gradients of its keys and values are added up. Used by
+// how their rows become operands of products, and how the gradients of its keys and values are added up. Used by
 // flash.cc.
 #pragma once
 
@@ -146,12 +146,6 @@ void clear_rows(T* stacked, int64_t width, int64_t together, int64_t rows, int64
   std::fill(stacked + ceil_div(rows, together) * width, stacked + ceil_div(past, together) * width, T{0});
 }
 
-// Rows of numbers of T whose elements can be read, or added to, in whole vectors where they are.
-template <typename T>
-bool whole_vectors(const TileMath<T>& math, int64_t dim) {
-  return math.together == 1 && dim % math.lanes == 0;
-}
-
 // Rows of keys or values as the second operand of add_product: those for the columns [first, past) of a chunk.
 template <typename T>
 struct KeyRows {
@@ -169,8 +163,9 @@ void find_rows(const TileMath<T>& math, std::span<const Part<T>> parts, StoredRo
   const auto numbers = [&](const Part<T>& part) { return (part.piece->*rows_of).storage == kNumbers; };
   const int64_t columns = columns_of(parts);
   const bool long_parts = columns >= kFewestInPlace * static_cast<int64_t>(parts.size());
+  const bool whole_vectors = math.together == 1 && dim % math.lanes == 0;
   found.clear();
-  if (long_parts && whole_vectors(math, dim) && std::ranges::all_of(parts, numbers)) {
+  if (long_parts && whole_vectors && std::ranges::all_of(parts, numbers)) {
     for (const Part<T>& part : parts) {
       const StoredRows rows = from_row(part.piece->*rows_of, part.first);
       found.push_back({part.column, part.column + part.count(), static_cast<const T*>(rows.data), rows.step});
@@ -221,35 +216,32 @@ Span rows_that_see(std::span<const Part<T>> parts, const Span& queries) {
   return begin < end ? Span::range(begin, end) : Span();
 }
 
-// The keys of a register tile, and where the gradients of its keys and values are added up.
-template <typename T>
+// The keys of a register tile.
 struct KeyTile {
-  int64_t column, keys;  // the column of its first key in the chunk
-  Rows<T> dk, dv;
-  WrittenRows written;          // of dk and dv
-  bool prepared = false;        // whether prepare() has been called
+  int64_t column, keys;         // the column of its first key in the chunk
   int64_t first = 0, past = 0;  // the rows of the block between the first and the last that see some of these keys
+  bool has_sums = false;        // whether rows have given the keys gradients
+};
 
-  // Prepares dk and dv, whose rows have `dim` elements, for a product that adds to all of them. Returns whether it must
-  // set them instead, because none has been written. Another tile of the chunk may have the same rows.
-  bool prepare(int64_t dim) {
-    if (std::exchange(prepared, true)) return false;
-    int64_t fresh = 0;
-    for (int64_t r = 0; r < keys; ++r) fresh += written.test(r) ? 0 : 1;
-    for (int64_t r = 0; r < keys; ++r) {
-      if (written.test_and_set(r) || fresh == keys) continue;
-      std::fill_n(dk.at(r), dim, T{0});
-      std::fill_n(dv.at(r), dim, T{0});
-    }
-    return fresh == keys;
-  }
+// The gradients that the query rows of a call give the keys of a chunk, in scratch memory, as long as a product writes
+// (add_gradients adds them to those of the pieces). If all rows of a long sequence were added to one sum, its error
+// would grow with the length; sums of the rows of a call, and then of the calls, keep it small (Blanchard, Higham and
+// Mary, A class of fast and accurate summation algorithms, 2020).
+template <typename T>
+struct KeySums {
+  Rows<T> dk, dv;  // a row for each column
+
+  // For a chunk of `columns` keys with rows of `width` elements.
+  KeySums(const TileMath<T>& math, int64_t columns, int64_t width, FlashScratch<T>& scratch)
+      : dk{room(scratch.dk, round_up(columns, math.rows) * width), width},
+        dv{room(scratch.dv, round_up(columns, math.rows) * width), width} {}
 };
 
 // Finds the rows that see the keys of each tile. The tiles are in the order of their columns.
 template <typename T>
-void find_rows_that_see(std::span<const Part<T>> parts, const Span& queries, std::vector<KeyTile<T>>& tiles) {
+void find_rows_that_see(std::span<const Part<T>> parts, const Span& queries, std::vector<KeyTile>& tiles) {
   size_t before = 0;  // the parts that end before the tile begins
-  for (KeyTile<T>& tile : tiles) {
+  for (KeyTile& tile : tiles) {
     const int64_t end = tile.column + tile.keys;
     while (parts[before].column + parts[before].count() <= tile.column) ++before;
     tile.first = queries.count, tile.past = 0;
@@ -264,42 +256,17 @@ void find_rows_that_see(std::span<const Part<T>> parts, const Span& queries, std
   }
 }
 
-// Divides the keys of a chunk into register tiles, in the order of their columns. Returns whether their gradients are
-// added up where they belong. Otherwise they are added up in scratch memory, and add_gradients adds them to those of
-// the pieces.
-template <typename T>
-bool find_tiles(const TileMath<T>& math, std::span<const Part<T>> parts, int64_t dim, FlashScratch<T>& scratch,
-                std::vector<KeyTile<T>>& tiles) {
-  // A product writes a third, two thirds or all of the rows of a tile.
-  const auto whole_tiles = [&](const Part<T>& part) { return part.count() % (math.rows / 3) == 0; };
+// Divides the keys of a chunk into register tiles of `rows` keys, in the order of their columns.
+inline void find_tiles(int64_t columns, int64_t rows, std::vector<KeyTile>& tiles) {
   tiles.clear();
-  if (whole_vectors(math, dim) && std::ranges::all_of(parts, whole_tiles)) {
-    for (const Part<T>& part : parts) {
-      const KeyPiece<T>& piece = *part.piece;
-      for (int64_t j = part.first; j < part.past; j += math.rows) {
-        tiles.push_back({part.column + j - part.first,
-                         std::min(math.rows, part.past - j),
-                         {piece.dk.at(j), piece.dk.step},
-                         {piece.dv.at(j), piece.dv.step},
-                         piece.written.from(j)});
-      }
-    }
-    return true;
-  }
-  const int64_t columns = columns_of(parts), width = round_up(dim, math.lanes);
-  const int64_t elements = round_up(columns, math.rows) * width;
-  T *const dk = zeros(scratch.dk, elements), *const dv = zeros(scratch.dv, elements);
-  for (int64_t j = 0; j < columns; j += math.rows) {
-    tiles.push_back({j, std::min(math.rows, columns - j), {dk + j * width, width}, {dv + j * width, width}, {}});
-  }
-  return false;
+  for (int64_t j = 0; j < columns; j += rows) tiles.push_back({j, std::min(rows, columns - j)});
 }
 
 // Sets p and ds of the query rows row, ..., row + rows - 1 to 0 where they have no scores, because their columns are
 // not in `runs`, and yet the products that compute a tile's dk and dv read them. p and ds point to the first of these
 // rows, of which only the first `used` are written.
 template <typename T>
-void clear_unseen(const std::vector<KeyTile<T>>& tiles, const std::vector<Run>& runs, int64_t row, int64_t rows,
+void clear_unseen(const std::vector<KeyTile>& tiles, const std::vector<Run>& runs, int64_t row, int64_t rows,
                   int64_t used, T* p, T* ds, int64_t step) {
   const auto clear = [&](int64_t first, int64_t past) {
     for (int64_t r = 0; r < used && first < past; ++r) {
@@ -308,7 +275,7 @@ void clear_unseen(const std::vector<KeyTile<T>>& tiles, const std::vector<Run>& 
     }
   };
   size_t before = 0;  // the runs that end before the tile begins
-  for (const KeyTile<T>& tile : tiles) {
+  for (const KeyTile& tile : tiles) {
     if (tile.past <= row || tile.first >= row + rows) continue;
     const int64_t end = tile.column + tile.keys;
     while (before < runs.size() && runs[before].past <= tile.column) ++before;
@@ -321,17 +288,18 @@ void clear_unseen(const std::vector<KeyTile<T>>& tiles, const std::vector<Run>& 
   }
 }
 
-// Adds the gradients of a chunk that find_tiles collected in scratch memory to those of the pieces.
+// Adds the gradients of a chunk to those of the pieces, or sets rows of these that have not been written. dk is scaled.
 template <typename T>
-void add_gradients(const TileMath<T>& math, std::span<const Part<T>> parts, int64_t dim, int64_t width, T scale,
-                   const FlashScratch<T>& scratch) {
+void add_gradients(const TileMath<T>& math, std::span<const Part<T>> parts, const std::vector<KeyTile>& tiles,
+                   const KeySums<T>& sums, int64_t dim, T scale) {
   for (const Part<T>& part : parts) {
     const KeyPiece<T>& piece = *part.piece;
     for (int64_t j = 0; j < part.count(); ++j) {
-      const int64_t from = (part.column + j) * width;
-      const Put how = piece.written.test_and_set(part.first + j) ? Put::kAdd : Put::kSet;
-      math.put(scratch.dk.data() + from, dim, scale, piece.dk.at(part.first + j), how);
-      math.put(scratch.dv.data() + from, dim, T{1}, piece.dv.at(part.first + j), how);
+      const int64_t column = part.column + j, row = part.first + j;
+      if (!tiles[static_cast<size_t>(column / math.rows)].has_sums) continue;
+      const Put how = piece.written.test_and_set(row) ? Put::kAdd : Put::kSet;
+      math.put(sums.dk.at(column), dim, scale, piece.dk.at(row), how);
+      math.put(sums.dv.at(column), dim, T{1}, piece.dv.at(row), how);
     }
   }
 }

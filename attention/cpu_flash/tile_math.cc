@@ -101,15 +101,20 @@ HWY_INLINE void multiply(const T* HWY_RESTRICT a, int64_t a_row, int64_t a_colum
   }
 }
 
+template <typename T, int kUsed, int kVectors>
+HWY_INLINE void set_to_zero(Vec<T> (&sums)[kUsed][kVectors]) {
+#pragma GCC unroll 12
+  for (int r = 0; r < kUsed; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Zero(Tag<T>());
+  }
+}
+
 template <int kUsed, int kVectors, typename T>
 HWY_INLINE void score_tile(const T* a, int64_t a_step, const T* panel, int64_t length, T* s, int64_t s_step) {
   const Tag<T> d;
   Vec<T> sums[kUsed][kVectors];
-#pragma GCC unroll 12
-  for (int r = 0; r < kUsed; ++r) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Zero(d);
-  }
+  set_to_zero<T>(sums);
   multiply(a, a_step, 1, panel, kPanel<T>, length, sums);
 #pragma GCC unroll 12
   for (int r = 0; r < kUsed; ++r) {
@@ -140,24 +145,26 @@ void scores(int64_t used, const T* a, int64_t a_step, const T* panels, int64_t l
   score_rows<kThird>(a, a_step, panels, length, run, s, s_step);
 }
 
+// The products are added up by themselves and then added to what is there. A sum over all rows or keys of a long call,
+// product by product, would be off by more the longer it is.
 template <int kUsed, int kVectors, typename T>
 HWY_INLINE void add_tile(const T* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_step, int64_t n, T* c,
                          int64_t c_step, const T* keep, bool set) {
   const Tag<T> d;
   Vec<T> sums[kUsed][kVectors];
-#pragma GCC unroll 12
-  for (int r = 0; r < kUsed; ++r) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) {
-      sums[r][v] = set ? hn::Zero(d) : hn::LoadU(d, c + r * c_step + v * kLanes<T>);
-      if (keep != nullptr) sums[r][v] = hn::Mul(hn::Set(d, keep[r]), sums[r][v]);
-    }
-  }
+  set_to_zero<T>(sums);
   multiply(a, a_row, a_column, b, b_step, n, sums);
 #pragma GCC unroll 12
   for (int r = 0; r < kUsed; ++r) {
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[r][v], d, c + r * c_step + v * kLanes<T>);
+    for (int v = 0; v < kVectors; ++v) {
+      T* const to = c + r * c_step + v * kLanes<T>;
+      if (!set) {
+        const auto there = hn::LoadU(d, to);
+        sums[r][v] = keep == nullptr ? hn::Add(there, sums[r][v]) : hn::MulAdd(hn::Set(d, keep[r]), there, sums[r][v]);
+      }
+      hn::StoreU(sums[r][v], d, to);
+    }
   }
 }
 

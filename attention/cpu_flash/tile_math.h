@@ -90,7 +90,7 @@ struct TileMath {
 
   // c[r][i] = keep[r] * c[r][i] + sum over elements j < n of a[r * a_row + j * a_column] * b[j * b_step + i], for i <
   // dim, where dim is a multiple of lanes. If keep is null, keep[r] is 1. c holds numbers. With `set`, c may hold
-  // anything and keep is null: c[r][i] becomes the sum alone.
+  // anything and keep is null: c[r][i] becomes the sum alone. The table for numbers adds c to the sum at the end.
   void (*add_product)(int64_t used, const T* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_step, int64_t n,
                       T* c, int64_t c_step, int64_t dim, const T* keep, bool set);
 

@@ -169,8 +169,7 @@ TEST_F(Kernels, CallOnAWholeBlockSetsOrAddsGradients) {
     std::swap(c.tiles[0], c.tiles[1]);
     EXPECT_TRUE(right(run_tile_by_tile(c, made), c, want)) << any_band;
   }
-  // The cpu kernel adds up gradients where they belong if rows are whole vectors and fill parts of register tiles, as
-  // 64 rows do and 63 do not.
+  // 64 keys fill parts of the cpu kernel's register tiles, and 63 do not.
   for (const int64_t keys : {64, 63}) {
     for (Tile& tile : c.tiles) tile.key_rows = tile.key_positions = tile.grad_rows = {0, 1, keys};
     const Expected of_keys = by_definition(c);

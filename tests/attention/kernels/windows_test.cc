@@ -54,8 +54,8 @@ class Windows : public ::testing::Test {
   void SetUp() override { at::set_num_threads(1); }
 };
 
-// Gradients of keys are added up in place with 32 elements, whole vectors for every instruction set, and elsewhere with
-// 10. Chunks begin with different keys for each window.
+// 32 elements are whole vectors for every instruction set, and 10 are not. Chunks begin with different keys for each
+// window.
 TEST_F(Windows, OfAnyWidthEqualTheDefinition) {
   const int64_t rows = 1400, keys = 1500;
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
