@@ -41,6 +41,21 @@ void for_blocks(int64_t rows, int64_t row_elements, const Body& body) {
   });
 }
 
+// Calls body(first row, rows, sums) for some of the rows first, ..., first + rows - 1 at a time, which adds to `sums`
+// what they give the gradients of `width` weights, and adds these sums to `total`. A single sum over the tokens of a
+// long row would be off by more the longer it is. A row has `terms` terms.
+template <typename Body>
+void add_up_rows(int64_t first, int64_t rows, int64_t terms, int64_t width, float* total, const Body& body) {
+  constexpr int64_t kTerms = 128;  // of a sum
+  const int64_t most = std::max<int64_t>(1, kTerms / terms);
+  std::vector<float> sums(static_cast<size_t>(width));
+  for (int64_t r = 0; r < rows; r += most) {
+    std::fill(sums.begin(), sums.end(), 0.0F);
+    body(first + r, std::min(most, rows - r), sums.data());
+    for (int64_t i = 0; i < width; ++i) total[i] += sums[static_cast<size_t>(i)];
+  }
+}
+
 class LoopOps : public DecoderOps {
  public:
   RmsNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight,
@@ -63,10 +78,12 @@ class LoopOps : public DecoderOps {
     const at::Tensor dx = at::empty({rows, dim}, sum.options()), partial = at::zeros({kBlocks, dim}, sum.options());
     const float *pdy = data(dy), *pds = data(dsum), *ps = data(sum), *pw = data(weight), *pi = data(inv_rms);
     float *pdx = dx.data_ptr<float>(), *pp = partial.data_ptr<float>();
-    for_blocks(rows, dim, [&](int64_t block, int64_t r, int64_t n) {
-      const int64_t o = r * dim;
-      fused::add_rms_norm_backward(pdy + o, pds != nullptr ? pds + o : nullptr, ps + o, pw, pi + r, n, dim, pdx + o,
-                                   pp + block * dim);
+    for_blocks(rows, dim, [&](int64_t block, int64_t first, int64_t count) {
+      add_up_rows(first, count, 1, dim, pp + block * dim, [&](int64_t r, int64_t n, float* dweight) {
+        const int64_t o = r * dim;
+        fused::add_rms_norm_backward(pdy + o, pds != nullptr ? pds + o : nullptr, ps + o, pw, pi + r, n, dim, pdx + o,
+                                     dweight);
+      });
     });
     return {dx, partial.sum(0)};
   }
@@ -98,16 +115,18 @@ class LoopOps : public DecoderOps {
     const at::Tensor dqkv = at::empty_like(qkv), partial = at::zeros({kBlocks, 2 * d}, qkv.options());
     const float *pdy = data(dy), *in = data(qkv), *wq = data(q_weight), *wk = data(k_weight), *pi = data(inv_rms);
     float *po = dqkv.data_ptr<float>(), *pp = partial.data_ptr<float>();
-    for_blocks(rows, width, [&](int64_t block, int64_t first, int64_t n) {
-      float* dweight = pp + block * 2 * d;
-      for (int64_t r = first; r < first + n; ++r) {
-        const float *x = in + r * width, *dyr = pdy + r * width, *inv = pi + r * (heads + kv_heads);
-        float* dx = po + r * width;
-        const int64_t k = heads * d, v = k + kv_heads * d;
-        fused::add_rms_norm_backward(dyr, nullptr, x, wq, inv, heads, d, dx, dweight);
-        fused::add_rms_norm_backward(dyr + k, nullptr, x + k, wk, inv + heads, kv_heads, d, dx + k, dweight + d);
-        std::copy(dyr + v, dyr + width, dx + v);
-      }
+    for_blocks(rows, width, [&](int64_t block, int64_t first_of_block, int64_t count) {
+      float* const total = pp + block * 2 * d;
+      add_up_rows(first_of_block, count, heads, 2 * d, total, [&](int64_t first, int64_t n, float* dweight) {
+        for (int64_t r = first; r < first + n; ++r) {
+          const float *x = in + r * width, *dyr = pdy + r * width, *inv = pi + r * (heads + kv_heads);
+          float* dx = po + r * width;
+          const int64_t k = heads * d, v = k + kv_heads * d;
+          fused::add_rms_norm_backward(dyr, nullptr, x, wq, inv, heads, d, dx, dweight);
+          fused::add_rms_norm_backward(dyr + k, nullptr, x + k, wk, inv + heads, kv_heads, d, dx + k, dweight + d);
+          std::copy(dyr + v, dyr + width, dx + v);
+        }
+      });
     });
     const at::Tensor sums = partial.sum(0);
     return {dqkv, sums.narrow(0, 0, d), sums.narrow(0, d, d)};

@@ -104,6 +104,37 @@ TEST(FusedOps, RmsNormWithResidual) {
   }
 }
 
+// Compares the gradients of weights, the inputs but the first, in fp32 with the errors that `naive` has in it.
+void check_sums(const Op& op, const Op& naive, const Tensors& in, const at::Tensor& probe) {
+  const Run got = run(op, in, at::kFloat, {probe}), usual = run(naive, in, at::kFloat, {probe});
+  const Run exact = run(naive, in, at::kDouble, {probe});
+  for (size_t i = 1; i < in.size(); ++i) {
+    EXPECT_TRUE(testing::as_exact_as(got.gradients[i], usual.gradients[i], exact.gradients[i])) << i;
+  }
+}
+
+// The gradients of weights are sums over all rows, whose errors must not grow with their number by more than those of
+// LibTorch's sums.
+TEST(FusedOps, GradientsOfNormsOverManyRowsAreAsExactAsLibTorchs) {
+  const int64_t rows = 100000, dim = 4, heads = 6, kv = 2;
+  const auto normed = [](const at::Tensor& x, const at::Tensor& weight) {
+    return x * at::rsqrt(x.square().mean(-1, /*keepdim=*/true) + 1e-5) * weight;
+  };
+  check_sums([](const Tensors& t) { return Tensors{add_rms_norm(t[0], at::Tensor(), t[1], 1e-5).y}; },
+             [&](const Tensors& t) { return Tensors{normed(t[0], t[1])}; }, {at::randn({rows, dim}), at::randn({dim})},
+             at::randn({rows, dim}));
+  check_sums([&](const Tensors& t) { return Tensors{head_norm(t[0], t[1], t[2], heads, kv, 1e-5)}; },
+             [&](const Tensors& t) {
+               const at::Tensor all = t[0].view({-1, heads + 2 * kv, dim});
+               return Tensors{at::cat({normed(all.narrow(1, 0, heads), t[1]), normed(all.narrow(1, heads, kv), t[2]),
+                                       all.narrow(1, heads + kv, kv)},
+                                      1)
+                                  .view_as(t[0])};
+             },
+             {at::randn({rows, (heads + 2 * kv) * dim}), at::randn({dim}), at::randn({dim})},
+             at::randn({rows, (heads + 2 * kv) * dim}));
+}
+
 TEST(FusedOps, RmsNormWithoutResidual) {
   check(
       [](const Tensors& t) {
