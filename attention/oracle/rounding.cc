@@ -4,9 +4,7 @@
 #include <cmath>
 
 namespace annulus {
-namespace {
 
-// The largest relative error of rounding a number to the dtype.
 double unit_roundoff(at::ScalarType dtype) {
   switch (dtype) {
     case at::kDouble:
@@ -19,8 +17,6 @@ double unit_roundoff(at::ScalarType dtype) {
       return 0x1p-24;
   }
 }
-
-}  // namespace
 
 double rounding_bound(at::ScalarType dtype, double scores, int64_t terms) {
   const bool narrow = dtype == at::kHalf || dtype == at::kBFloat16;

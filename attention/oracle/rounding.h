@@ -1,5 +1,6 @@
-// How far results of attention may be from the oracle's because of rounding. Used by `annulus attend --check` and by
-// the GPU benchmark; unit tests measure the error of a plain computation instead (tests/common/exactness.h).
+// What rounding to a dtype costs, and how far results of attention may be from the oracle's because of it. Used by
+// `annulus attend --check` and by the GPU benchmark; unit tests measure the error of a plain computation instead
+// (tests/common/exactness.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,6 +8,9 @@
 #include <cstdint>
 
 namespace annulus {
+
+// Returns the largest relative error of rounding a number to the dtype: 2^-53, 2^-24, 2^-11 (fp16) or 2^-8 (bf16).
+double unit_roundoff(at::ScalarType dtype);
 
 // Returns the error that is allowed relative to the magnitude of what is added up to a result, for inputs of this
 // dtype, scores of this size and sums of so many terms.

@@ -10,6 +10,8 @@
 #include <sstream>
 #include <string>
 
+#include "attention/oracle/rounding.h"
+
 namespace annulus::testing {
 namespace {
 
@@ -29,18 +31,7 @@ void record(double share) {
 
 }  // namespace
 
-double unit_roundoff(at::ScalarType type) {
-  switch (type) {
-    case at::kDouble:
-      return 0x1p-53;
-    case at::kHalf:
-      return 0x1p-11;
-    case at::kBFloat16:
-      return 0x1p-8;
-    default:
-      return 0x1p-24;
-  }
-}
+double unit_roundoff(at::ScalarType type) { return annulus::unit_roundoff(type); }
 
 double largest(const at::Tensor& t) {
   return t.numel() == 0 ? 0 : t.masked_fill(t.isfinite().logical_not(), 0).abs().max().item<double>();
