@@ -4,7 +4,7 @@
 
     package(default_testonly = True)
 
-    cc_test_part(name = "mesh_test", size = "small", srcs = ["mesh_test.cc"], deps = ["//training:mesh"])
+    cc_test_part(name = "mesh_test", size = "small", srcs = ["mesh_test.cc"], deps = ["//runtime/training:mesh"])
     cc_test_part(name = "loops_test", size = "small", srcs = ["loops_test.cc"], deps = [...], each_isa = True)
     cc_test_unit()
 
@@ -15,9 +15,9 @@ settings of a process are those of a part, as its size, shards, data and tags ar
 
 - A source declares everything in a namespace named after its file: `namespace annulus::mesh_test {`.
 - Each part depends on GoogleTest and on the main function without saying so.
-- each_isa: the part also runs with fewer vector instructions than the processor has (simd/instruction_set.h), as
+- each_isa: the part also runs with fewer vector instructions than the processor has (common/simd/instruction_set.h), as
   NAME_avx2_test and so on for NAME_test. Each run fails if another version than the expected one computed, and is
-  skipped if the processor lacks the instructions (tests/simd/asked_for.cc).
+  skipped if the processor lacks the instructions (tests/common/simd/asked_for.cc).
 - With `--config=separate`, and under sanitizers, a part has a program of its own, with its sources alone.
 - A test is a cc_test, with a program of its own, if it links something in another version (a GPU, MPI), or is copied to
   other machines (tools/gpu_bundle.sh).
@@ -27,7 +27,7 @@ load("@rules_cc//cc:defs.bzl", "cc_binary")
 load(":unit.bzl", "cc_part", "cc_unit")
 
 _ISAS = ["avx512bf16", "avx512", "avx2", "baseline"]
-_ASKED_FOR = "//tests/simd:asked_for"
+_ASKED_FOR = "//tests/common/simd:asked_for"
 _MAIN = "//tests/common:main"
 
 # It takes less time than -O2; what is tested is compiled as in the program.

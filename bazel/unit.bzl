@@ -3,14 +3,14 @@
     load("//bazel:unit.bzl", "cc_part", "cc_unit")
 
     cc_part(name = "mesh", srcs = ["mesh.cc"], hdrs = ["mesh.h"], deps = ["//comm:communicator"])
-    cc_part(name = "job", srcs = ["job.cc"], hdrs = ["job.h"], deps = [":mesh", "//model"])
+    cc_part(name = "job", srcs = ["job.cc"], hdrs = ["job.h"], deps = [":mesh", "//runtime/model"])
     cc_unit()
 
 Headers take most of the time that a source file takes to compile: LibTorch's are 3 to 6 seconds of parsing, and each file
 instantiates and compiles the same templates again. A unit is one file that includes all sources of its parts, so the
 compiler does that once for a room. Building the program takes a third of the CPU seconds that way (docs/performance.md).
 
-A part is used like a cc_library. What it includes is listed in its deps (tests/tools/arrows_test.py checks), and it has its
+A part is used like a cc_library. What it includes is listed in its deps (tests/tools/layers_test.py checks), and it has its
 own visibility, but its object code comes with that of the whole unit.
 
 - Names in anonymous namespaces must differ within a unit. A macro that a source defines is undefined at its end.

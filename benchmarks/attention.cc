@@ -18,7 +18,7 @@
 #include "benchmarks/measure.h"
 #include "benchmarks/patterns.h"
 #include "common/names.h"
-#include "simd/instruction_set.h"
+#include "common/simd/instruction_set.h"
 
 namespace annulus {
 namespace {

@@ -4,9 +4,9 @@
 
 #include "benchmarks/fma_peak.h"
 #include "benchmarks/measure.h"
-#include "simd/amx.h"
-#include "simd/avx512_bf16.h"
-#include "simd/instruction_set.h"
+#include "common/simd/amx.h"
+#include "common/simd/avx512_bf16.h"
+#include "common/simd/instruction_set.h"
 
 #if HWY_ARCH_X86_64
 HWY_PUSH_ATTRIBUTES(ANNULUS_AVX512_BF16)

@@ -19,13 +19,13 @@
 #include "benchmarks/launched.h"
 #include "benchmarks/measure.h"
 #include "benchmarks/small_llama.h"
+#include "comm/bootstrap/launch_info.h"
 #include "comm/hosts.h"
-#include "comm/launch_info.h"
 #include "common/error.h"
 #include "common/files.h"
 #include "common/text.h"
-#include "data/dataset.h"
-#include "training/training.h"
+#include "runtime/data/dataset.h"
+#include "runtime/training/training.h"
 
 namespace annulus {
 namespace {

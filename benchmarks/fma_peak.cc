@@ -1,7 +1,7 @@
 // Implements fma_peak.h, once for each instruction set.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "benchmarks/fma_peak.cc"
-#include "simd/versions.h"
+#include "common/simd/versions.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -7,8 +7,8 @@
 namespace annulus {
 
 // FLOP/s of fused multiply-adds on this thread, with the instruction set that this process uses
-// (simd/instruction_set.h): in fp64 if `wide`, otherwise in fp32. Takes about a millisecond. The result is too small if
-// something else disturbs the core meanwhile. Thread safe.
+// (common/simd/instruction_set.h): in fp64 if `wide`, otherwise in fp32. Takes about a millisecond. The result is too
+// small if something else disturbs the core meanwhile. Thread safe.
 double fma_flops(bool wide);
 
 // The same for the products of pairs of bf16; nothing if this process does not compute with them.

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "attention/kernels/kernel.h"
+#include "attention/tiles/kernel.h"
 #include "benchmarks/measure.h"
 
 namespace annulus {
@@ -13,7 +13,7 @@ namespace {
 
 constexpr char kProduct[] = "product";
 
-// LibTorch's names of the operators that attention/operators/library_operators.cc calls, of the CPU kernel's records
+// LibTorch's names of the operators that attention/kernels/library_operators.cc calls, of the CPU kernel's records
 // and of matrix products. These do not call each other, so no time is counted twice.
 const std::unordered_map<std::string_view, const char*>& counted_operators() {
   static const std::unordered_map<std::string_view, const char*> names = {

@@ -11,7 +11,7 @@
 namespace annulus {
 
 // Of attention: "cudnn", "flash2", "flash3", "efficient" and "cpu_flash" are operators of libraries, "cpu" is the
-// kernel of attention/cpu_flash.
+// kernel of attention/kernels/cpu.
 using OperatorNames = std::set<std::string>;
 
 // Notes the calls from construction to destruction, in all threads of the process, which may have one object at a time.

@@ -11,7 +11,7 @@
 #include "benchmarks/attention_calls.h"
 #include "benchmarks/benchmark.h"
 #include "benchmarks/measure.h"
-#include "tensor_files/block_map_file.h"
+#include "runtime/tensor_files/block_map_file.h"
 
 namespace annulus {
 namespace {

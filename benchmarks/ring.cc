@@ -18,8 +18,8 @@
 #include "benchmarks/measure.h"
 #include "benchmarks/operators_seen.h"
 #include "common/error.h"
-#include "simd/instruction_set.h"
-#include "tensor_files/block_map_file.h"
+#include "common/simd/instruction_set.h"
+#include "runtime/tensor_files/block_map_file.h"
 
 namespace annulus {
 namespace {

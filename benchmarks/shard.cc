@@ -12,9 +12,9 @@
 #include "benchmarks/benchmark.h"
 #include "benchmarks/measure.h"
 #include "benchmarks/small_llama.h"
-#include "data/dataset.h"
-#include "training/memory_plan.h"
-#include "training/training.h"
+#include "runtime/data/dataset.h"
+#include "runtime/training/memory_plan.h"
+#include "runtime/training/training.h"
 
 namespace annulus {
 namespace {

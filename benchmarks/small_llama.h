@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "config/config.h"
+#include "runtime/config/config.h"
 
 namespace annulus {
 

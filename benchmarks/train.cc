@@ -15,8 +15,8 @@
 #include "benchmarks/operators_seen.h"
 #include "benchmarks/small_llama.h"
 #include "common/error.h"
-#include "data/dataset.h"
-#include "training/training.h"
+#include "runtime/data/dataset.h"
+#include "runtime/training/training.h"
 
 namespace annulus {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "comm/deadline.h"
 #include "common/error.h"
-#include "logging/log.h"
+#include "common/logging/log.h"
 
 namespace annulus::comm_internal {
 

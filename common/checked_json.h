@@ -1,6 +1,6 @@
 // Parses JSON that is not trusted within bounds, and reads it member by member, with errors that name the file, the
 // path to the member and what was expected. Used for descriptions that a file or another host provides
-// (topology/cluster.cc, launcher/hosts/).
+// (launcher/topology/cluster.cc, launcher/hosts/).
 //
 // Thread safety: functions without state. A CheckedJson refers to a JSON value, which must outlive it.
 #pragma once

@@ -1,6 +1,6 @@
-// Maps a file into memory for reading. Used for token shards and row indexes that are larger than memory (data/). If
-// the file has become shorter or the disk fails, reading raises an Error instead of the signal SIGBUS that a plain map
-// causes.
+// Maps a file into memory for reading. Used for token shards and row indexes that are larger than memory
+// (runtime/data/). If the file has become shorter or the disk fails, reading raises an Error instead of the signal
+// SIGBUS that a plain map causes.
 //
 // The first MappedFile of a process installs a handler of SIGBUS. A SIGBUS that these copies did not cause goes to the
 // handler that was installed before.

@@ -22,10 +22,10 @@
 #include <string>
 #include <vector>
 
-#include "attend/attend.h"
-#include "attend/random_input.h"
 #include "attention/oracle/oracle.h"
-#include "tensor_files/safetensors.h"
+#include "runtime/attend/attend.h"
+#include "runtime/attend/random_input.h"
+#include "runtime/tensor_files/safetensors.h"
 #include "tests/attention/kernels/plain_attention.h"
 #include "tests/attention/pattern/any_pattern.h"
 #include "tests/attention/plan/any_request.h"

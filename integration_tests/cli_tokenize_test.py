@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Tests `annulus tokenize` as a user types it: shards are made, shown and checked in every format; calls are stopped and
-continued; errors. tests/tokenization tests the ids themselves."""
+continued; errors. tests/python/tokenizer tests the ids themselves."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ import sys
 import termios
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [HERE, os.path.join(os.path.dirname(HERE), "tests", "tokenization")]
+sys.path[:0] = [HERE, os.path.join(os.path.dirname(HERE), "tests", "python", "tokenizer")]
 import cli  # noqa: E402
 import support  # noqa: E402
 

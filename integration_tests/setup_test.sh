@@ -172,11 +172,11 @@ exits 0 "annulus setup"
 says "LibTorch       2.11.0                 $work/torch"
 
 # ---- The library for PyTorch: the last line of output is its path, after the torch that it was built against.
-mkdir -p "$home/.bazel/bin/torch_ops"
+mkdir -p "$home/.bazel/bin/python/ops"
 run "$home/annulus" torch
 exits 0 "annulus torch"
 says "annulus: built against the torch in $work/torch"
-[[ $(tail -n 1 "$work/out") == */torch_ops/libannulus_torch.so ]] || { fail "the last line should be the library's path" && cat "$work/out"; }
+[[ $(tail -n 1 "$work/out") == */python/ops/libannulus_torch.so ]] || { fail "the last line should be the library's path" && cat "$work/out"; }
 run env LIBTORCH= "$home/annulus" torch
 exits 9 "LIBTORCH= ./annulus torch"
 says "LIBTORCH is set, but empty"
@@ -205,7 +205,7 @@ rm "$work/pip.refuse"
 for call in first second; do
   run env PYTHON="$work/python" "$home/annulus" tokenizer encode-prompt --tokenizer "a b"
   exits 0 "annulus tokenizer, the $call call"
-  [[ $(tail -n 1 "$work/out") == "python: "*'/tokenization encode-prompt --tokenizer a\ b' ]] || { fail "the arguments" && cat "$work/out"; }
+  [[ $(tail -n 1 "$work/out") == "python: "*'/python/tokenizer encode-prompt --tokenizer a\ b' ]] || { fail "the arguments" && cat "$work/out"; }
   [[ $(pips) == 2 ]] || fail "the $call call: pip was called $(pips) times, expected 2"
 done
 grep -q -- '--no-deps tokenizers==[0-9.]* sentencepiece==[0-9.]* pyarrow==' "$work/pip" || { fail "pip's arguments" && cat "$work/pip"; }

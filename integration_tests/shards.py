@@ -1,5 +1,5 @@
 """The main function of tests in Python that take long: if Bazel divides a test among several processes (shard_count), each
-of them runs a part of the cases. Used by cli.py, by tests of torch_ops/ and by those of tokenization/."""
+of them runs a part of the cases. Used by cli.py, by tests of python/ops/ and by those of python/tokenizer/."""
 
 import os
 import sys

@@ -28,7 +28,7 @@ class TokensPageTest(cli.CliTest):
     def setUp(self):
         super().setUp()
         self.script = self.path("annulus.sh")
-        cli.write_stand_in(self.script, PYTHON, os.path.join(ROOT, "tokenization"))
+        cli.write_stand_in(self.script, PYTHON, os.path.join(ROOT, "python", "tokenizer"))
         shutil.copytree(os.path.join(ROOT, "configs"), self.path("configs"))
 
     def run_annulus(self, command, *more):

@@ -16,7 +16,7 @@ import torch_python  # noqa: E402
 
 torch_python.enter()
 
-os.environ["ANNULUS_TORCH_LIBRARY"] = os.path.join(os.getcwd(), "torch_ops", "libannulus_torch_wheel.so")
+os.environ["ANNULUS_TORCH_LIBRARY"] = os.path.join(os.getcwd(), "python", "ops", "libannulus_torch_wheel.so")
 RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_groups.py")
 DEADLINE = 60  # seconds until the remaining ranks must have raised
 

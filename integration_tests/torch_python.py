@@ -37,7 +37,7 @@ def enter():
         LD_LIBRARY_PATH=os.path.join(_HERE, "stubs_of_nvidia"),
         PYTHONPATH=site,
         PYTHONDONTWRITEBYTECODE="1",
-        ANNULUS_TORCH_LIBRARY=os.path.join(os.getcwd(), "torch_ops", "libannulus_torch.so"),
+        ANNULUS_TORCH_LIBRARY=os.path.join(os.getcwd(), "python", "ops", "libannulus_torch.so"),
         TORCHINDUCTOR_CACHE_DIR=compiled,
         TORCHINDUCTOR_COMPILE_THREADS="1",
         USER=os.environ.get("USER", "test"),

@@ -45,7 +45,7 @@ FP64 = ["--set", "model.dtype=fp64"]
 
 
 def tolerance(step):
-    """How much losses of step 0, 1, ... in fp64 may differ relatively: tests/training/equal_losses.h says why."""
+    """How much losses of step 0, 1, ... in fp64 may differ relatively: tests/runtime/training/equal_losses.h says why."""
     return 1e-12 * 10 ** (step / 10)
 
 

@@ -115,7 +115,7 @@ class Wheel(unittest.TestCase):
             self.assertIn(wanted, names)
         self.assertEqual([n for n in names if ".so" in n], ["annulus/libannulus_torch.so"])
         licenses = [os.path.basename(n) for n in names if "/licenses/" in n and not n.endswith("/")]
-        for text in ["LICENSE", *glob.glob("third_party/licenses/*.txt")]:
+        for text in ["LICENSE", *glob.glob("python/licenses/*.txt")]:
             self.assertIn(os.path.basename(text), licenses)
         self.assertEqual(sorted(re.findall("^License-File: (.*)$", metadata, re.M)), sorted(licenses))
         self.assertIn("License-Expression: Apache-2.0\n", metadata)

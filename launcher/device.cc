@@ -9,7 +9,7 @@
 #include "common/error.h"
 #include "common/text.h"
 #include "launcher/seats.h"
-#include "topology/machine.h"
+#include "launcher/topology/machine.h"
 
 #ifdef ANNULUS_CUDA
 #include <c10/cuda/CUDAFunctions.h>

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "comm/bootstrap/bootstrap.h"
-#include "comm/launch_info.h"
+#include "comm/bootstrap/launch_info.h"
 #include "launcher/launch/rank_place.h"
 #include "launcher/network/network.h"
 

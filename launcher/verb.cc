@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "common/error.h"
+#include "common/logging/log_setup.h"
 #include "common/names.h"
 #include "common/text.h"
 #include "launcher/command_line.h"
-#include "logging/log_setup.h"
 
 namespace annulus {
 

@@ -26,7 +26,7 @@ class Verb {
   // Checks what CLI11 cannot. Called after parsing, also by `launch` before any rank starts. Throws Error.
   virtual void check() {}
   // How many of `ranks` ranks form one ring, the ranks of the context axis. The placement of the ranks
-  // (topology/placement.h), which happens before the verb runs, depends on it.
+  // (launcher/topology/placement.h), which happens before the verb runs, depends on it.
   virtual int context(int ranks) const { return ranks; }
   // What the ranks compute on: "cpu", "cuda", or "auto" (GPUs if a host has one for each of its ranks). The placement
   // depends on this as well.

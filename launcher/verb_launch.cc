@@ -7,6 +7,7 @@
 
 #include "comm/hosts.h"
 #include "common/error.h"
+#include "common/logging/log_setup.h"
 #include "common/text.h"
 #include "launcher/command_line.h"
 #include "launcher/hosts/host_list.h"
@@ -14,7 +15,6 @@
 #include "launcher/launch/launch.h"
 #include "launcher/program.h"
 #include "launcher/verb.h"
-#include "logging/log_setup.h"
 
 namespace annulus {
 namespace {

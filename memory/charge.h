@@ -1,8 +1,8 @@
 // A Charge is memory that a part of the program holds. It is declared beside the code that takes the memory: the
 // optimizer, the parameters, the operators of the model, attention. A training step is a sequence of such parts, and
-// one sweep over the resulting lifetimes gives the most that is held at once (training/memory_plan.h). Code that takes
-// memory in a step without declaring it fails tests/training/memory_plan_test.cc, which compares the plan with
-// LibTorch's allocator. Needs no LibTorch.
+// one sweep over the resulting lifetimes gives the most that is held at once (runtime/training/memory_plan.h). Code
+// that takes memory in a step without declaring it fails tests/runtime/training/memory_plan_test.cc, which compares the
+// plan with LibTorch's allocator. Needs no LibTorch.
 #pragma once
 
 #include <cstdint>

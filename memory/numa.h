@@ -1,7 +1,7 @@
 // Binds the calling thread's new memory to NUMA nodes, and checks that the kernel reports the binding. Every rank binds
 // its memory to the nodes beside its processors before it starts other threads (launcher/launch/rank_place.cc).
 //
-// Nodes have the numbers of the system, as in topology/machine.h.
+// Nodes have the numbers of the system, as in launcher/topology/machine.h.
 // Thread safety: each call affects only the calling thread.
 #pragma once
 

@@ -1,6 +1,6 @@
 // Pinned host memory, from and to which a GPU copies asynchronously: for what a training step sends to its device and
-// reads back from it. If the device is a CPU, nothing is copied. Used by training/training.cc; upload.h is for small
-// tables and lists. The copies to and from a GPU have never run.
+// reads back from it. If the device is a CPU, nothing is copied. Used by runtime/training/training.cc; upload.h is for
+// small tables and lists. The copies to and from a GPU have never run.
 //
 // Thread safety: host_memory() and send() are thread safe; a Readback is not.
 #pragma once

@@ -1,5 +1,6 @@
 // Tensors whose memory comes and goes while the tensor and its views stay valid: weights that are held only while their
-// layer runs (model/parameters.h), and tensors that get their memory when a message arrives (comm/communicator.h).
+// layer runs (runtime/model/parameters.h), and tensors that get their memory when a message arrives
+// (comm/communicator.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -46,7 +46,7 @@ export ANNULUS_SCRIPT="$here/bin/annulus" ANNULUS_PROGRAM="${{ANNULUS_PROGRAM:-$
 
 {isa}
 if [[ ${{1-}} == tokenizer ]]; then
-  exec "${{ANNULUS_PYTHON:-python3}}" -B "$here/share/annulus/tokenization" "${{@:2}}"
+  exec "${{ANNULUS_PYTHON:-python3}}" -B "$here/share/annulus/python/tokenizer" "${{@:2}}"
 fi
 exec "$here/libexec/annulus" "$@"
 """
@@ -231,13 +231,13 @@ def install(binaries, headers, prefix):
     isa = re.search(r"(?ms)^# ANNULUS_ISA also limits LibTorch.*?^esac$", read("annulus")).group(0)
     out.write("bin/annulus", COMMAND.format(isa=isa), 0o755)
 
-    for folder, pattern in (("configs", "**/*"), ("docs", "*.md"), ("tokenization", "*.py")):
+    for folder, pattern in (("configs", "**/*"), ("docs", "*.md"), ("python/tokenizer", "*.py")):
         for path in sorted(glob.glob(os.path.join(ROOT, folder, pattern), recursive=True)):
             if os.path.isfile(path) and os.path.basename(path) != "BUILD":
                 out.add(path, "share/annulus/" + os.path.relpath(path, ROOT))
     out.add(os.path.join(ROOT, "LICENSE"), "LICENSE")
     out.add(os.path.join(ROOT, "CHANGELOG.md"), "share/annulus/CHANGELOG.md")
-    for path in sorted(glob.glob(os.path.join(ROOT, "third_party", "licenses", "*.txt"))):
+    for path in sorted(glob.glob(os.path.join(ROOT, "python", "licenses", "*.txt"))):
         out.add(path, "share/annulus/licenses/" + os.path.basename(path))
     beside = os.path.join(libraries.torch, "..", "..")
     for pattern in ("torch-*.dist-info/**/LICENSE*", "torch-*.dist-info/**/NOTICE*", "nvidia_*.dist-info/**/License*"):

@@ -9,13 +9,13 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 refuse_empty_arguments "tools/sanitizers.sh" "$@"
 
 all=''
-[[ ${1-} != --all ]] || all=//tests/training/state:sharded_training_test
+[[ ${1-} != --all ]] || all=//tests/runtime/training/state:sharded_training_test
 collectives=//tests/comm:threads_test
 shared=(//tests/memory:shared_memory_threads_test)
 kernels=(//tests/attention/kernels:kernel_test //tests/attention/kernels:kernel_parts_test
   //tests/attention/kernels:tile_math_test //tests/attention/kernels:shared_keys_test
   //tests/attention/kernels:windows_test)
-checkpoints=(//tests/training/run:checkpoint_test //tests/training/run:checkpoint_faults_test)
+checkpoints=(//tests/runtime/run:checkpoint_test //tests/runtime/run:checkpoint_faults_test)
 
 passed=0 failed=0
 log=$(mktemp)

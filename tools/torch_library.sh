@@ -19,11 +19,11 @@ else
   tools/setup.sh --tests # with the Python packages that torch imports
 fi
 . tools/live.sh
-build_or_exit //torch_ops:libannulus_torch.so
+build_or_exit //python/ops:libannulus_torch.so
 torch=$(realpath -s "$(sed -n 's|^found \(.*\)/lib/libtorch_cpu.so$|\1|p' .bazel/setup)")
 echo "annulus: built against the torch in $torch" >&2
 if [[ ! ${LIBTORCH+set} ]]; then
   .venv/bin/python -B tools/cuda_stubs.py --beside "$torch/lib"
   printf 'annulus: a Python that loads it: PYTHONPATH=%q %q\n' "$PWD/python" "$PWD/.venv/bin/python" >&2
 fi
-readlink -f .bazel/bin/torch_ops/libannulus_torch.so
+readlink -f .bazel/bin/python/ops/libannulus_torch.so

@@ -68,7 +68,7 @@ def library(path, folder):
 def licenses():
     """A dictionary from names in the wheel to texts: annulus's own license, and those of libraries that are compiled into
     the library."""
-    found = sorted(["LICENSE"] + glob.glob("third_party/licenses/*.txt"))
+    found = sorted(["LICENSE"] + glob.glob("python/licenses/*.txt"))
     return {os.path.basename(path): open(path, "rb").read() for path in found}
 
 

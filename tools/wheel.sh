@@ -18,7 +18,7 @@ if [[ ${LIBTORCH+set} ]]; then
 fi
 tools/setup.sh --tests
 . tools/live.sh
-build_or_exit //torch_ops:libannulus_torch_wheel.so
+build_or_exit //python/ops:libannulus_torch_wheel.so
 torch=$(sed -n "s/^__version__ = '\(.*\)'/\1/p" .venv/lib/python3.*/site-packages/torch/version.py)
-library=.bazel/bin/torch_ops/libannulus_torch_wheel.so
+library=.bazel/bin/python/ops/libannulus_torch_wheel.so
 readlink -f "$(.venv/bin/python tools/wheel.py --library "$library" --torch "$torch" --out .bazel/wheel)"

@@ -7,7 +7,7 @@
 
 #include "attention/execution/call_checks.h"
 #include "attention/execution/prove.h"
-#include "attention/plan/proofs.h"
+#include "attention/proof/proofs.h"
 #include "comm/agreement.h"
 #include "common/error.h"
 

@@ -1,5 +1,5 @@
 // Computes, before there are tensors, what attention() will hold (memory/charge.h). Used by the memory plan of a
-// training step (training/memory_plan.cc).
+// training step (runtime/training/memory_plan.cc).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <string_view>
 
-#include "attention/kernels/kernel.h"
 #include "attention/plan/plan.h"
+#include "attention/tiles/kernel.h"
 #include "memory/charge.h"
 
 namespace annulus {

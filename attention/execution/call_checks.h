@@ -14,7 +14,7 @@
 
 #include "attention/execution/agreed_calls.h"
 #include "attention/execution/attention.h"
-#include "attention/plan/proofs.h"
+#include "attention/proof/proofs.h"
 #include "comm/agreement.h"
 
 namespace annulus {

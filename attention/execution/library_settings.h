@@ -1,5 +1,5 @@
 // Settings of LibTorch's environment with which its attention operators would compute wrongly. Used by attention.h's
-// functions, and earlier by programs (launcher/program.cc) and the library for PyTorch (torch_ops/), because LibTorch
+// functions, and earlier by programs (launcher/program.cc) and the library for PyTorch (python/ops/), because LibTorch
 // reads such a variable only once.
 #pragma once
 

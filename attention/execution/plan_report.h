@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "attention/plan/plan.h"
-#include "attention/plan/verifier.h"
+#include "attention/proof/verifier.h"
 #include "memory/available.h"
 
 namespace annulus {

@@ -1,10 +1,10 @@
-// Proves a plan on all ranks together (attention/plan/verifier.h): each rank proves its own program and compares its
+// Proves a plan on all ranks together (attention/proof/verifier.h): each rank proves its own program and compares its
 // transfers with what its peers say about the same transfers. Called by attention calls whose plan is not proved yet,
 // and beforehand by `attend`, `logits` and the trainer.
 #pragma once
 
 #include "attention/plan/plan.h"
-#include "attention/plan/proofs.h"
+#include "attention/proof/proofs.h"
 #include "comm/communicator.h"
 
 namespace annulus {

@@ -7,12 +7,13 @@
 #include <set>
 
 #include "attention/kernels/composed_kernel.h"
+#include "attention/kernels/cpu/cpu_kernel.h"
 #include "attention/kernels/detect.h"
-#include "attention/kernels/kernel_makers.h"
-#include "attention/operators/library_operators.h"
+#include "attention/kernels/library_operators.h"
+#include "attention/kernels/reference_kernel.h"
 #include "common/error.h"
 #include "common/names.h"
-#include "simd/instruction_set.h"
+#include "common/simd/instruction_set.h"
 
 namespace annulus {
 namespace {

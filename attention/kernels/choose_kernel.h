@@ -9,13 +9,13 @@
 #include <string>
 #include <string_view>
 
-#include "attention/kernels/kernel.h"
+#include "attention/tiles/kernel.h"
 
 namespace annulus {
 
 enum class KernelKind {
   kReference,  // dense fp64 over each tile, for any pattern and device; slow
-  kCpu,        // annulus's own flash attention on CPUs (attention/cpu_flash)
+  kCpu,        // annulus's own flash attention on CPUs (attention/kernels/cpu)
   kEfficient,  // composed (composed_kernel.h) of LibTorch's memory-efficient attention, on CPUs of its flash attention
   kCudnn,      // composed of cuDNN's operator on GPUs, with FlashAttention 2 for bands and small blocks
   kFlash2,     // composed of FlashAttention 2 on GPUs

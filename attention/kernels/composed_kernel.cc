@@ -15,7 +15,6 @@
 #include <utility>
 
 #include "attention/kernels/detect.h"
-#include "attention/kernels/kernel_makers.h"
 #include "attention/tiles/dense_tiles.h"
 #include "attention/tiles/merge.h"
 #include "attention/tiles/tile_views.h"
@@ -267,7 +266,8 @@ class ComposedKernel : public Kernel {
     dout_ = fitted(dout);
     out_ = fitted(out);
     // exp(score - lse) must be 0 in rows without keys.
-    lse_ = at::nan_to_num(lse, std::numeric_limits<double>::quiet_NaN(), kInfinity, kInfinity);
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    lse_ = at::nan_to_num(lse, std::numeric_limits<double>::quiet_NaN(), infinity, infinity);
     sums_.emplace(q_, type_, /*merges=*/false, most_waiting_);
   }
 

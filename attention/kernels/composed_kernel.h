@@ -1,4 +1,4 @@
-// The kernel for GPUs, which computes tiles with calls of a library's attention operators (attention/composition finds
+// The kernel for GPUs, which computes tiles with calls of a library's attention operators (attention/kernels finds
 // the calls). choose_kernel.cc makes it. It runs on every device that its operators run on; CPU tests run it, no GPU
 // has yet. No intermediate result is larger than a gathered call (CompositionInput::most_gathered), so none has the
 // size of queries x keys.
@@ -7,9 +7,9 @@
 #include <memory>
 #include <vector>
 
-#include "attention/composition/composition.h"
-#include "attention/kernels/kernel.h"
-#include "attention/operators/operator_list.h"
+#include "attention/kernels/composition.h"
+#include "attention/kernels/operator_list.h"
+#include "attention/tiles/kernel.h"
 
 namespace annulus {
 
@@ -28,8 +28,8 @@ std::unique_ptr<Kernel> make_composed_kernel(std::vector<std::shared_ptr<const A
                                              const ComposedKernelOptions& options = {});
 
 // Keeps the lists of rows on a device that kernels use between its construction and stop() alive for as long as it
-// lives itself, because a captured CUDA graph reads them whenever it is replayed. Used by training/step_graph_cuda.cc.
-// Thread safe.
+// lives itself, because a captured CUDA graph reads them whenever it is replayed. Used by
+// runtime/training/step_graph_cuda.cc. Thread safe.
 class HeldCompositions {
  public:
   HeldCompositions();

@@ -3,7 +3,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include "simd/instruction_set.h"
+#include "common/simd/instruction_set.h"
 
 #ifdef ANNULUS_CUDA
 #include <ATen/cuda/CUDAContext.h>
@@ -14,7 +14,7 @@
 #include <cstdlib>
 #include <utility>
 
-#include "attention/operators/library_operators.h"
+#include "attention/kernels/library_operators.h"
 #endif
 
 namespace annulus {
@@ -30,7 +30,7 @@ bool has_gpu_operator(const char* name) {
 }
 
 // Why FlashAttention 3 cannot be called, or empty if its operators are there with the arguments that
-// attention/operators/library_operators.cc passes. The package registers its operators when its library is loaded.
+// attention/kernels/library_operators.cc passes. The package registers its operators when its library is loaded.
 // Python programs load it themselves; for other programs ANNULUS_FLASH3 names the file (flash_attn_3/_C.abi3.so).
 std::string flash3_obstacle() {
   const char* const path = std::getenv("ANNULUS_FLASH3");

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "attention/kernels/kernel_makers.h"
+#include "attention/kernels/reference_kernel.h"
 #include "attention/tiles/dense_tiles.h"
 #include "attention/tiles/tile_views.h"
 

@@ -38,7 +38,7 @@ std::string selection_fault(const PatternSpec& asked, const PatternSpec& selecte
 // The factor of a pair's probability in the sum of values, for dropout. An empty function stands for 1.
 using PairWeight = std::function<double(int64_t batch, int64_t head, int64_t query, int64_t key)>;
 
-// What dropout's draw is a function of, beside the pair. The fields are those of Dropout (attention/tiles/dropout.h).
+// What dropout's draw is a function of, beside the pair. The fields are those of Dropout (attention/dropout/dropout.h).
 struct OracleDropout {
   double rate = 0;
   uint64_t seed = 0;

@@ -63,7 +63,7 @@ struct BlocksSpec {
     kStrided,       // uses window_blocks, stride
     kHierarchical,  // uses levels
     kAdaptive,      // uses keep, query; selected from q and k at each call (attention/execution/select_blocks.h)
-    kFile,          // uses file, digest; read before planning (tensor_files/block_map_file.h)
+    kFile,          // uses file, digest; read before planning (runtime/tensor_files/block_map_file.h)
     kGiven,         // made by a program
   };
   enum class Query { kMean, kFirst };  // adaptive selection compares the mean or the first query of a query block

@@ -7,7 +7,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "attention/tiles/kernel_input.h"
+#include <vector>
+
+#include "attention/tiles/kernel.h"
 
 namespace annulus {
 
@@ -35,5 +37,13 @@ struct DenseBytes {
   int64_t forward, backward;
 };
 DenseBytes dense_bytes(int64_t queries, int64_t keys, int64_t heads, int64_t wide);
+
+// Adds the charges of a kernel that computes tiles densely if pairs are dropped, in elements of `wide` bytes.
+inline void add_dense_charges(const CallSize& size, int64_t wide, std::vector<Charge>& charges) {
+  if (!size.dropout) return;
+  const DenseBytes bytes = dense_bytes(size.queries, size.keys, size.heads, wide);
+  charges.push_back({"a dense block", bytes.forward, When::kForward});
+  charges.push_back({"a dense block", bytes.backward, When::kBackward});
+}
 
 }  // namespace annulus

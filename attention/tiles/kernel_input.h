@@ -6,8 +6,8 @@
 
 #include <functional>
 
+#include "attention/dropout/dropout.h"
 #include "attention/plan/plan.h"
-#include "attention/tiles/dropout.h"
 
 namespace annulus {
 

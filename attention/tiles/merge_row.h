@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <span>
 
-#include "simd/device_store.h"
+#include "common/simd/device_store.h"
 
 #ifdef __CUDACC__
 #define ANNULUS_HOST_DEVICE __host__ __device__

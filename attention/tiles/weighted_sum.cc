@@ -1,7 +1,7 @@
 // Weighted sums in vectors, compiled once for each instruction set; see weighted_sum.h.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/tiles/weighted_sum.cc"
-#include "simd/versions.h"
+#include "common/simd/versions.h"
 
 #include "attention/tiles/weighted_sum.h"
 

@@ -1,4 +1,4 @@
-// Adds up weighted rows in vectors, in the version for this processor (simd/versions.h). Used by merge.cc.
+// Adds up weighted rows in vectors, in the version for this processor (common/simd/versions.h). Used by merge.cc.
 #pragma once
 
 #include <cstdint>

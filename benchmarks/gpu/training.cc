@@ -16,18 +16,18 @@
 #include "comm/agreement.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
-#include "config/config.h"
-#include "data/dataset.h"
-#include "device/device_peak.h"
 #include "memory/device_memory.h"
-#include "training/memory_plan.h"
-#include "training/training.h"
+#include "runtime/config/config.h"
+#include "runtime/data/dataset.h"
+#include "runtime/training/device_peak.h"
+#include "runtime/training/memory_plan.h"
+#include "runtime/training/training.h"
 
 namespace annulus {
 namespace {
 
-// If the step can be recorded as a CUDA graph (training/step_graph.h), the fourth step records it, so the counted steps
-// are replays.
+// If the step can be recorded as a CUDA graph (runtime/training/step_graph.h), the fourth step records it, so the
+// counted steps are replays.
 constexpr int64_t kWarmUpSteps = 5;
 constexpr double kGoalMfu = 0.5;
 constexpr double kGoalMemory = 1.1;  // peak memory over planned memory

@@ -10,7 +10,7 @@
 #include "benchmarks/launched.h"
 #include "benchmarks/report.h"
 #include "comm/bootstrap/bootstrap.h"
-#include "comm/launch_info.h"
+#include "comm/bootstrap/launch_info.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "common/files.h"

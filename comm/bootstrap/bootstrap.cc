@@ -15,8 +15,8 @@
 #include "comm/threads/threads.h"
 #include "comm/watchdog.h"
 #include "common/environment.h"
+#include "common/logging/log.h"
 #include "common/text.h"
-#include "logging/log.h"
 
 namespace annulus {
 namespace {

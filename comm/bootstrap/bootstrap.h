@@ -1,7 +1,7 @@
 // Makes processes the ranks of a job: they find each other through MPI, agree on what they are about to do and pass the
 // initialization barrier within a deadline, or they end together with one readable message. Programs call it at their
-// start: the program annulus (launcher/start_job.h), annulus_bench, the operators for PyTorch under mpirun, and the
-// programs of users (examples/cpp).
+// start: the program annulus (launcher/verbs/start_job.h), annulus_bench, the operators for PyTorch under mpirun, and
+// the programs of users (examples/cpp).
 //
 //   int main() try {
 //     Job job = bootstrap({.fingerprint = {{"version", kVersion}, {"config", text}}, .device = "cpu"});
@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "comm/agreement.h"
+#include "comm/bootstrap/launch_info.h"
 #include "comm/communicator.h"
-#include "comm/launch_info.h"
 #include "comm/mpi/mpi_runtime.h"
 #include "common/error.h"
 
@@ -50,8 +50,8 @@ struct BootstrapOptions {
   bool host_by_host = false;
   // The command with which users start the ranks of this program, up to the number of ranks. Messages contain it.
   std::string start = "mpirun -n";
-  // Reports the error of the rank that reports for all. Default: the log (logging/log.h). It must be thread safe,
-  // because a watching thread may call it.
+  // Reports the error of the rank that reports for all. Default: the log (common/logging/log.h). It must be thread
+  // safe, because a watching thread may call it.
   std::function<void(const Error&)> report = nullptr;
 };
 

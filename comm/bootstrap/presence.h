@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/launch_info.h"
+#include "comm/bootstrap/launch_info.h"
 
 namespace annulus::comm_internal {
 

@@ -30,8 +30,8 @@
 #include "comm/hosts.h"
 #include "comm/rank_order.h"
 #include "common/error.h"
+#include "common/logging/log.h"
 #include "common/text.h"
-#include "logging/log.h"
 
 namespace annulus::c10d_internal {
 namespace {

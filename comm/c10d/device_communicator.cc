@@ -31,7 +31,7 @@
 #include "comm/checks.h"
 #include "comm/headers.h"
 #include "common/error.h"
-#include "logging/log.h"
+#include "common/logging/log.h"
 
 namespace annulus::c10d_internal {
 namespace {

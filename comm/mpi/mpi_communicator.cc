@@ -24,7 +24,7 @@
 #include "comm/mpi/requests.h"
 #include "comm/watchdog.h"
 #include "common/error.h"
-#include "logging/log.h"
+#include "common/logging/log.h"
 #include "memory/shared_memory.h"
 
 namespace annulus::mpi_internal {

@@ -13,7 +13,7 @@
 #include "comm/mpi/mpi_internal.h"
 #include "comm/watchdog.h"
 #include "common/error.h"
-#include "logging/log.h"
+#include "common/logging/log.h"
 #include "memory/shared_memory.h"
 
 namespace annulus {

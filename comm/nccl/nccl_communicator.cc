@@ -40,7 +40,7 @@
 #include "comm/nccl/nccl_internal.h"
 #include "comm/nccl/operation_watch.h"
 #include "common/error.h"
-#include "logging/log.h"
+#include "common/logging/log.h"
 
 namespace annulus::nccl_internal {
 namespace {

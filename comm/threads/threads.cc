@@ -21,8 +21,8 @@
 #include "comm/rounds.h"
 #include "comm/threads/world.h"
 #include "common/error.h"
+#include "common/logging/log.h"
 #include "common/text.h"
-#include "logging/log.h"
 
 namespace annulus {
 namespace {

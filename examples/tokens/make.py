@@ -13,7 +13,7 @@ writes these files in FOLDER:
     tokenizers/sentencepiece/  tokenizer.model: BPE with byte fallback and the settings of Llama 2's
 
 Each tokenizer has the class and pattern of the one that it is named after, and a vocabulary trained on these corpora.
-make.sh runs this file; tests/tokenization uses its functions.
+make.sh runs this file; tests/python/tokenizer uses its functions.
 """
 
 import argparse

@@ -44,7 +44,7 @@ class ExtendPageTest(cli.CliTest):
         with open(self.path("examples/tokens/make.sh"), "w") as f:
             f.write(f"#!/bin/bash\n{make}\n")
         os.chmod(self.path("examples/tokens/make.sh"), 0o755)
-        cli.write_stand_in(self.path("annulus"), PYTHON, os.path.join(ROOT, "tokenization"))
+        cli.write_stand_in(self.path("annulus"), PYTHON, os.path.join(ROOT, "python", "tokenizer"))
 
     def run_words(self, words):
         done = subprocess.run(words, cwd=self.folder, env=cli.environment(ANNULUS_SCRIPT=self.path("annulus")),

@@ -2,10 +2,10 @@
 // config.json and IN the tensor `positions` [n] int64; OUT gets `cosine` and `sine` [n, head_dim / 2] in fp32.
 #include <cstdio>
 
+#include "attention/modules/rotary.h"
 #include "common/error.h"
-#include "huggingface/model_config.h"
-#include "modules/rotary.h"
-#include "tensor_files/safetensors.h"
+#include "runtime/huggingface/model_config.h"
+#include "runtime/tensor_files/safetensors.h"
 
 int main(int argc, char** argv) {
   using namespace annulus;

@@ -25,7 +25,7 @@ class SampleFolder(cli.CliTest):
     def setUp(self):
         super().setUp()
         self.script = self.path("annulus.sh")
-        cli.write_stand_in(self.script, PYTHON, os.path.join(ROOT, "tokenization"))
+        cli.write_stand_in(self.script, PYTHON, os.path.join(ROOT, "python", "tokenizer"))
 
     def sample(self, *more):
         code, out, err = self.annulus("sample", *more, ANNULUS_SCRIPT=self.script)

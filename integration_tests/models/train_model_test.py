@@ -94,7 +94,7 @@ class TrainModel(cli.CliTest):
             wanted = losses_of_pytorch(models.make_exact(name))
             self.assertLess(wanted[-1], 0.9 * wanted[0], "nothing was learned")
             # Two programs may differ in the rotary tables, which are fp32, by a unit in the last place, and updates amplify that
-            # (and rounding in fp64: tests/training/equal_losses.h).
+            # (and rounding in fp64: tests/runtime/training/equal_losses.h).
             nudged = losses_of_pytorch(models.nudge_tables(models.make_exact(name)))
             off = [abs(a - b) for a, b in zip(nudged, wanted)]
             for ranks in (1, 4) if name in ("llama 3.1", "qwen 3") else (2,):

@@ -10,7 +10,7 @@
 #include <sstream>
 #include <system_error>
 
-#include "topology/machine.h"
+#include "launcher/topology/machine.h"
 
 namespace annulus {
 namespace {

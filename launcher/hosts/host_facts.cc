@@ -33,12 +33,12 @@
 #include "comm/nccl/nccl_communicator.h"
 #include "common/checksum.h"
 #include "common/error.h"
+#include "common/simd/instruction_set.h"
 #include "common/version.h"
 #include "launcher/hosts/driver_facts.h"
 #include "launcher/hosts/mpirun.h"
 #include "launcher/hosts/survey_words.h"
 #include "launcher/network/use.h"
-#include "simd/instruction_set.h"
 
 extern char** environ;
 

@@ -22,12 +22,12 @@
 #include <set>
 #include <utility>
 
+#include "comm/bootstrap/launch_info.h"
 #include "comm/hosts.h"
-#include "comm/launch_info.h"
 #include "common/environment.h"
 #include "common/error.h"
 #include "common/text.h"
-#include "topology/host.h"
+#include "launcher/topology/host.h"
 
 namespace annulus {
 namespace {

@@ -7,7 +7,7 @@
 #include "common/checked_json.h"
 #include "common/error.h"
 #include "common/version.h"
-#include "topology/cluster.h"
+#include "launcher/topology/cluster.h"
 
 namespace annulus {
 namespace {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "topology/host.h"
+#include "launcher/topology/host.h"
 
 namespace annulus {
 

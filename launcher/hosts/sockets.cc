@@ -17,7 +17,7 @@
 
 #include "common/error.h"
 #include "common/text.h"
-#include "topology/host.h"
+#include "launcher/topology/host.h"
 
 namespace annulus {
 namespace {

@@ -23,9 +23,9 @@
 #include "common/environment.h"
 #include "common/error.h"
 #include "common/text.h"
+#include "launcher/hosts/session_dir.h"
 #include "launcher/hosts/sockets.h"
 #include "launcher/hosts/survey_words.h"
-#include "launcher/session/session_dir.h"
 
 namespace annulus {
 namespace {

@@ -17,15 +17,15 @@
 #include <utility>
 #include <vector>
 
-#include "comm/launch_info.h"
+#include "comm/bootstrap/launch_info.h"
 #include "common/checked_json.h"
 #include "common/environment.h"
 #include "common/error.h"
+#include "common/logging/log.h"
 #include "common/text.h"
 #include "launcher/hosts/sockets.h"
 #include "launcher/hosts/survey.h"
 #include "launcher/hosts/survey_words.h"
-#include "logging/log.h"
 
 namespace annulus {
 namespace {

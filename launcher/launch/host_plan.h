@@ -1,5 +1,6 @@
-// Where the ranks of a job go on its hosts, computed by topology/placement.h for what the job requests. `launch`,
-// `topology` and the ranks themselves (launcher/launch/rank_place.h) all use it, so that ranks go where these show.
+// Where the ranks of a job go on its hosts, computed by launcher/topology/placement.h for what the job requests.
+// `launch`, `topology` and the ranks themselves (launcher/launch/rank_place.h) all use it, so that ranks go where these
+// show.
 //
 // Thread safe: functions without state.
 #pragma once
@@ -7,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "topology/host.h"
-#include "topology/machine.h"
-#include "topology/placement.h"
+#include "launcher/topology/host.h"
+#include "launcher/topology/machine.h"
+#include "launcher/topology/placement.h"
 
 namespace annulus {
 

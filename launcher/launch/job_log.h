@@ -11,8 +11,8 @@
 #include <tuple>
 #include <vector>
 
+#include "common/logging/record.h"
 #include "launcher/launch/rank_streams.h"
-#include "logging/record.h"
 
 namespace annulus {
 
@@ -28,8 +28,9 @@ class JobLog {
   // Whether the user should see the record: false for a warning or error that another rank has given in the kFoldTime
   // before it.
   bool is_news(const LogRecord& record);
-  // Replaces the file by one with the records in the order of merged() (logging/record.h). Records that are no longer
-  // in memory stay at the front, as they arrived. If the file cannot be replaced, it stays as it was. Call it last.
+  // Replaces the file by one with the records in the order of merged() (common/logging/record.h). Records that are no
+  // longer in memory stay at the front, as they arrived. If the file cannot be replaced, it stays as it was. Call it
+  // last.
   void merge(std::optional<int> culprit);
   // See LogFile::lost.
   std::string lost() const { return file_.lost(); }

@@ -13,13 +13,16 @@
 #include <system_error>
 #include <utility>
 
-#include "comm/launch_info.h"
+#include "comm/bootstrap/launch_info.h"
 #include "common/error.h"
+#include "common/logging/log.h"
+#include "common/logging/log_setup.h"
 #include "common/terminal.h"
 #include "common/text.h"
+#include "launcher/doctor/host_checks.h"
 #include "launcher/hosts/back_channel.h"
-#include "launcher/hosts/host_checks.h"
 #include "launcher/hosts/mpirun.h"
+#include "launcher/hosts/session_dir.h"
 #include "launcher/hosts/sockets.h"
 #include "launcher/hosts/survey.h"
 #include "launcher/launch/host_plan.h"
@@ -27,10 +30,7 @@
 #include "launcher/launch/rank.h"
 #include "launcher/launch/signals.h"
 #include "launcher/launch/supervisor.h"
-#include "launcher/session/session_dir.h"
-#include "logging/log.h"
-#include "logging/log_setup.h"
-#include "topology/report.h"
+#include "launcher/topology/report.h"
 
 namespace annulus {
 namespace {

@@ -37,7 +37,7 @@ struct LaunchOptions {
 // failed while it stopped, 130, 143, 129 or 138 after SIGINT, SIGTERM, SIGHUP or SIGUSR1, 141 if the output was closed,
 // and 8 if it could not be written. Throws Error(kUnavailable) without mpirun or if a host does not report,
 // Error(kUsage) inside a rank, Error(kResource) if no log folder can be made or too few files may be open, and the kind
-// of the first finding that is an error (launcher/hosts/host_checks.h).
+// of the first finding that is an error (launcher/doctor/host_checks.h).
 int run_launch(const LaunchOptions& options);
 
 }  // namespace annulus

@@ -23,10 +23,10 @@
 #include "comm/hosts.h"
 #include "common/environment.h"
 #include "common/files.h"
+#include "common/logging/log_setup.h"
 #include "common/text.h"
 #include "launcher/hosts/back_channel.h"
 #include "launcher/hosts/sockets.h"
-#include "logging/log_setup.h"
 
 namespace annulus {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/launch_info.h"
+#include "comm/bootstrap/launch_info.h"
 #include "common/error.h"
 
 namespace annulus {

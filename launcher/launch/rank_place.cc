@@ -4,13 +4,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "comm/launch_info.h"
+#include "comm/bootstrap/launch_info.h"
 #include "common/environment.h"
 #include "common/error.h"
+#include "common/logging/log.h"
 #include "common/text.h"
-#include "logging/log.h"
+#include "launcher/topology/binding.h"
 #include "memory/numa.h"
-#include "topology/binding.h"
 
 namespace annulus {
 namespace {

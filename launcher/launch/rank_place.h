@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/launch_info.h"
+#include "comm/bootstrap/launch_info.h"
 #include "launcher/launch/host_plan.h"
-#include "topology/placement.h"
+#include "launcher/topology/placement.h"
 
 namespace annulus {
 

@@ -18,6 +18,8 @@
 #include <utility>
 
 #include "common/error.h"
+#include "common/logging/log.h"
+#include "common/logging/log_setup.h"
 #include "common/text.h"
 #include "launcher/hosts/mpirun.h"
 #include "launcher/launch/job_log.h"
@@ -25,8 +27,6 @@
 #include "launcher/launch/rank_streams.h"
 #include "launcher/launch/terminal.h"
 #include "launcher/launch/verdict.h"
-#include "logging/log.h"
-#include "logging/log_setup.h"
 
 namespace annulus {
 namespace {

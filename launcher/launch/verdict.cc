@@ -13,9 +13,9 @@
 #include <system_error>
 
 #include "common/error.h"
+#include "common/logging/record.h"
 #include "common/text.h"
 #include "launcher/launch/signals.h"
-#include "logging/record.h"
 
 namespace annulus {
 namespace {

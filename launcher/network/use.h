@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "launcher/network/network.h"
-#include "topology/host.h"
+#include "launcher/topology/host.h"
 
 namespace annulus {
 

@@ -21,9 +21,9 @@
 #include "common/files.h"
 #include "common/terminal.h"
 #include "common/text.h"
-#include "data/shards/token_file.h"
-#include "data/shards/token_table.h"
-#include "data/shards/tokenization.h"
+#include "runtime/data/shards/token_file.h"
+#include "runtime/data/shards/token_table.h"
+#include "runtime/data/shards/tokenization.h"
 
 namespace annulus {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "config/config.h"
+#include "runtime/config/config.h"
 
 namespace annulus {
 

@@ -16,8 +16,8 @@ namespace annulus {
 // process (common/interrupt.h).
 std::vector<int64_t> encode_prompt(const std::string& tokenizer, const std::string& text);
 
-// Makes a new tokens.table (data/shards/token_table.h) in the folder for temporary files and returns its path. The
-// caller must remove it.
+// Makes a new tokens.table (runtime/data/shards/token_table.h) in the folder for temporary files and returns its path.
+// The caller must remove it.
 std::string make_token_table(const std::string& tokenizer);
 
 }  // namespace annulus

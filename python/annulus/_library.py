@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_BUILT = os.path.join(_HERE, "..", "..", ".bazel", "bin", "torch_ops", "libannulus_torch.so")
+_BUILT = os.path.join(_HERE, "..", "..", ".bazel", "bin", "python", "ops", "libannulus_torch.so")
 
 try:
     from ._built import TORCH, VERSION  # written into a wheel by tools/wheel.py

@@ -10,10 +10,10 @@
 #include <optional>
 #include <string>
 
+#include "comm/bootstrap/launch_info.h"
 #include "comm/bootstrap/presence.h"
-#include "comm/launch_info.h"
 #include "comm/watchdog.h"
-#include "logging/log_setup.h"
+#include "common/logging/log_setup.h"
 
 namespace annulus {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "comm/launch_info.h"
+#include "comm/bootstrap/launch_info.h"
 #include "comm/mpi/mpi_runtime.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/watchdog.h"

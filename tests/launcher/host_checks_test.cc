@@ -1,5 +1,5 @@
 // Plants each fault that occurs in practice in the report of a healthy host, and tests what the checks report.
-#include "launcher/hosts/host_checks.h"
+#include "launcher/doctor/host_checks.h"
 
 #include <gtest/gtest.h>
 

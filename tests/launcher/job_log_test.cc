@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "common/logging/record.h"
 #include "launcher/launch/log_folder.h"
-#include "logging/record.h"
 
 namespace annulus::job_log_test {
 namespace {

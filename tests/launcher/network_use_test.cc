@@ -14,7 +14,7 @@ using Names = std::vector<std::string>;
 using Environment = std::map<std::string, std::string>;
 
 Host host_with(const std::vector<std::string>& up, bool hcas) {
-  Host host{Machine::from_xml("tests/topology/testdata/h200_node.xml"), /*cuda=*/true};
+  Host host{Machine::from_xml("tests/launcher/topology/testdata/h200_node.xml"), /*cuda=*/true};
   for (const std::string& name : up) host.interfaces.push_back({name, true, name == "lo", 1000, {"10.0.0.1/24"}, ""});
   host.interfaces.push_back({"eth9", false, false, 1000, {"10.0.9.1/24"}, ""});  // down
   host.interfaces.push_back({"eth8", true, false, 1000, {}, ""});                // without an address

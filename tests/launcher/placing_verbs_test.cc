@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "common/files.h"
+#include "launcher/topology/cluster.h"
 #include "launcher/verb.h"
-#include "topology/cluster.h"
 
 namespace annulus {
 
@@ -46,7 +46,7 @@ std::string said_by(const std::string& verb, const std::vector<std::string>& arg
 }
 
 std::set<std::string> nics_of(const std::vector<std::string>& more) {
-  std::vector<std::string> args = {"--json", "--xml", "tests/topology/testdata/h200_node.xml", "-n", "8"};
+  std::vector<std::string> args = {"--json", "--xml", "tests/launcher/topology/testdata/h200_node.xml", "-n", "8"};
   args.insert(args.end(), more.begin(), more.end());
   std::set<std::string> nics;
   const nlohmann::json said = nlohmann::json::parse(said_by("topology", args));
@@ -66,7 +66,7 @@ TEST(TopologyVerb, ShowsTheHcasOfTheJob) {
 }
 
 TEST(TopologyVerb, ShowsTheDeviceOfTheJob) {
-  const std::vector<std::string> args = {"--xml", "tests/topology/testdata/one_socket_gpus.xml", "-n", "2"};
+  const std::vector<std::string> args = {"--xml", "tests/launcher/topology/testdata/one_socket_gpus.xml", "-n", "2"};
   const auto nodes = [&](const std::string& device) {
     std::vector<std::string> with = args;
     with.insert(with.end(), {"--json", "--device", device});
@@ -83,7 +83,7 @@ TEST(TopologyVerb, ShowsTheDeviceOfTheJob) {
 
 TEST(TopologyVerb, PlacesRanksOnSavedHosts) {
   const std::string path = ::testing::TempDir() + "/two hosts; \"quoted\".json";
-  const std::string xml = "tests/topology/testdata/one_socket_gpus.xml";
+  const std::string xml = "tests/launcher/topology/testdata/one_socket_gpus.xml";
   const std::vector<std::string> placed = {"-n", "8", "--context", "4", "--json"};
   const auto with = [&](std::vector<std::string> args) {
     args.insert(args.end(), placed.begin(), placed.end());
@@ -106,7 +106,7 @@ TEST(TopologyVerb, SavesAllDevicesWhateverTheJobUses) {
 }
 
 TEST(TopologyVerb, ShowsWhichInterfacesAreUsed) {
-  Host host{Machine::from_xml("tests/topology/testdata/h200_node.xml"), /*cuda=*/true};
+  Host host{Machine::from_xml("tests/launcher/topology/testdata/h200_node.xml"), /*cuda=*/true};
   host.interfaces.push_back({"eth0", true, false, 10000, {"10.0.0.1/24"}, ""});
   host.interfaces.push_back({"eth1", true, false, 1000, {"10.0.1.1/24"}, ""});
   const std::string path = ::testing::TempDir() + "/network.json";
@@ -123,7 +123,7 @@ TEST(TopologyVerb, ShowsWhichInterfacesAreUsed) {
 }
 
 TEST(TopologyVerb, RefusesSeveralSourcesOfHosts) {
-  const std::string xml = "tests/topology/testdata/h200_node.xml";
+  const std::string xml = "tests/launcher/topology/testdata/h200_node.xml";
   const nlohmann::json here =
       nlohmann::json::parse(said_by("topology", {"--hosts", "localhost:3", "--device", "cpu", "--json"}));
   EXPECT_EQ(here.at("placement").at("ranks").size(), 3U) << "as many ranks as slots";
@@ -145,13 +145,14 @@ TEST(TopologyVerb, UsesSlurmAllocationByDefault) {
   };
   EXPECT_EQ(ranks({}), 3U) << "as many ranks as tasks";
   EXPECT_EQ(ranks({"--hosts", "localhost:2"}), 2U);
-  EXPECT_EQ(ranks({"--xml", "tests/topology/testdata/h200_node.xml", "-n", "5"}), 5U);
+  EXPECT_EQ(ranks({"--xml", "tests/launcher/topology/testdata/h200_node.xml", "-n", "5"}), 5U);
   for (const auto& [name, value] : slurm) unsetenv(name);
 }
 
 TEST(TopologyVerb, DrawsPlacementAsSvg) {
   const std::string path = ::testing::TempDir() + "/picture.svg";
-  said_by("topology", {"--xml", "tests/topology/testdata/h200_node.xml", "-n", "8", "--context", "4", "--svg", path});
+  said_by("topology",
+          {"--xml", "tests/launcher/topology/testdata/h200_node.xml", "-n", "8", "--context", "4", "--svg", path});
   const std::string svg = read_small_file("test", path);
   EXPECT_TRUE(svg.starts_with("<svg")) << svg;
   EXPECT_NE(svg.find("ring 1: ranks 4 to 7"), std::string::npos) << svg;

@@ -12,21 +12,21 @@
 #include "launcher/launch/host_plan.h"
 #include "launcher/network/network.h"
 #include "launcher/seats.h"
-#include "topology/machine.h"
+#include "launcher/topology/machine.h"
 
 namespace annulus::rank_place_test {
 namespace {
 
 // Two sockets of 8 cores; GPUs 0-3 and mlx5_0, mlx5_1 on the first, GPUs 4-7 and mlx5_2, mlx5_3 on the second.
 Host h200() {
-  Host host{Machine::from_xml("tests/topology/testdata/h200_node.xml"), /*cuda=*/true};
+  Host host{Machine::from_xml("tests/launcher/topology/testdata/h200_node.xml"), /*cuda=*/true};
   host.machine.is_this_system = true;
   return host;
 }
 
 // Two sockets, all GPUs on the first.
 Host one_socket() {
-  Host host{Machine::from_xml("tests/topology/testdata/one_socket_gpus.xml"), /*cuda=*/true};
+  Host host{Machine::from_xml("tests/launcher/topology/testdata/one_socket_gpus.xml"), /*cuda=*/true};
   host.machine.is_this_system = true;
   return host;
 }

@@ -16,16 +16,16 @@
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/threads/threads.h"
 #include "launcher/seats.h"
-#include "topology/machine.h"
-#include "topology/placement.h"
-#include "training/mesh.h"
+#include "launcher/topology/machine.h"
+#include "launcher/topology/placement.h"
+#include "runtime/training/mesh.h"
 
 namespace annulus::ring_test {
 namespace {
 
 using Pair = std::pair<int, int>;  // the lower first
 
-Machine load(const std::string& name) { return Machine::from_xml("tests/topology/testdata/" + name); }
+Machine load(const std::string& name) { return Machine::from_xml("tests/launcher/topology/testdata/" + name); }
 
 // Returns the pairs of ranks that exchange rows in the programs of causal attention over the context axis of a mesh
 // [data, ranks / data]. `number` is indexed by the launcher's number of a rank and gives its number in the job; the

@@ -1,4 +1,4 @@
-// Tests launcher/tokens/sample_tokenizer.h with scripts in place of ./annulus; tests/tokenization tests the real
+// Tests launcher/tokens/sample_tokenizer.h with scripts in place of ./annulus; tests/python/tokenizer tests the real
 // tokenizer.
 #include "launcher/tokens/sample_tokenizer.h"
 

@@ -1,4 +1,5 @@
-// Tests of memory/pinned.h on a CPU, where nothing is copied. tests/training/gpu_training_test.cc tests it with a GPU.
+// Tests of memory/pinned.h on a CPU, where nothing is copied. tests/runtime/training/gpu_training_test.cc tests it with
+// a GPU.
 #include "memory/pinned.h"
 
 #include <ATen/ops/arange.h>

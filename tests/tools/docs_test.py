@@ -3,7 +3,7 @@
 
 - A path in backticks exists, and so does a test that is named.
 - A command that is printed uses a verb or word of ./annulus, and options that its source has.
-- A key of the configuration is in the table of keys (config/keys.cc).
+- A key of the configuration is in the table of keys (runtime/config/keys.cc).
 - The exit codes of the user guide are those of common/error.h.
 - Links to pages and pictures work, and the sections exist that answer the questions of docs/questions.md.
 
@@ -17,7 +17,7 @@ import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(sys.argv.pop(1))))
 QUESTIONS = "docs/questions.md"
-SKIPPED = ("runs", "third_party")
+SKIPPED = ("runs",)
 CODE = (".cc", ".h", ".cu", ".py", ".sh", ".bzl")
 # Files that a user or a job makes, and files of other programs, that look like ours.
 ELSEWHERE = re.compile(r"^(runs|models|tokens|out|data|corpus|gpu-report|bench|my|path|text|shards|share|PREFIX|RUN|bin|lib|include|"
@@ -119,7 +119,7 @@ def wrong_commands(pages):
 
 
 def keys():
-    return {"%s.%s" % pair for pair in re.findall(r'\{"(\w+)",\s*"(\w+)",\s*(?:ANNULUS_AT|\w)', SOURCES["config/keys.cc"])}
+    return {"%s.%s" % pair for pair in re.findall(r'\{"(\w+)",\s*"(\w+)",\s*(?:ANNULUS_AT|\w)', SOURCES["runtime/config/keys.cc"])}
 
 
 def wrong_keys(pages):

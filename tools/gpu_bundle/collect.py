@@ -72,8 +72,8 @@ KERNELS = "//tests/attention/kernels:gpu_kernel_test"
 ORDER = [
     Order("merges", KERNELS, "kernels", 60, "*Merge*"),
     Order("operators", KERNELS, "kernels", 150, "-*Merge*", shards=4),  # cuDNN prepares each shape for seconds, on one core
-    Order("model kernels", "//tests/model/gpu:gpu_ops_on_gpu_test", "kernels", 60),
-    Order("training steps", "//tests/training:gpu_training_test", "training", 100),
+    Order("model kernels", "//tests/runtime/model/gpu:gpu_ops_on_gpu_test", "kernels", 60),
+    Order("training steps", "//tests/runtime/training:gpu_training_test", "training", 100),
     Order("jobs", "//integration_tests:gpu_job_test", "training", 120),
     Order("nccl on a device", "//tests/comm:nccl_device_test", "nccl", 60),
     Order("nccl between ranks", "//tests/comm:nccl_processes_test", "nccl", 60),

@@ -12,7 +12,7 @@
 
 #include "attention/execution/attention.h"
 #include "attention/plan/plan.h"
-#include "attention/plan/proofs.h"
+#include "attention/proof/proofs.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "tests/attention/execution/run_everywhere.h"

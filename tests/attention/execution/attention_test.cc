@@ -12,13 +12,13 @@
 #include <cmath>
 #include <limits>
 
-#include "attend/attend.h"
-#include "attend/random_input.h"
 #include "attention/oracle/oracle.h"
 #include "attention/plan/traffic.h"
-#include "attention/plan/verifier.h"
+#include "attention/proof/verifier.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
+#include "runtime/attend/attend.h"
+#include "runtime/attend/random_input.h"
 #include "tests/attention/execution/run_everywhere.h"
 #include "tests/attention/plan/any_request.h"
 #include "tests/common/exactness.h"

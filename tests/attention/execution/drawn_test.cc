@@ -6,10 +6,10 @@
 
 #include <string>
 
+#include "attention/dropout/dropout.h"
 #include "attention/kernels/choose_kernel.h"
 #include "attention/oracle/oracle.h"
 #include "attention/plan/plan.h"
-#include "attention/tiles/dropout.h"
 #include "tests/attention/execution/run_everywhere.h"
 #include "tests/attention/plan/any_request.h"
 #include "tests/common/exactness.h"

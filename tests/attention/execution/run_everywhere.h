@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "attention/dropout/dropout.h"
 #include "attention/execution/attention.h"
 #include "attention/oracle/oracle.h"
 #include "attention/plan/plan.h"
-#include "attention/tiles/dropout.h"
 #include "comm/communicator.h"
 #include "common/error.h"
 #include "tests/attention/kernels/plain_attention.h"

@@ -1,4 +1,4 @@
-// Tests of attention that multiplies bf16 as bf16 (attention/cpu_flash/bf16_pairs.cc): the packing of pairs and their
+// Tests of attention that multiplies bf16 as bf16 (attention/kernels/cpu/bf16_pairs.cc): the packing of pairs and their
 // products against LibTorch's, and the whole kernel against the definition, beside the one that computes in fp32. Where
 // the processor has no such products, or ANNULUS_ISA forbids them, the kernel computes in fp32 and is tested alike;
 // only the tests of packing and products are skipped.
@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/cpu_flash/tile_math.h"
+#include "attention/kernels/cpu/tile_math.h"
 #include "tests/attention/kernels/kernel_case.h"
 #include "tests/common/exactness.h"
 

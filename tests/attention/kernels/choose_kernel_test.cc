@@ -10,7 +10,7 @@
 #include "attention/kernels/choose_kernel.h"
 #include "attention/kernels/detect.h"
 #include "common/error.h"
-#include "simd/instruction_set.h"
+#include "common/simd/instruction_set.h"
 
 namespace annulus::choose_kernel_test {
 namespace {

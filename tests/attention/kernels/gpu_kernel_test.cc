@@ -19,8 +19,8 @@
 
 #include "attention/kernels/composed_kernel.h"
 #include "attention/kernels/detect.h"
-#include "attention/operators/library_operators.h"
-#include "attention/operators/operator_list.h"
+#include "attention/kernels/library_operators.h"
+#include "attention/kernels/operator_list.h"
 #include "attention/tiles/merge.h"
 #include "common/error.h"
 #include "memory/upload.h"

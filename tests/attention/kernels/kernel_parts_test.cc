@@ -15,9 +15,9 @@
 #include <string>
 #include <vector>
 
+#include "attention/dropout/draws.h"
+#include "attention/dropout/dropout.h"
 #include "attention/oracle/oracle.h"
-#include "attention/tiles/draws.h"
-#include "attention/tiles/dropout.h"
 #include "attention/tiles/merge.h"
 #include "attention/tiles/tile_groups.h"
 #include "attention/tiles/tile_views.h"

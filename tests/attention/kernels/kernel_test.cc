@@ -21,7 +21,7 @@
 #include "attention/kernels/composed_kernel.h"
 #include "attention/tiles/tile_views.h"
 #include "common/error.h"
-#include "simd/instruction_set.h"
+#include "common/simd/instruction_set.h"
 #include "tests/attention/kernels/kernel_case.h"
 #include "tests/attention/kernels/masked_operator.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "attention/operators/attention_operator.h"
+#include "attention/kernels/attention_operator.h"
 
 namespace annulus::testing {
 

@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "attention/operators/operator_list.h"
+#include "attention/kernels/operator_list.h"
 
 namespace annulus::testing {
 

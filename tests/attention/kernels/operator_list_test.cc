@@ -1,6 +1,6 @@
 // Tests which of several attention operators computes a call: the limit on prepared shapes, and shapes that an operator
 // refuses. The operators run on a CPU; one of them behaves as LibTorch's cuDNN operator does when cuDNN has no plan.
-#include "attention/operators/operator_list.h"
+#include "attention/kernels/operator_list.h"
 
 #include <ATen/ops/randn.h>
 #include <c10/util/Exception.h>
@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "attention/kernels/composed_kernel.h"
-#include "attention/operators/library_operators.h"
+#include "attention/kernels/library_operators.h"
 #include "common/error.h"
-#include "logging/log_setup.h"
+#include "common/logging/log_setup.h"
 #include "tests/attention/kernels/kernel_case.h"
 #include "tests/attention/kernels/masked_operator.h"
 

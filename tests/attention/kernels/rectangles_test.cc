@@ -8,8 +8,8 @@
 #include <string>
 #include <tuple>
 
-#include "attention/composition/composition.h"
-#include "attention/composition/rectangles.h"
+#include "attention/kernels/composition.h"
+#include "attention/kernels/rectangles.h"
 
 namespace annulus::rectangles_test {
 namespace {

@@ -14,7 +14,7 @@
 #include <tuple>
 #include <vector>
 
-#include "attention/kernels/tile_sets.h"
+#include "attention/kernels/cpu/tile_sets.h"
 #include "tests/attention/kernels/kernel_case.h"
 
 namespace annulus::shared_keys_test {

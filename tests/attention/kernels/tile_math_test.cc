@@ -1,4 +1,4 @@
-// Tests of the vector code of flash attention on CPUs (attention/cpu_flash/tile_math.h): packing, products, hidden
+// Tests of the vector code of flash attention on CPUs (attention/kernels/cpu/tile_math.h): packing, products, hidden
 // columns, softmax and its gradient, and exponentials.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -21,7 +21,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "attention/cpu_flash/tile_math.h"
+#include "attention/kernels/cpu/tile_math.h"
 #include "tests/common/exactness.h"
 
 namespace annulus::tile_math_test {

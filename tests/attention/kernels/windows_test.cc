@@ -1,6 +1,6 @@
 // Tests of the cpu kernel with narrow windows, whose query rows are packed when keys that they see come first and
 // written after the last ones, so that rows of a call take each other's places in scratch memory
-// (attention/cpu_flash/row_tiles.h).
+// (attention/kernels/cpu/row_tiles.h).
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/cpu_flash/flash.h"
+#include "attention/kernels/cpu/flash.h"
 #include "common/error.h"
 #include "tests/attention/kernels/kernel_case.h"
 

@@ -1,5 +1,5 @@
 // Tests of the verifier against brute-force counting and planted mistakes.
-#include "attention/plan/verifier.h"
+#include "attention/proof/verifier.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

@@ -1,0 +1,75 @@
+// How the cpu kernel divides the tiles of a step into pieces of work, and these among threads. Used by cpu_kernel.cc.
+#pragma once
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "attention/kernels/cpu/tile_sets.h"
+#include "attention/tiles/kernel.h"
+#include "attention/tiles/tile_views.h"
+
+namespace annulus {
+
+// Query rows of some heads that read the same kv head: a block of rows of a set's only run, or all rows of its runs.
+struct Item {
+  const TileSet* set;
+  int64_t batch;
+  Span heads;
+  std::vector<Span> rows;  // of each run of the set, indices into its query rows
+
+  Span rows_of(size_t run) const { return members(set->queries[run].rows, rows[run]); }
+  Span positions_of(size_t run) const { return members(set->queries[run].positions, rows[run]); }
+  int64_t count() const;  // the rows of a head
+  int64_t pairs() const;  // with a few that bands hide
+};
+
+// The items of a set. `group` is the number of query heads of a kv head. Normally the blocks of one head follow each
+// other, so that its keys stay in the cache; with `heads_apart` the heads alternate instead.
+//
+// Large blocks pack their keys less often, but threads need several blocks to share. Only whether there is more than
+// one thread matters, so the number of threads changes no bit of a forward, nor of dk and dv. It may change dq if there
+// are fewer kv heads than threads: then several threads share a head, and each but the first adds up a part of dq of
+// its own (CpuKernel::run_backward).
+std::vector<Item> items_of(const TileSet& set, int64_t group, bool heads_apart);
+
+// How a kernel whose queries have `rows` rows, of all batch rows and heads together, computes sets.
+SetLimits set_limits(int64_t rows, int64_t group);
+
+// The number of threads that the work is worth. Waking a thread and waiting for it costs some ten microseconds, and
+// much more if other processes compete for the cores.
+int64_t threads_for(double flops);
+
+// Runs work(i, thread) for i = 0, ..., n - 1 on up to `threads` threads, numbered from 0, each of which takes the next
+// i when it is free. When nothing is left for the calling thread, it polls until the others are done.
+template <typename Work>
+void for_each_in_parallel(int64_t n, int64_t threads, const Kernel::Poll& poll, Work work) {
+  threads = std::min(n, threads);
+  if (threads == 1) {
+    for (int64_t i = 0; i < n; ++i) work(static_cast<size_t>(i), size_t{0});
+    return;
+  }
+  const std::thread::id caller = std::this_thread::get_id();
+  std::atomic<int64_t> next = 0, working = 0;
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (; begin < end; ++begin) {
+      ++working;
+      try {
+        for (int64_t i = next++; i < n; i = next++) work(static_cast<size_t>(i), static_cast<size_t>(begin));
+      } catch (...) {
+        next = n;  // the others need not begin anything
+        --working;
+        throw;
+      }
+      --working;
+      if (!poll || std::this_thread::get_id() != caller) continue;
+      for (; working > 0; std::this_thread::yield()) poll();
+    }
+  });
+}
+
+}  // namespace annulus

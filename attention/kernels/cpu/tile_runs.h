@@ -1,0 +1,114 @@
+// Which scores of a register tile of flash attention on CPUs are computed, and which of those a band hides. Used by
+// flash.cc.
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <vector>
+
+#include "attention/dropout/draws.h"
+#include "attention/kernels/cpu/flash.h"
+#include "attention/kernels/cpu/key_chunks.h"
+#include "attention/tiles/tile_groups.h"
+
+namespace annulus::cpu_flash {
+
+// Says which scores of a register tile's rows with a chunk are computed: runs of columns that some of the rows see,
+// rounded to whole vectors, so that the cost of a tile follows its pairs. Pairs within the runs that a band hides get
+// the score -inf. Products that add up columns need no whole vectors, and leave out most of what no row sees.
+template <typename T>
+class TileRuns {
+ public:
+  TileRuns(const TileMath<T>& math, const QueryBlock<T>& block, std::span<const Part<T>> parts, int64_t columns)
+      : math_(math), block_(block), parts_(parts), padded_(columns % math.lanes != 0) {}
+
+  // Finds the runs for rows row, ..., row + n - 1 of the block.
+  void find(int64_t row, int64_t n) {
+    runs_.clear(), summed_.clear();
+    hides_ = padded_;
+    const Span queries = block_.positions.sub(row, n);
+    for (const Part<T>& part : parts_) {
+      Run seen = part.columns();
+      if (part.cut) {
+        seen = part.seen_by(queries);
+        // What the first and the last row see, the rows between them see as well.
+        hides_ = hides_ || part.seen_by(queries.sub(0, 1)) != part.columns() ||
+                 part.seen_by(queries.sub(n - 1, 1)) != part.columns();
+      }
+      if (seen.empty()) continue;
+      add(seen, math_.lanes, runs_);
+      add(seen, math_.together * math_.depth, summed_);
+    }
+  }
+  const std::vector<Run>& runs() const { return runs_; }
+  const std::vector<Run>& summed() const { return summed_; }  // the columns that products add up
+
+  // Sets the scores of those pairs in the runs to -inf that rows row, ..., row + n - 1 do not see.
+  void hide(int64_t row, int64_t n, T* scores, int64_t step) const {
+    if (!hides_) return;
+    int64_t from[kMostTileRows], past[kMostTileRows], next[kMostTileRows];  // each row is hidden in [from, past)
+    for (const Run& run : runs_) {
+      std::fill_n(from, n, run.first);
+      for (const Part<T>& part : parts_) {
+        if (part.column >= run.past || part.column + part.count() <= run.first) continue;
+        part.seen_by_each(block_.positions.sub(row, n), past, next);
+        for (int64_t r = 0; r < n; ++r) {
+          const bool none = next[r] <= past[r];
+          past[r] = none ? from[r] : std::clamp(past[r], run.first, run.past);
+          next[r] = none ? from[r] : std::clamp(next[r], run.first, run.past);
+        }
+        math_.hide(n, scores, step, from, past);
+        std::copy_n(next, n, from);
+      }
+      std::fill_n(past, n, run.past);
+      math_.hide(n, scores, step, from, past);
+    }
+  }
+
+  // Draws the dropout factors of the pairs of rows row, ..., row + n - 1 in the runs. Those of other pairs in the runs
+  // stay what they are.
+  void draw(uint64_t philox_key, int64_t row, int64_t n, T* factors, int64_t step) const {
+    for (int64_t r = 0; r < n; ++r) {
+      const int64_t query = block_.positions.at(row + r);
+      for (const Run& run : runs_) {
+        for (const Part<T>& part : parts_) {
+          const int64_t first = std::max(run.first, part.column), past = std::min(run.past, part.column + part.count());
+          if (first >= past) continue;
+          const Span keys = part.piece->positions.sub(part.first + first - part.column, past - first);
+          draw_row(philox_key, query, keys, block_.drop_threshold, block_.kept, factors + r * step + first);
+        }
+      }
+    }
+  }
+
+  // Makes the rows [n, past), which only fill up a product's operands, add nothing to dk and dv, not even if their
+  // zeros meet infinite keys.
+  void clear_padding(int64_t n, int64_t past, T* p, T* ds, int64_t step) const {
+    for (int64_t r = n; r < past; ++r) {
+      for (const Run& run : runs_) {
+        std::fill(p + r * step + run.first, p + r * step + run.past, T{0});
+        std::fill(ds + r * step + run.first, ds + r * step + run.past, T{0});
+      }
+    }
+  }
+
+ private:
+  // Adds the columns to runs in ascending order whose ends are multiples of `unit`.
+  static void add(const Run& seen, int64_t unit, std::vector<Run>& runs) {
+    const Run run{seen.first / unit * unit, round_up(seen.past, unit)};
+    if (!runs.empty() && run.first <= runs.back().past) {
+      runs.back().past = std::max(runs.back().past, run.past);
+    } else {
+      runs.push_back(run);
+    }
+  }
+
+  const TileMath<T>& math_;
+  const QueryBlock<T>& block_;
+  std::span<const Part<T>> parts_;
+  bool padded_;         // whether the last vector of the chunk has columns without a key
+  bool hides_ = false;  // whether some row may not see some column of the chunk
+  std::vector<Run> runs_, summed_;
+};
+
+}  // namespace annulus::cpu_flash

@@ -1,0 +1,199 @@
+// See factory.h.
+#include "attention/modules/factory.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "common/error.h"
+#include "common/nearest.h"
+#include "common/text.h"
+
+namespace annulus {
+namespace {
+
+// Whether queries may see less than everything, so that less than everything may have to be sent.
+bool is_sparse(const PatternSpec& p) {
+  if (!p.documents.empty()) return true;
+  if (p.kind == PatternSpec::Kind::kUnion) return std::all_of(p.members.begin(), p.members.end(), is_sparse);
+  return p.kind != PatternSpec::Kind::kFull;
+}
+
+// The layout is the caller's, because it says where the rows of x lie. This can only name a better one.
+std::string layout_reason(const MultiheadAttentionOptions& o, int ranks) {
+  std::string text = "; layout " + std::string(to_string(o.layout)) + " as given";
+  if (ranks == 1) return text;
+  if (o.pattern.causal && !is_sparse(o.pattern) && o.layout == LayoutKind::kContiguous) {
+    text += " (rows laid as zigzag would share a causal pattern's work evenly)";
+  }
+  if (is_sparse(o.pattern) && o.layout != LayoutKind::kContiguous) {
+    text += " (with rows laid as contiguous a sparse pattern would need fewer from other ranks)";
+  }
+  return text;
+}
+
+PatternSpec restricted_like(const PatternSpec& given, PatternSpec::Kind kind) {
+  PatternSpec p;
+  p.kind = kind;
+  p.causal = given.causal;
+  p.documents = given.documents;
+  p.key_documents = given.key_documents;
+  return p;
+}
+
+PatternSpec dilated(const AttentionFactoryOptions& o) {
+  PatternSpec p = restricted_like(o.attention.pattern, PatternSpec::Kind::kDilated);
+  p.dilated = o.dilated;
+  return p;
+}
+
+PatternSpec blocks(const AttentionFactoryOptions& o) {
+  PatternSpec p = restricted_like(o.attention.pattern, PatternSpec::Kind::kBlocks);
+  p.blocks = o.blocks;
+  return p;
+}
+
+PatternSpec hierarchical(const AttentionFactoryOptions& o) {
+  PatternSpec p = blocks(o);
+  p.blocks.map = BlocksSpec::Map::kHierarchical;
+  if (p.blocks.levels.empty()) p.blocks.levels = {{1, 2}, {4, 16}, {16, 64}};
+  return p;
+}
+
+PatternSpec adaptive(const AttentionFactoryOptions& o) {
+  PatternSpec p = blocks(o);
+  p.blocks.map = BlocksSpec::Map::kAdaptive;
+  return p;
+}
+
+PatternSpec as_given(const AttentionFactoryOptions& o) { return o.attention.pattern; }
+
+struct Entry {
+  NamedAttention named;
+  PatternSpec (*pattern)(const AttentionFactoryOptions&);
+  ScheduleKind schedule;
+  const char* what;
+};
+
+const std::vector<Entry>& entries() {
+  static const std::vector<Entry> table = {
+      {{"multihead", {"MultiheadAttention"}}, as_given, ScheduleKind::kAuto, "the pattern given"},
+      {{"dilated", {"DilatedAttention", "MultiheadDilatedAttention"}},
+       dilated,
+       ScheduleKind::kAuto,
+       "dilated branches"},
+      {{"improved", {"ImprovedDilatedAttention", "ImprovedDilatedAttentionV2", "ImprovedMultiheadDilatedAttention"}},
+       dilated,
+       ScheduleKind::kAuto,
+       "dilated branches; the same function as \"dilated\", which has no slower form here"},
+      {{"ring", {"RingAttentionCorrectV2"}}, as_given, ScheduleKind::kRing, "the pattern given, over a ring"},
+      {{"ring_dilated",
+        {"RingDilatedAttentionV2", "RingDilatedAttention", "RingMultiheadDilatedAttention",
+         "UnfoldRingDilatedAttention"}},
+       dilated,
+       ScheduleKind::kRing,
+       "dilated branches over a ring"},
+      {{"ring_collective", {"RingDilatedAttentionV2Collective"}},
+       dilated,
+       ScheduleKind::kAllGather,
+       "dilated branches; the sampled rows are gathered at once"},
+      {{"block_sparse_ring", {"BlockSparseRingDilatedAttention", "BlockSparseRingMultiheadDilatedAttention"}},
+       blocks,
+       ScheduleKind::kAuto,
+       "active blocks over the ranks"},
+      {{"block_sparse_ring_distributed", {"BlockSparseRingDistributedDilatedAttention"}},
+       blocks,
+       ScheduleKind::kGroupCast,
+       "active blocks, each row straight to the ranks that need it"},
+      {{"distributed", {}},
+       as_given,
+       ScheduleKind::kGroupCast,
+       "the pattern given, each row straight to where it is needed"},
+      {{"hierarchical", {}},
+       hierarchical,
+       ScheduleKind::kAuto,
+       "blocks that are dense nearby and coarser farther away"},
+      {{"adaptive", {}}, adaptive, ScheduleKind::kAuto, "blocks selected by content"},
+  };
+  return table;
+}
+
+const Entry* find(std::string_view name) {
+  for (const Entry& e : entries()) {
+    const auto& classes = e.named.classes;
+    if (e.named.name == name || std::find(classes.begin(), classes.end(), name) != classes.end()) return &e;
+  }
+  return nullptr;
+}
+
+[[noreturn]] void refuse(std::string_view name) {
+  std::vector<std::string> all = {"auto"};
+  std::string known = "auto";
+  for (const NamedAttention& n : named_attentions()) {
+    all.emplace_back(n.name);
+    all.insert(all.end(), n.classes.begin(), n.classes.end());
+    known += ", " + std::string(n.name);
+  }
+  const std::string near = nearest(name, all);
+  throw Error(ErrorKind::kUsage, "modules",
+              "unknown attention \"" + std::string(name) + "\"" +
+                  (near.empty() ? "" : "; did you mean \"" + near + "\"?") + " (known: " + known +
+                  ", and the class names in docs/modules.md)");
+}
+
+AttentionChoice choose_auto(const AttentionFactoryOptions& o) {
+  AttentionChoice choice{o.attention, ""};
+  const PatternSpec& p = o.attention.pattern;
+  const std::string size = counted(o.length, "position") + " on " + counted(o.ranks, "rank") + ": ";
+  if (o.ranks == 1) {
+    choice.options.schedule = ScheduleKind::kAuto;
+    choice.reason = "one rank, nothing is sent";
+  } else if (o.length < kLongSequence) {
+    choice.options.schedule = ScheduleKind::kAllGather;
+    choice.reason = "all-gather, because short sequences (below " + std::to_string(kLongSequence) +
+                    ") fit each rank whole and one exchange is quicker than a ring's many";
+  } else if (o.length >= kVeryLongSequence && is_sparse(p)) {
+    choice.options.schedule = ScheduleKind::kGroupCast;
+    choice.reason = "group-cast, because of a very long sequence (from " + std::to_string(kVeryLongSequence) +
+                    ") a sparse pattern needs few rows, which are sent only to the ranks that need them";
+  } else {
+    choice.options.schedule = ScheduleKind::kRing;
+    choice.reason =
+        "a ring, because long sequences (from " + std::to_string(kLongSequence) + ") should never be whole on one rank";
+    if (o.length >= kVeryLongSequence) {
+      choice.reason += "; a sparse pattern would cost less, but computes something else, so only you can choose it";
+    }
+  }
+  choice.reason = "auto: " + size + choice.reason + layout_reason(choice.options, o.ranks);
+  return choice;
+}
+
+}  // namespace
+
+const std::vector<NamedAttention>& named_attentions() {
+  static const std::vector<NamedAttention> names = [] {
+    std::vector<NamedAttention> all;
+    for (const Entry& e : entries()) all.push_back(e.named);
+    return all;
+  }();
+  return names;
+}
+
+AttentionChoice choose_attention(std::string_view name, const AttentionFactoryOptions& options) {
+  if (name == "auto") return choose_auto(options);
+  const Entry* entry = find(name);
+  if (entry == nullptr) refuse(name);
+  AttentionChoice choice{options.attention, ""};
+  choice.options.pattern = entry->pattern(options);
+  choice.options.schedule = entry->schedule;
+  choice.reason = std::string(name) + ": " + entry->what + layout_reason(choice.options, options.ranks);
+  return choice;
+}
+
+MultiheadAttention make_attention(std::string_view name, const AttentionFactoryOptions& options, std::string* reason) {
+  const AttentionChoice choice = choose_attention(name, options);
+  if (reason != nullptr) *reason = choice.reason;
+  return MultiheadAttention(choice.options);
+}
+
+}  // namespace annulus

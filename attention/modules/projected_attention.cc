@@ -1,0 +1,125 @@
+// See projected_attention.h.
+#include "attention/modules/projected_attention.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/linear.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "attention/pattern/pattern.h"
+
+namespace annulus {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// What passes from forward to backward, as an opaque value of the node.
+struct Held : torch::CustomClassHolder {
+  Held(ProjectionPlan p, AttentionCall c) : plan(std::move(p)), kept(std::move(c)) {}
+  const AttentionCall& call() const { return kept.call(); }
+  const ProjectionPlan plan;
+  const KeptCall kept;
+  std::shared_ptr<const Program> program;
+  int64_t number = 0;  // of the forward
+};
+
+using MaybeTensor = std::optional<at::Tensor>;
+MaybeTensor maybe(const at::Tensor& t) { return t.defined() ? MaybeTensor(t) : std::nullopt; }
+
+ProjectionWeights weights_of(const at::Tensor* w) { return {w[0], w[1], w[2], w[3], w[4], w[5]}; }
+
+// t divided by output_divisor; the tensor itself if that is 1.
+at::Tensor divided(const at::Tensor& t, const PatternSpec& pattern) {
+  const int64_t divisor = output_divisor(pattern);
+  return divisor == 1 ? t : t.div(static_cast<double>(divisor));
+}
+
+constexpr size_t kInputs = 8;  // x, memory and six weights
+
+class ProjectedAttention : public torch::autograd::Function<ProjectedAttention> {
+ public:
+  // memory: empty if it is x.
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const MaybeTensor& memory,
+                            const at::Tensor& q, const MaybeTensor& q_bias, const at::Tensor& k,
+                            const MaybeTensor& k_bias, const at::Tensor& v, const MaybeTensor& v_bias,
+                            const c10::intrusive_ptr<Held>& held) {
+    const auto plain = [](const MaybeTensor& t) { return t ? *t : at::Tensor(); };
+    const ProjectionWeights weights{q, plain(q_bias), k, plain(k_bias), v, plain(v_bias)};
+    AttentionOutput result;
+    {
+      const Projected p = project(x, memory ? *memory : x, weights, held->plan);
+      result = attention_forward(p.q, p.k, p.v, held->call());
+    }
+    held->program = result.program;
+    held->number = result.number;
+    context->save_for_backward({x, plain(memory), q, plain(q_bias), k, plain(k_bias), v, plain(v_bias), result.out,
+                                result.lse, result.saved_k, result.saved_v});
+    context->saved_data["held"] = c10::IValue::make_capsule(held);
+    // If `out` is returned itself, autograd sees that a caller changed it, and the backward refuses.
+    return divided(result.out, held->call().request.pattern);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const variable_list saved = context->get_saved_variables();
+    const auto held = c10::static_intrusive_pointer_cast<Held>(context->saved_data["held"].toCapsule());
+    std::array<at::Tensor, kInputs> inputs;
+    for (size_t i = 0; i < kInputs; ++i) {
+      if (saved[i].defined()) inputs[i] = saved[i].detach().requires_grad_();
+    }
+    Projected p;
+    {
+      const at::AutoGradMode with_gradients(true);
+      p = project(inputs[0], inputs[1].defined() ? inputs[1] : inputs[0], weights_of(&inputs[2]), held->plan);
+    }
+    const AttentionGradients d = attention_backward(
+        divided(grads[0], held->call().request.pattern), p.q.detach(), p.k.detach(), p.v.detach(),
+        {held->program, saved[8], saved[9], saved[10], saved[11], Finite::kUnknown, held->number}, held->call());
+    variable_list wanted;
+    std::vector<size_t> where;
+    size_t edge = 0;  // edge of the node; inputs that were not given have none
+    for (size_t i = 0; i < kInputs; ++i) {
+      if (!inputs[i].defined() || !context->needs_input_grad(edge++)) continue;
+      wanted.push_back(inputs[i]);
+      where.push_back(i);
+    }
+    variable_list result(kInputs + 1);
+    if (wanted.empty()) return result;
+    const variable_list got = torch::autograd::grad({p.q, p.k, p.v}, wanted, {d.dq, d.dk, d.dv});
+    for (size_t i = 0; i < where.size(); ++i) result[where[i]] = got[i];
+    return result;
+  }
+};
+
+at::Tensor heads_of(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, int64_t heads,
+                    int64_t head_dim) {
+  return at::linear(x, weight, maybe(bias)).view({x.size(0), x.size(1), heads, head_dim});
+}
+
+at::Tensor turned(const at::Tensor& x, const RotaryTable& table) {
+  return table.cosine.defined() ? rotate(x, table) : x;
+}
+
+}  // namespace
+
+Projected project(const at::Tensor& x, const at::Tensor& memory, const ProjectionWeights& w,
+                  const ProjectionPlan& plan) {
+  return {turned(heads_of(x, w.q, w.q_bias, plan.heads, plan.head_dim), plan.query_rotary),
+          turned(heads_of(memory, w.k, w.k_bias, plan.kv_heads, plan.head_dim), plan.key_rotary),
+          heads_of(memory, w.v, w.v_bias, plan.kv_heads, plan.head_dim)};
+}
+
+at::Tensor projected_attention(const at::Tensor& x, const at::Tensor& memory, const ProjectionWeights& w,
+                               const ProjectionPlan& plan, const AttentionCall& call) {
+  return ProjectedAttention::apply(x, memory.is_same(x) ? std::nullopt : maybe(memory), w.q, maybe(w.q_bias), w.k,
+                                   maybe(w.k_bias), w.v, maybe(w.v_bias), c10::make_intrusive<Held>(plan, call));
+}
+
+}  // namespace annulus

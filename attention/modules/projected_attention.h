@@ -1,0 +1,35 @@
+// Attention with its projections that keeps only a call's inputs, out and lse: the backward computes the projections
+// again, but not attention. Used by MultiheadAttention if recompute is set.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "attention/execution/attention.h"
+#include "attention/modules/rotary.h"
+
+namespace annulus {
+
+// Weights [out, in] and biases [out] (or undefined) of the projections to queries, keys and values.
+struct ProjectionWeights {
+  at::Tensor q, q_bias, k, k_bias, v, v_bias;
+};
+
+struct ProjectionPlan {
+  int64_t heads = 1, kv_heads = 1, head_dim = 1;
+  RotaryTable query_rotary, key_rotary;  // undefined tensors: no rotary embedding
+};
+
+struct Projected {
+  at::Tensor q;     // [B, n, heads, head_dim]
+  at::Tensor k, v;  // [B, m, kv_heads, head_dim]
+};
+
+// x [B, n, .], memory [B, m, .]. Differentiable.
+Projected project(const at::Tensor& x, const at::Tensor& memory, const ProjectionWeights& weights,
+                  const ProjectionPlan& plan);
+
+// attention(project(...)), [B, n, heads, head_dim], with the same values and gradients.
+at::Tensor projected_attention(const at::Tensor& x, const at::Tensor& memory, const ProjectionWeights& weights,
+                               const ProjectionPlan& plan, const AttentionCall& call);
+
+}  // namespace annulus

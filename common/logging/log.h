@@ -1,0 +1,51 @@
+// The log: messages of a process about itself, as records with a time, level, host, rank and room. Most rooms use it
+// (docs/architecture.md). The output that a verb was asked for, and progress, are not logged. This header includes no
+// library: logger.cc writes the files, and programs install it (logger.h). Without it, for example in a Python process
+// that has loaded the operators, records go to standard error.
+//
+// All functions are thread safe, do not throw and never wait for another rank. They must not be called in a signal
+// handler.
+#pragma once
+
+#include <exception>
+#include <string>
+#include <string_view>
+
+#include "common/logging/record.h"
+
+namespace annulus {
+
+// Whether records of this level are logged (`--log-level`, ANNULUS_LOG).
+bool log_enabled(LogLevel level);
+
+// Logs a record of this process. `room` is named as in errors ("comm", "train"). `message` does not repeat the level
+// and the rank, which the record has; what exceeds 64 KiB is cut off.
+void log(LogLevel level, std::string_view room, std::string_view message);
+inline void log_debug(std::string_view room, std::string_view message) { log(LogLevel::kDebug, room, message); }
+inline void log_info(std::string_view room, std::string_view message) { log(LogLevel::kInfo, room, message); }
+inline void log_warn(std::string_view room, std::string_view message) { log(LogLevel::kWarn, room, message); }
+inline void log_error(std::string_view room, std::string_view message) { log(LogLevel::kError, room, message); }
+
+// Logs the error with which this rank fails, or one that it catches where it cannot throw. `rank` is its rank in the
+// job; pass it if the process holds several ranks, or if set_log_place has not been called.
+void log_error(const std::exception& error, int rank = kNoRank);
+
+// Logs a warning that all ranks of the job give: only rank 0 logs it. If not every rank is sure to give the warning,
+// call log_warn instead: `launch` shows only the first of several equal ones.
+void log_warn_once_per_job(std::string_view room, std::string_view message);
+
+// Logs an error that one rank reports for all of them.
+void log_error_for_all(std::string_view room, std::string_view message);
+
+// Logs the last record of a process that is about to end because one of its threads is stuck; that thread may be inside
+// log(). Waits at most one second for it, and then writes the record to standard error only.
+struct LastWords {
+  int rank = kNoRank;   // as for log_error
+  bool of_all = false;  // as log_error_for_all
+};
+void log_last_words(LogLevel level, std::string_view room, std::string_view message, LastWords words = {});
+
+// Logs a record to the log files only. The caller or the launcher shows the message to the user in another way.
+void log_unshown(LogLevel level, std::string_view room, std::string_view message);
+
+}  // namespace annulus

@@ -1,0 +1,20 @@
+// Draws a placement: hosts with their packages, NUMA nodes, GPUs and NICs, the ranks on them, and the rings in colour,
+// also between hosts. `topology --svg` writes the picture.
+//
+// Thread safety: a function without state.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "launcher/topology/machine.h"
+#include "launcher/topology/placement.h"
+
+namespace annulus {
+
+// Returns SVG 1.1 without scripts, fonts or links. `hosts` are those given to `place`, for a whole job. Up to 4 hosts
+// are drawn with text, and up to 64 in a smaller form; of more hosts the first 64 and the hops among them are drawn.
+// Names are shortened to fit.
+std::string topology_svg(const std::vector<Machine>& hosts, const Placement& placement);
+
+}  // namespace annulus

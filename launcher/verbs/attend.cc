@@ -1,0 +1,88 @@
+// annulus attend: exact attention over tensors in a safetensors file. This file has the options;
+// runtime/attend/attend.h does the work.
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+
+#include "common/names.h"
+#include "common/text.h"
+#include "launcher/command_line.h"
+#include "launcher/device.h"
+#include "launcher/hosts/mpirun.h"
+#include "launcher/verb.h"
+#include "launcher/verbs/start_job.h"
+#include "runtime/attend/attend.h"
+
+namespace annulus {
+namespace {
+
+class AttendVerb : public Verb {
+ public:
+  void declare(CLI::App& app) override {
+    app.add_option("--input", options_.input, "safetensors file with q, k, v (and dout)")->type_name("FILE");
+    app.add_option("--random", options_.random,
+                   "instead of --input: generate inputs, equal for any number of ranks. NAME=VALUE,...; defaults:\n" +
+                       random_input_defaults() +
+                       "\ndtype: f32, f64, bf16 or f16; magnitude: the standard deviation of q and k")
+        ->type_name("SIZES");
+    app.add_option("--output", options_.output,
+                   "safetensors file to write: out, lse (and dq, dk, dv); may be left out with --random")
+        ->type_name("FILE");
+    app.add_option("--pattern", options_.pattern, "which keys a query sees (default: { kind = \"causal\" })");
+    app.add_option("--layout", options_.layout,
+                   "how positions are divided among ranks: contiguous (default), zigzag or striped");
+    app.add_option("--schedule", options_.schedule, "auto (default), ring, all-gather or group-cast");
+    app.add_option("--kernel", options_.kernel, "auto (default), cpu, reference, efficient, cudnn, flash2 or flash3");
+    app.add_option("--device", device_, "auto (default: GPUs if there is one for each rank), cpu or cuda");
+    app.add_flag("--backward", options_.backward, "also compute the gradients, from the tensor dout");
+    app.add_option("--scale", options_.scale, "factor on q.k (default: 1/sqrt(head size))");
+    app.add_option("--query-offset", options_.query_offset, "query i has the position i + N (default: 0)");
+    app.add_flag("--even", options_.even, "refuse lengths that do not give every rank the same share");
+    add_numbers(app, "--lengths", options_.lengths, "contiguous parts of these lengths, one for each rank: 5,9,2");
+    app.add_option("--mask-out", options_.mask_out, "safetensors file to write: the block map that was used")
+        ->type_name("FILE");
+    app.add_option("--dropout", options_.dropout.rate, "share of probabilities to drop (default: 0)");
+    app.add_option("--seed", options_.dropout.seed, "seed of the dropout (default: 0)");
+    app.add_option("--step", options_.dropout.step, "step that the dropout depends on (default: 0)");
+    app.add_option("--layer", options_.dropout.layer, "layer that the dropout depends on (default: 0)");
+    app.add_flag("--check", options_.check, "compare with dense fp64 attention on one core, and fail if it differs");
+    app.footer(
+        "q is [batch, length, heads, head size], k and v [batch, length, kv heads, head size]; F32, F64, BF16 or F16.\n"
+        "Examples:\n"
+        "  ./annulus launch -n 4 attend --input in.safetensors --output out.safetensors \\\n"
+        "      --pattern '{ kind = \"causal\" }' --layout zigzag --schedule ring --backward\n"
+        "  ./annulus launch -n 3 attend --random queries=300,heads=4,kv_heads=2,seed=7 \\\n"
+        "      --pattern '{ kind = \"window\", left = 40, right = 0 }' --backward --check");
+  }
+
+  void check() override {
+    index_of_name(device_, {"auto", "cpu", "cuda"}, "device", "--device");
+    check_options(options_);
+  }
+
+  std::string device() const override { return device_; }
+
+  std::vector<std::string> files() const override {
+    return options_.input.empty() ? std::vector<std::string>() : std::vector<std::string>{options_.input};
+  }
+  int run() override {
+    Job job = start_job({{"command", shell_quote(command_arguments())}});
+    std::optional<AttendJob> attend;
+    job.run_together({"attend, checking the input", 0}, [&] { attend.emplace(options_, job.size); });
+    job.require_agreement(attend->fields(), {"attend, comparing the input", 0});
+    const DeviceChoice choice = choose_devices(job, device_);
+    const std::shared_ptr<Communicator> gpus = connect_devices(job, choice);
+    attend->run(gpus ? *gpus : *job.world, choice.device);
+    return 0;
+  }
+
+ private:
+  AttendOptions options_;
+  std::string device_ = "auto";
+};
+
+}  // namespace
+
+std::unique_ptr<Verb> make_attend_verb() { return std::make_unique<AttendVerb>(); }
+
+}  // namespace annulus

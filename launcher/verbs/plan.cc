@@ -1,0 +1,174 @@
+// annulus plan: makes the plan of a problem for any number of ranks, proves it, and shows what it costs. It runs
+// nothing, and supports every pattern except adaptive block maps, which are selected at each call. With --model it
+// plans the memory of a training step instead (plan_memory.h).
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <optional>
+#include <vector>
+
+#include "attention/execution/plan_report.h"
+#include "common/error.h"
+#include "common/text.h"
+#include "launcher/verb.h"
+#include "launcher/verbs/live_line.h"
+#include "launcher/verbs/plan_memory.h"
+#include "runtime/tensor_files/block_map_file.h"
+
+namespace annulus {
+namespace {
+
+class PlanVerb : public Verb {
+ public:
+  void declare(CLI::App& app) override {
+    app.add_option("--ranks", ranks_, "number of ranks to plan for");
+    app.add_option("--length", length_, "number of tokens of the whole sequence");
+    add_numbers(app, "--lengths", request_.uneven_lengths,
+                "contiguous parts of these lengths, one for each rank: 5,9,2; instead of --ranks and --length");
+    app.add_option("--key-length", key_length_, "number of keys (default: as many as queries)");
+    app.add_option("--query-offset", request_.shape.query_offset, "query i has the position i + N (default: 0)");
+    app.add_option("--batch", request_.shape.batch, "batch rows (default: 1)");
+    app.add_option("--heads", request_.shape.heads, "query heads (default: 1)");
+    app.add_option("--kv-heads", kv_heads_, "kv heads (default: as many as query heads)");
+    app.add_option("--head-dim", head_dim_, "head size, to compute bytes (default: 128)")->check(CLI::PositiveNumber);
+    app.add_option("--element-bytes", element_bytes_, "bytes of a key or value element, 2 for bf16 (default: 2)")
+        ->check(CLI::PositiveNumber);
+    app.add_option("--pattern", pattern_, "which keys a query sees (default: { kind = \"causal\" })");
+    app.add_option("--layout", layout_, "contiguous, zigzag (default) or striped");
+    app.add_option("--schedule", schedule_, "auto (default), ring, all-gather or group-cast");
+    app.add_flag("--even", request_.even, "refuse lengths that do not give every rank the same share");
+    app.add_flag("--no-proof", no_proof_, "do not prove the plan; for very many ranks or positions");
+    app.add_flag("--json", json_, "print JSON instead of a table");
+    memory_.declare(app);
+    app.callback([this, &app] {
+      for (const CLI::Option* option : app.get_options()) {
+        if (option->count() > 0) given_.push_back(option->get_name());
+      }
+    });
+    app.footer(
+        "Examples:\n"
+        "  ./annulus plan --ranks 64 --length 1048576 --heads 64 --kv-heads 8\n"
+        "  ./annulus plan --lengths 4096,2048,1024 --json\n"
+        "  ./annulus plan --ranks 8 --length 65536 --layout contiguous \\\n"
+        "      --pattern '{ kind = \"window\", left = 4095, right = 0 }'\n"
+        "  ./annulus plan --model configs/plan/8b.toml --ranks 8 --device-memory 141GB");
+  }
+
+  void check() override {
+    memory_.check(given_, ranks_);
+    if (memory_.asked()) return;
+    place();
+    request_.shape.k_len = key_length_.value_or(request_.shape.q_len);
+    request_.shape.kv_heads = kv_heads_.value_or(request_.shape.heads);
+    request_.pattern = parse_pattern(pattern_, "--pattern");
+    request_.layout = parse_layout(layout_.value_or("zigzag"), "--layout");
+    request_.schedule = parse_schedule(schedule_, "--schedule");
+    if (!request_.uneven_lengths.empty()) request_.layout = LayoutKind::kContiguous;
+    require_plannable(request_);
+  }
+
+  int run() override {
+    if (memory_.asked()) return memory_.run(json_);
+    request_.pattern = read_block_maps(request_.pattern, request_.shape);
+    const auto report = [&] {
+      LiveLine line;
+      return PlanReport(request_, head_dim_, element_bytes_, !no_proof_, [&](const std::string& t) { line.say(t); });
+    };
+    PlanReport plan = report();
+    if (!json_) print_plan(plan);
+    const Proof* proof = nullptr;
+    if (!no_proof_) {
+      LiveLine line;
+      proof = &plan.prove([&](const std::string& text) { line.say(text); });
+    }
+    if (json_) {
+      std::printf("%s\n", plan.json().c_str());
+    } else if (proof != nullptr) {
+      print_proof(*proof, plan.proved_seconds());
+    }
+    if (proof != nullptr && !proof->holds()) {
+      throw Error(ErrorKind::kInternal, "plan", "the plan is wrong, as shown above; please report it");
+    }
+    return 0;
+  }
+
+ private:
+  [[noreturn]] static void refuse(const std::string& message) { throw Error(ErrorKind::kUsage, "launcher", message); }
+
+  // Sets the number of ranks and positions from --ranks and --length or from --lengths.
+  void place() {
+    const std::vector<int64_t>& lengths = request_.uneven_lengths;
+    if (lengths.empty()) {
+      if (!ranks_) refuse("plan needs --ranks, or --lengths with the length of each rank");
+      if (!length_) refuse("plan needs --length, or --lengths with the length of each rank");
+      request_.ranks = *ranks_;
+      request_.shape.q_len = *length_;
+      return;
+    }
+    if (layout_) {
+      refuse("--lengths gives each rank a contiguous part, but --layout was given as well; leave one of them out");
+    }
+    request_.ranks = static_cast<int>(lengths.size());
+    if (ranks_ && *ranks_ != request_.ranks) {
+      refuse("--lengths has " + counted(request_.ranks, "length") + ", but --ranks says " + std::to_string(*ranks_) +
+             "; leave --ranks out, or give each rank a length");
+    }
+    int64_t total = 0;
+    for (const int64_t n : lengths) {
+      if (n < 0 || __builtin_add_overflow(total, n, &total)) {
+        refuse("--lengths must be numbers of tokens, 0 or more each, whose sum is the length of the sequence, got " +
+               list_text(lengths));
+      }
+    }
+    if (length_ && *length_ != total) {
+      refuse("--lengths add up to " + std::to_string(total) + ", but --length says " + std::to_string(*length_) +
+             "; leave --length out");
+    }
+    request_.shape.q_len = total;
+  }
+
+  static void print_costs(const char* direction, const std::vector<PlanCost>& costs) {
+    std::printf("%-10s %-28s %14s %14s\n", direction, "of one rank", "least", "most");
+    for (const PlanCost& cost : costs) {
+      const double scale = cost.bytes ? 1.0 / (1 << 20) : 1;
+      const std::string name = std::string(cost.name) + (cost.bytes ? ", MiB" : "");
+      const int digits = cost.bytes ? 2 : 0;
+      std::printf("%-10s %-28s %14.*f %14.*f\n", "", name.c_str(), digits, scale * cost.least, digits,
+                  scale * cost.most);
+    }
+  }
+
+  static void print_plan(const PlanReport& plan) {
+    std::printf("%s\npairs counted %lld, %.4f of all\n\n", plan.request().text().c_str(),
+                static_cast<long long>(plan.pairs()), plan.share());
+    print_costs("forward", plan.forward());
+    print_costs("backward", plan.backward());
+    std::printf("\nmade in %.3f s, %.2f ms a rank\n", plan.made_seconds(),
+                1e3 * plan.made_seconds() / plan.request().ranks);
+    std::fflush(stdout);
+  }
+
+  static void print_proof(const Proof& proof, double seconds) {
+    for (const std::string& fault : proof.faults) std::printf("wrong: %s\n", fault.c_str());
+    if (!proof.holds()) return;
+    std::printf(
+        "proved in %.3f s: each of %lld pairs is computed once, %lld transfers have both ends, gradients reach their "
+        "ranks\n",
+        seconds, static_cast<long long>(proof.pairs), static_cast<long long>(proof.transfers / 2));
+  }
+
+  PlanRequest request_;
+  std::optional<int> ranks_;
+  std::optional<int64_t> length_, key_length_, kv_heads_;
+  std::optional<std::string> layout_;
+  int64_t head_dim_ = 128, element_bytes_ = 2;
+  std::string pattern_ = "{ kind = \"causal\" }", schedule_ = "auto";
+  bool no_proof_ = false, json_ = false;
+  PlanMemory memory_;
+  std::vector<std::string> given_;  // the names of the options on the command line
+};
+
+}  // namespace
+
+std::unique_ptr<Verb> make_plan_verb() { return std::make_unique<PlanVerb>(); }
+
+}  // namespace annulus

@@ -1,0 +1,161 @@
+// annulus tokenize: turns text into shards of tokens. For that, this process is replaced by the Python program in
+// python/tokenizer/, which uses the tokenizer's own library. --inspect and --verify show and check shards
+// (launcher/tokens/inspect_tokens.h). This file has the options.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "common/error.h"
+#include "launcher/tokens/inspect_tokens.h"
+#include "launcher/tokens/tokenizer_script.h"
+#include "launcher/verb.h"
+
+namespace annulus {
+namespace {
+
+class TokenizeVerb : public Verb {
+ public:
+  void declare(CLI::App& app) override {
+    const auto making = [&](CLI::Option* option) { making_.push_back(option); };
+    making(app.add_option("--tokenizer", tokenizer_, "a tokenizer.json or tokenizer.model, or a folder with one")
+               ->type_name("PATH"));
+    making(app.add_option("--input", input_,
+                          "text files, JSONL (.jsonl, .ndjson, .json; also .gz, .zst) and Parquet; globs")
+               ->type_name("GLOB"));
+    making(app.add_option("--output", output_, "a folder for the shards; repeating the command continues in it")
+               ->type_name("FOLDER"));
+    app.add_option("--format", format_, "format of the shards: annulus (default), megatron, llmc or nanogpt")
+        ->check(CLI::IsMember({"annulus", "megatron", "llmc", "nanogpt", "text"}));
+    making(app.add_option("--field", field_,
+                          "the JSON field, or the Parquet column, that holds the text (default: text)"));
+    making(app.add_option("--kind", kind_,
+                          "kind of the input files: auto (default; by their names), text, jsonl or parquet")
+               ->check(CLI::IsMember({"auto", "text", "jsonl", "parquet"})));
+    app.add_option("--begin", begin_, "a token that every document begins with: its id or its text");
+    app.add_option("--end", end_, "a token that every document ends with: its id or its text");
+    making(app.add_flag("--no-special-tokens", no_special_tokens_,
+                        "leave out the tokens that the tokenizer's own post-processor adds to a text"));
+    making(
+        app.add_flag("--specials-as-text", specials_as_text_,
+                     "treat the name of a special token in a document as plain text; added tokens that the tokenizer "
+                     "does not mark as special stay tokens, and are named at the end"));
+    making(app.add_option("--bad-utf8", bad_utf8_, "refuse text that is not UTF-8 (default), or replace it by U+FFFD")
+               ->check(CLI::IsMember({"refuse", "replace"})));
+    making(app.add_option("--shard-tokens", shard_tokens_,
+                          "the most tokens of a shard; 0: one shard for all (default: 100000000)")
+               ->check(CLI::NonNegativeNumber));
+    making(app.add_option("--processes", processes_,
+                          "number of processes that make tokens (default: one for each processor)")
+               ->check(CLI::PositiveNumber));
+    inspect_option_ =
+        app.add_option("--inspect", inspect_, "show what a shard, or a folder of them, holds, in any format")
+            ->type_name("PATH");
+    verify_option_ = app.add_option("--verify", verify_, "read a shard, or a folder of them, and check everything")
+                         ->type_name("PATH");
+    width_option_ =
+        app.add_option("--width", width_, "with --inspect or --verify: bits of a token in a nanogpt file, 16 or 32")
+            ->check(CLI::IsMember({16, 32}));
+    bench_option_ =
+        app.add_flag("--bench", bench_,
+                     "instead of --output: measure tokens per second relative to the library, on the same processors");
+    app.footer(
+        "Example:\n"
+        "  examples/tokens/make.sh /tmp/tokens\n"
+        "  ./annulus tokenize --tokenizer /tmp/tokens/tokenizers/llama3 --input '/tmp/tokens/*.jsonl*' "
+        "--output /tmp/tokens/shards\n"
+        "  ./annulus tokenize --inspect /tmp/tokens/shards");
+  }
+
+  void check() override {
+    const bool looking = inspect_option_->count() > 0 || verify_option_->count() > 0;
+    if (!looking) {
+      if (width_option_->count() > 0)
+        refuse("--width is for --inspect and --verify; for new shards the size of the tokenizer decides: leave it out");
+      if (format_ == "text") refuse("--format text is for --inspect and --verify");
+      for (const auto& [name, empty] : {std::pair{"--tokenizer", tokenizer_.empty()}, {"--input", input_.empty()}}) {
+        if (empty) refuse(std::string(name) + " is missing; it is needed unless --inspect or --verify is given");
+      }
+      if (output_.empty() != bench_)
+        refuse(bench_ ? "--bench keeps no shards: leave --output out" : "--output is missing");
+      return;
+    }
+    if (inspect_option_->count() > 0 && verify_option_->count() > 0) refuse("give --inspect or --verify, not both");
+    making_.push_back(bench_option_);
+    for (const CLI::Option* option : making_) {
+      if (option->count() > 0) refuse(option->get_name() + " is for making shards, not for --inspect and --verify");
+    }
+    source_.format = format_.empty() ? "auto" : format_;
+    source_.width = width_;
+    source_.begin = id("--begin", begin_);
+    source_.end = id("--end", end_);
+  }
+
+  int run() override {
+    if (inspect_option_->count() > 0) {
+      inspect_tokens(inspect_, source_);
+    } else if (verify_option_->count() > 0) {
+      verify_tokens(verify_, source_);
+    } else {
+      become_tokenizer();
+    }
+    return 0;
+  }
+
+ private:
+  [[noreturn]] static void refuse(const std::string& message) {
+    throw Error(ErrorKind::kUsage, "launcher", "tokenize: " + message);
+  }
+
+  static int64_t id(const std::string& option, const std::string& text) {
+    if (text.empty()) return -1;
+    if (text.size() > 10 || text.find_first_not_of("0123456789") != std::string::npos) {
+      refuse(option + " must be a token's id with --inspect and --verify, which read no tokenizer, got \"" + text +
+             "\"");
+    }
+    return std::stoll(text);
+  }
+
+  [[noreturn]] void become_tokenizer() const {
+    // Each value is joined by "=", so that none is read as an option.
+    std::vector<std::string> words = {bench_ ? "bench" : "tokenize", "--tokenizer=" + tokenizer_};
+    for (const std::string& glob : input_) words.push_back("--input=" + glob);
+    const auto add = [&](const std::string& option, const std::string& value) {
+      if (!value.empty()) words.push_back(option + "=" + value);
+    };
+    add("--output", output_);
+    add("--format", format_);
+    add("--field", field_);
+    add("--kind", kind_);
+    add("--begin", begin_);
+    add("--end", end_);
+    add("--bad-utf8", bad_utf8_);
+    add("--shard-tokens", std::to_string(shard_tokens_));
+    add("--processes", std::to_string(processes_));
+    if (no_special_tokens_) words.push_back("--no-special-tokens");
+    if (specials_as_text_) words.push_back("--specials-as-text");
+    std::vector<std::string> command = tokenizer_command(words);
+    std::vector<char*> argv;
+    for (std::string& word : command) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    std::fflush(nullptr);
+    execv(argv[0], argv.data());
+    throw Error(ErrorKind::kUnavailable, "tokenize", command[0] + " cannot be run: " + std::strerror(errno));
+  }
+
+  std::string tokenizer_, output_, format_, field_, kind_, begin_, end_, bad_utf8_, inspect_, verify_;
+  std::vector<std::string> input_;
+  bool no_special_tokens_ = false, specials_as_text_ = false, bench_ = false;
+  int64_t shard_tokens_ = 100'000'000, processes_ = 0, width_ = 0;
+  CLI::Option *inspect_option_ = nullptr, *verify_option_ = nullptr, *width_option_ = nullptr, *bench_option_ = nullptr;
+  std::vector<const CLI::Option*> making_;  // options that make shards, refused with --inspect and --verify
+  SourceConfig source_;
+};
+
+}  // namespace
+
+std::unique_ptr<Verb> make_tokenize_verb() { return std::make_unique<TokenizeVerb>(); }
+
+}  // namespace annulus

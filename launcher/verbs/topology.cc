@@ -1,0 +1,224 @@
+// annulus topology: shows what a machine, or the hosts of a job, consist of, and where ranks would go.
+// launcher/topology/ and launcher/hosts/ do the work.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/error.h"
+#include "common/files.h"
+#include "common/names.h"
+#include "common/text.h"
+#include "launcher/hosts/back_channel.h"
+#include "launcher/hosts/host_list.h"
+#include "launcher/hosts/host_report.h"
+#include "launcher/hosts/survey.h"
+#include "launcher/launch/host_plan.h"
+#include "launcher/network/network.h"
+#include "launcher/network/use.h"
+#include "launcher/topology/cluster.h"
+#include "launcher/topology/machine.h"
+#include "launcher/topology/placement.h"
+#include "launcher/topology/report.h"
+#include "launcher/topology/topology_svg.h"
+#include "launcher/verb.h"
+
+namespace annulus {
+namespace {
+
+nlohmann::json network_json(const std::vector<std::vector<NetworkUse>>& uses) {
+  nlohmann::json out = nlohmann::json::array();
+  for (const auto& of_host : uses) {
+    nlohmann::json list = nlohmann::json::array();
+    for (const NetworkUse& use : of_host) {
+      nlohmann::json devices = nlohmann::json::array();
+      for (const std::string& device : use.devices) devices.push_back(printable(device));
+      list.push_back({{"user", use.user}, {"devices", devices}, {"how", use.how}, {"why", printable(use.why)}});
+    }
+    out.push_back(std::move(list));
+  }
+  return out;
+}
+
+// A text for each distinct host whose network is known.
+std::string network_text(const std::vector<Host>& hosts, const std::vector<std::vector<NetworkUse>>& uses) {
+  std::string out;
+  std::set<std::string> seen;
+  for (size_t h = 0; h < hosts.size(); ++h) {
+    if (hosts[h].interfaces.empty() || !seen.insert(hosts[h].machine.host).second) continue;
+    out += "\nnetwork of host " + printable(hosts[h].machine.host, 40) + "\n\n" + to_table(hosts[h].interfaces) +
+           "\n  between hosts\n";
+    for (const NetworkUse& use : uses[h]) {
+      const std::string devices = use.devices.empty() ? "nothing that is up" : printable(join(use.devices, " "), 80);
+      out += "  " + use.user + ": " + devices + "\n    " + use.how + "; " + printable(use.why, 100) + "\n";
+    }
+  }
+  return out;
+}
+
+class TopologyVerb : public Verb {
+ public:
+  void declare(CLI::App& app) override {
+    app.add_option(
+           "--xml", xml_,
+           "a machine described by an hwloc XML file (`lstopo machine.xml` writes one); repeat it for each host of a "
+           "job")
+        ->expected(1)
+        ->take_all()
+        ->type_name("FILE");
+    app.add_option("--load", load_, "a file that `topology --save` wrote: show its hosts instead of this one")
+        ->type_name("FILE")
+        ->excludes("--xml");
+    app.add_option("--hosts", hosts_,
+                   "survey these hosts, a,b, or with the slots that a job may use on each: a:8,b:8 (default: the hosts "
+                   "of the Slurm allocation, else this host)")
+        ->type_name("LIST")
+        ->excludes("--xml", "--load");
+    app.add_option("--hostfile", hostfile_, "survey the hosts in a file that names one per line: NAME slots=8")
+        ->type_name("FILE")
+        ->excludes("--xml", "--load", "--hosts");
+    app.add_option("--save", save_, "write a description of the hosts to FILE, for --load on other machines")
+        ->type_name("FILE");
+    app.add_option("--svg", svg_, "draw hosts, ranks and rings in FILE")->type_name("FILE");
+    app.add_option("-n,--np", ranks_, "place N ranks (default: one per GPU, or without GPUs one per NUMA node)")
+        ->type_name("N");
+    app.add_option("--context", context_,
+                   "place rings of N ranks each, like mesh.context in a configuration (default: one ring of all ranks)")
+        ->type_name("N");
+    app.add_option("--device", device_,
+                   "what the ranks run on: auto (default: as device = \"auto\" decides; for --load and --xml, cuda if "
+                   "there are enough GPUs), cpu or cuda");
+    app.add_option("--hcas", hcas_,
+                   "the job's RDMA devices, mlx5_0,mlx5_1:1, like `launch --hcas` and [network] (default: "
+                   "ANNULUS_HCAS, else all)")
+        ->type_name("LIST");
+    app.add_option("--interfaces", interfaces_,
+                   "the job's interfaces, eth0,eth1, like `launch --interfaces` (default: ANNULUS_INTERFACES, or all)")
+        ->type_name("LIST");
+    app.add_flag("--json", json_, "print JSON instead of a table");
+    app.footer(
+        "Examples:\n  ./annulus topology -n 2\n"
+        "  ./annulus topology -n 8 --context 4\n"
+        "  ./annulus topology --save machine.json --svg machine.svg\n"
+        "  ./annulus topology --hosts localhost:8 --context 4");
+  }
+
+  void check() override {
+    if (ranks_ && (*ranks_ < 1 || *ranks_ > 65536)) {
+      throw Error(ErrorKind::kUsage, "launcher",
+                  "topology -n takes a number of ranks from 1 to 65536, not " + std::to_string(*ranks_));
+    }
+    if (context_ < 0) {
+      throw Error(ErrorKind::kUsage, "launcher",
+                  "topology --context takes a number of ranks, 1 or more, not " + std::to_string(context_));
+    }
+    index_of_name(device_, {"auto", "cpu", "cuda"}, "device", "topology --device");
+    // The command line has precedence over the environment, as for `launch`.
+    const Network typed = parse_network(interfaces_, hcas_, "auto", "topology --interfaces, --hcas");
+    network_ = network_from_environment({});
+    if (!typed.interfaces.empty()) network_.interfaces = typed.interfaces;
+    if (!typed.hcas.empty()) network_.hcas = typed.hcas;
+  }
+
+  int run() override {
+    for (const auto& [option, path] : {std::pair("--save ", &save_), std::pair("--svg ", &svg_)}) {
+      if (!path->empty()) require_output("launcher", option + *path, *path);
+    }
+    const Gathered gathered = gather();
+    std::vector<Host> hosts = gathered.hosts;
+    if (!save_.empty()) write_cluster(save_, hosts);
+    std::vector<std::vector<NetworkUse>> uses;
+    for (size_t h = 0; h < hosts.size(); ++h) {
+      uses.push_back(network_use(hosts[h], network_, gathered.environments[h]));
+    }
+    std::vector<Machine> machines;
+    size_t gpus = 0, nodes = 0;
+    for (Host& host : hosts) {
+      host.machine = machine_for(host, network_.hcas);
+      machines.push_back(host.machine);
+      gpus += machines.back().gpus.size();
+      nodes += machines.back().numa_nodes.size();
+    }
+    const bool slots_said = !gathered.slots.empty() && std::count(gathered.slots.begin(), gathered.slots.end(), 0) == 0;
+    if (!ranks_ && slots_said) ranks_ = std::accumulate(gathered.slots.begin(), gathered.slots.end(), int64_t{0});
+    // If cuda is requested and there are too few GPUs, `place` throws.
+    const DeviceKind device = device_ == "cuda"
+                                  ? DeviceKind::kCuda
+                                  : device_for(hosts, machines, static_cast<int>(ranks_.value_or(1)), device_);
+    const auto ranks = static_cast<int>(
+        ranks_.value_or(static_cast<int64_t>(device == DeviceKind::kCuda ? std::max<size_t>(1, gpus) : nodes)));
+    const Placement placement =
+        place(machines, ranks, {.device = device, .context = static_cast<int>(context_), .slots = gathered.slots});
+    std::string text;
+    if (json_) {
+      nlohmann::json json = topology_json(hosts, placement);
+      json["network"] = network_json(uses);
+      text = json.dump(2) + "\n";
+    } else {
+      text = topology_table(machines, placement) + network_text(hosts, uses);
+    }
+    std::fputs(text.c_str(), stdout);
+    if (!svg_.empty()) write_atomically(FileSystem::real(), svg_, topology_svg(machines, placement));
+    return 0;
+  }
+
+ private:
+  // One element per host in each vector.
+  struct Gathered {
+    std::vector<Host> hosts;
+    std::vector<std::map<std::string, std::string>> environments;
+    std::vector<int> slots;
+  };
+
+  Gathered gather() const {
+    Gathered all;
+    std::optional<HostList> list;
+    if (hosts_) list = parse_hosts(*hosts_, "topology --hosts");
+    if (hostfile_) list = read_hostfile(*hostfile_);
+    if (!list && load_.empty() && xml_.empty()) list = hosts_of_slurm();
+    if (list) {
+      for (const HostSlots& host : list->hosts) all.slots.push_back(host.slots);
+      if (list->hosts.size() > 1 || !is_this_host(list->hosts.front().name)) return ask(*list, std::move(all));
+    }
+    if (!load_.empty()) all.hosts = read_cluster(load_);
+    for (const std::string& file : xml_) all.hosts.push_back({Machine::from_xml(file), /*cuda=*/true});
+    all.environments.resize(all.hosts.size());
+    if (all.hosts.empty()) {
+      all.hosts.push_back(this_host());
+      all.environments.push_back(network_environment());
+    }
+    return all;
+  }
+
+  Gathered ask(const HostList& list, Gathered all) const {
+    BackChannel channel(network_.interfaces);
+    for (HostReport& report : survey({.hosts = list, .interfaces = network_.interfaces}, channel)) {
+      all.hosts.push_back(std::move(report.host));
+      all.environments.push_back(std::move(report.environment));
+    }
+    return all;
+  }
+
+  std::vector<std::string> xml_;
+  std::optional<std::string> hosts_, hostfile_;
+  std::string load_, save_, svg_;
+  std::optional<int64_t> ranks_;
+  int64_t context_ = 0;
+  std::string device_ = "auto";
+  std::string hcas_, interfaces_;
+  Network network_;
+  bool json_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Verb> make_topology_verb() { return std::make_unique<TopologyVerb>(); }
+
+}  // namespace annulus

@@ -1,9 +1,0 @@
-// Compiles the forward of norm.h for GPUs. Called by launcher_cuda.cc. It has never run on a GPU.
-#include "model/gpu/cuda_group.h"
-#include "model/gpu/cuda_launch.h"
-
-namespace annulus::gpu {
-
-cudaError_t launch(const NormArguments& arguments, cudaStream_t stream) { return start_chosen(arguments, stream); }
-
-}  // namespace annulus::gpu

@@ -1,0 +1,160 @@
+// Operators of torch.ops.annulus that report: plan (what a plan costs, and its proof), stats (what was sent) and
+// build_info (how this library was built), which return JSON; and plan_ahead, which plans in advance. None of them is
+// collective. python/annulus and users call them (docs/embedding.md).
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+#include <torch/version.h>
+
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention/execution/plan_report.h"
+#include "attention/kernels/choose_kernel.h"
+#include "attention/kernels/detect.h"
+#include "attention/plan/layout.h"
+#include "attention/proof/proofs.h"
+#include "common/version.h"
+#include "python/ops/call.h"
+#include "python/ops/counts.h"
+#include "python/ops/launched.h"
+#include "python/ops/world.h"
+#include "runtime/tensor_files/block_map_file.h"
+
+namespace annulus::torch_ops {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct AllCounts {
+  std::mutex mutex;
+  std::map<std::string, GroupCounts> groups;
+};
+AllCounts& all_counts() {
+  static AllCounts& all = *new AllCounts;  // never destroyed, because threads may outlive static objects
+  return all;
+}
+
+// The request of a whole problem, from arguments as attention takes them. kv_heads 0 stands for `heads`, an empty
+// key_length for `length`; `lengths` gives the ranks contiguous parts of these lengths instead of a layout.
+PlanRequest request_of(const std::string& pattern, int64_t length, int64_t ranks, int64_t heads, int64_t kv_heads,
+                       int64_t batch, const std::string& layout, const std::string& schedule, int64_t query_offset,
+                       std::optional<int64_t> key_length, const std::optional<std::vector<int64_t>>& lengths,
+                       const std::optional<at::Tensor>& cu_seqlens, bool keep) {
+  PlanRequest request;
+  request.shape = {.batch = batch,
+                   .heads = heads,
+                   .kv_heads = kv_heads == 0 ? heads : kv_heads,
+                   .q_len = length,
+                   .k_len = key_length.value_or(length),
+                   .query_offset = query_offset};
+  request.layout = parse_layout(layout, "layout");
+  request.schedule = parse_schedule(schedule, "schedule");
+  require(ranks >= 1 && ranks <= 1 << 20, "ranks must be from 1 to 1048576, but is " + std::to_string(ranks));
+  request.ranks = static_cast<int>(ranks);
+  // If the layout gives the ranks parts of these lengths, the layout stays, as in attention.
+  if (lengths) place_parts(request, *lengths);
+  request.keep_last = keep;
+  request.pattern = pattern_for(pattern, cu_seqlens, request.shape);
+  return request;
+}
+
+std::string plan(std::string pattern, int64_t length, int64_t ranks, int64_t heads, int64_t kv_heads, int64_t batch,
+                 int64_t head_dim, int64_t element_bytes, std::string layout, std::string schedule,
+                 int64_t query_offset, std::optional<int64_t> key_length, std::optional<std::vector<int64_t>> lengths,
+                 std::optional<at::Tensor> cu_seqlens, bool keep, bool prove) {
+  require(head_dim > 0 && element_bytes > 0, "head_dim and element_bytes must be at least 1");
+  const PlanRequest request = request_of(pattern, length, ranks, heads, kv_heads, batch, layout, schedule, query_offset,
+                                         key_length, lengths, cu_seqlens, keep);
+  const auto say = [](const std::string&) {};
+  PlanReport report(request, head_dim, element_bytes, prove, say);
+  if (prove) report.prove(say);
+  return report.json();
+}
+
+void plan_ahead(std::string pattern, int64_t length, int64_t heads, int64_t kv_heads, int64_t batch, std::string group,
+                std::string layout, std::string schedule, int64_t query_offset, std::optional<int64_t> key_length,
+                std::optional<std::vector<int64_t>> lengths, std::optional<at::Tensor> cu_seqlens, bool keep) {
+  const Place place = place_in(group);
+  const PlanRequest request = request_of(pattern, length, place.size, heads, kv_heads, batch, layout, schedule,
+                                         query_offset, key_length, lengths, cu_seqlens, keep);
+  require_plannable(request);
+  plan_and_prove_ahead(request, static_cast<int>(place.rank));
+}
+
+std::string stats(std::string group) {
+  const GroupCounts counts = counts_of(group);
+  const PlanStats plans = plan_stats();
+  const auto of = [](const Counts& c) {
+    return Json{{"calls", c.calls},
+                {"messages_sent", c.messages_sent},
+                {"bytes_sent", c.bytes_sent},
+                {"exposed_seconds", c.exposed_seconds}};
+  };
+  return Json{{"forward", of(counts.forward)},
+              {"backward", of(counts.backward)},
+              {"plans", {{"made", plans.programs_made}, {"seconds_on_path", plans.seconds_on_path}}}}
+      .dump(2);
+}
+
+std::string build_info() {
+  Json kernels = Json::array();
+  for (const DetectedKernel& kernel : detected_kernels()) {
+    kernels.push_back({{"name", kernel.name}, {"found", kernel.found}, {"note", kernel.note}});
+  }
+#ifdef ANNULUS_CUDA
+  const bool cuda = true;
+#else
+  const bool cuda = false;
+#endif
+  return Json{{"version", kVersion},
+              {"torch", TORCH_VERSION},
+              {"mpi", kHasMpi},
+              {"cuda", cuda},
+              {"cpu_kernel", choose_kernel(KernelKind::kAuto, at::kCPU, at::kFloat, 64, false).reason},
+              {"kernels", std::move(kernels)}}
+      .dump(2);
+}
+
+}  // namespace
+
+void count(const std::string& group, Counts GroupCounts::*direction, const AttentionStats& call) {
+  const std::lock_guard lock(all_counts().mutex);
+  Counts& counts = all_counts().groups[group].*direction;
+  ++counts.calls;
+  counts.messages_sent += call.messages_sent;
+  counts.bytes_sent += call.bytes_sent;
+  counts.exposed_seconds += call.exposed_seconds;
+}
+
+GroupCounts counts_of(const std::string& group) {
+  const std::lock_guard lock(all_counts().mutex);
+  const auto found = all_counts().groups.find(group);
+  return found == all_counts().groups.end() ? GroupCounts{} : found->second;
+}
+
+TORCH_LIBRARY_FRAGMENT(annulus, m) {
+  // The JSON that `annulus plan --json` prints, for the plan of a whole problem over `ranks` ranks.
+  m.def(
+      "plan(str pattern, int length, int ranks, *, int heads=1, int kv_heads=0, int batch=1, int head_dim=128, "
+      "int element_bytes=2, str layout=\"contiguous\", str schedule=\"auto\", int query_offset=0, "
+      "int? key_length=None, int[]? lengths=None, Tensor? cu_seqlens=None, bool keep=True, bool prove=True) -> str",
+      plan);
+  // Begins on another thread to plan a later attention over the ranks of `group`, and to prove this rank's part of the
+  // plan. That attention finds the plan, or waits until it is ready. `length` is that of the whole sequence. `keep`
+  // must be false if the attention is compiled by torch.compile.
+  m.def(
+      "plan_ahead(str pattern, int length, *, int heads=1, int kv_heads=0, int batch=1, str group=\"\", "
+      "str layout=\"contiguous\", str schedule=\"auto\", int query_offset=0, int? key_length=None, "
+      "int[]? lengths=None, Tensor? cu_seqlens=None, bool keep=True) -> ()",
+      plan_ahead);
+  // What this rank has sent in attention over the ranks of `group`, and what the process has planned.
+  m.def("stats(str group=\"\") -> str", stats);
+  m.def("build_info() -> str", build_info);
+}
+
+}  // namespace annulus::torch_ops

@@ -1,0 +1,383 @@
+// See attend.h.
+#include "runtime/attend/attend.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/tensor.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <system_error>
+
+#include "attention/execution/attention.h"
+#include "attention/execution/gather_positions.h"
+#include "comm/agreement.h"
+#include "common/error.h"
+#include "common/files.h"
+#include "common/text.h"
+#include "runtime/tensor_files/block_map_file.h"
+
+namespace annulus {
+namespace {
+
+struct NamedFile {
+  std::string name;  // "--output"
+  std::string path;
+};
+
+void add_map_files(const PatternSpec& pattern, std::vector<NamedFile>& files) {
+  if (!pattern.blocks.file.empty()) files.push_back({"the block map's file of --pattern", pattern.blocks.file});
+  for (const PatternSpec& member : pattern.members) add_map_files(member, files);
+}
+
+// Refuses an output that would replace an input or the other output.
+void check_outputs(const AttendOptions& options, const PatternSpec& pattern) {
+  std::vector<NamedFile> others;
+  if (!options.input.empty()) others.push_back({"--input", options.input});
+  add_map_files(pattern, others);
+  for (const NamedFile& file : {NamedFile{"--output", options.output}, NamedFile{"--mask-out", options.mask_out}}) {
+    if (file.path.empty()) continue;
+    for (const NamedFile& other : others) {
+      if (!same_file(file.path, other.path)) continue;
+      throw Error(ErrorKind::kUsage, "attend",
+                  file.name + " " + file.path + " and " + other.name + ", " + other.path +
+                      ", are the same file: name another file to write");
+    }
+    require_output("attend", file.name + " " + file.path, file.path);
+    others.push_back(file);
+  }
+}
+
+// Reads only the rows at `spans` of a tensor [B, S, heads, D], in as few pieces as possible, and returns them one after
+// the other.
+at::Tensor read_rows(const std::string& path, const TensorInfo& info, const std::vector<Span>& spans) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) throw Error(kind_of_errno(errno), "attend", path + ": " + std::strerror(errno));
+  const std::unique_ptr<const int, void (*)(const int*)> closer(&fd, [](const int* f) { close(*f); });
+  int64_t rows = 0;
+  for (const Span& span : spans) rows += span.count;
+  const int64_t batch = info.shape[0], length = info.shape[1];
+  at::Tensor tensor = at::empty({batch, rows, info.shape[2], info.shape[3]}, info.dtype);
+  const int64_t row_bytes = info.shape[2] * info.shape[3] * static_cast<int64_t>(tensor.element_size());
+  char* to = static_cast<char*>(tensor.data_ptr());
+  const auto read = [&](int64_t first_row, int64_t count) {
+    auto offset = static_cast<off_t>(info.offset) + first_row * row_bytes;
+    for (int64_t left = count * row_bytes; left > 0;) {
+      const ssize_t n = pread(fd, to, static_cast<size_t>(left), offset);
+      if (n <= 0) {
+        if (n < 0 && errno == EINTR) continue;
+        throw Error(kind_of_errno(n < 0 ? errno : 0), "attend",
+                    path + ", tensor \"" + info.name +
+                        "\": " + (n < 0 ? std::strerror(errno) : "the file became shorter while it was read"));
+      }
+      to += n;
+      offset += n;
+      left -= n;
+    }
+  };
+  for (int64_t b = 0; b < batch; ++b) {
+    for (const Span& span : spans) {
+      if (span.stride == 1) {
+        read(b * length + span.begin, span.count);
+      } else {
+        for (int64_t i = 0; i < span.count; ++i) read(b * length + span.at(i), 1);
+      }
+    }
+  }
+  return tensor;
+}
+
+constexpr OpLabel kGathering{"attend, gathering results"};
+
+// Waits until the device has completed what this thread has launched.
+void finish(at::Device device) {
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  guard.synchronizeStream(guard.getStream(device));
+}
+
+std::string amount(int64_t bytes) {
+  return bytes < 10'000 ? counted(bytes, "byte") : rounded(static_cast<double>(bytes) / 1e6, 2) + " MB";
+}
+
+at::Tensor rows_of(const at::Tensor& whole, const std::vector<Span>& spans) {
+  std::vector<at::Tensor> parts = {whole.slice(1, 0, 0)};
+  for (const Span& s : spans) {
+    if (!s.empty()) parts.push_back(whole.slice(1, s.begin, s.last() + 1, s.stride));
+  }
+  return at::cat(parts, 1);
+}
+
+std::string dropout_text(const Dropout& d) {
+  return d.rate == 0 ? "no"
+                     : exact(d.rate) + ", seed " + std::to_string(d.seed) + ", step " + std::to_string(d.step) +
+                           ", layer " + std::to_string(d.layer);
+}
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::kUsage, "attend", message); }
+
+}  // namespace
+
+void check_options(const AttendOptions& o) {
+  if (o.input.empty() && o.random.empty()) {
+    refuse("expected --input FILE with q, k and v, or --random to make them; `annulus attend --help` shows an example");
+  }
+  if (!o.input.empty() && !o.random.empty()) refuse("--input and --random were both given; leave one of them out");
+  if (!o.random.empty()) parse_random_input(o.random, "--random");
+  const PatternSpec pattern = parse_pattern(o.pattern, "--pattern");
+  if (o.layout) parse_layout(*o.layout, "--layout");
+  if (o.layout && !o.lengths.empty()) {
+    refuse("--lengths gives each rank a contiguous part, and --layout was given as well; leave one of them out");
+  }
+  parse_schedule(o.schedule, "--schedule");
+  parse_kernel(o.kernel, "--kernel");
+  if (o.scale && !(std::isfinite(*o.scale) && *o.scale != 0)) refuse("--scale should be a finite number other than 0");
+  if (o.output.empty() && !o.input.empty()) refuse("expected --output FILE, the safetensors file to write");
+  if (!(o.dropout.rate >= 0 && o.dropout.rate < 1)) refuse("--dropout should be at least 0 and below 1");
+  if (o.dropout.step < 0 || o.dropout.layer < 0) refuse("--step and --layer should be at least 0");
+  if (!o.mask_out.empty() && pattern.kind != PatternSpec::Kind::kBlocks) {
+    refuse("--mask-out writes the block map of a pattern of kind \"blocks\", but --pattern is " + pattern.text());
+  }
+}
+
+AttendJob::AttendJob(const AttendOptions& options, int ranks) : options_(options) {
+  check_options(options);  // errors in the options are reported before errors in files
+  kernel_ = parse_kernel(options.kernel, "--kernel");
+  request_.pattern = parse_pattern(options.pattern, "--pattern");
+  request_.layout = parse_layout(options.layout.value_or("contiguous"), "--layout");
+  request_.schedule = parse_schedule(options.schedule, "--schedule");
+  check_outputs(options, request_.pattern);
+  if (!options.random.empty()) {
+    random_ = parse_random_input(options.random, "--random");
+    dtype_ = random_->dtype;
+    head_dim_ = random_->dim;
+    request_.shape = random_->shape(options.query_offset);
+  } else {
+    open_input();
+  }
+  request_.ranks = ranks;
+  request_.even = options_.even;
+  request_.uneven_lengths = options_.lengths;
+  request_.pattern = read_block_maps(request_.pattern, request_.shape);
+  validate(request_);
+  if (options_.check) check_oracle_size(request_.shape, head_dim_);
+}
+
+void AttendJob::open_input() {
+  file_.emplace(options_.input);
+  const TensorInfo* q = file_->find("q");
+  const TensorInfo* k = file_->find("k");
+  for (const char* name : {"q", "k", "v", "dout"}) {
+    if ((options_.backward || std::strcmp(name, "dout") != 0) && file_->find(name) == nullptr) {
+      std::string has;
+      for (const TensorInfo& info : file_->tensors()) has += (has.empty() ? "" : ", ") + info.name;
+      throw Error(ErrorKind::kInput, "attend",
+                  options_.input + " has no tensor \"" + name + "\": expected q, k, v" +
+                      (options_.backward ? " and, with --backward, dout" : "") + "; it has " +
+                      (has.empty() ? "none" : has));
+    }
+  }
+  dtype_ = q->dtype;
+  if (dtype_ != at::kFloat && dtype_ != at::kDouble && dtype_ != at::kBFloat16 && dtype_ != at::kHalf) {
+    throw Error(ErrorKind::kInput, "attend",
+                options_.input + ", tensor \"q\": dtype " + std::string(safetensors_dtype(dtype_)) +
+                    " should be one of F32, F64, BF16, F16");
+  }
+  for (const TensorInfo* info : {q, k}) {
+    if (info->shape.size() != 4) {
+      throw Error(ErrorKind::kInput, "attend",
+                  options_.input + ", tensor \"" + info->name + "\": shape " + list_text(info->shape) +
+                      " should be [batch, length, heads, head size]");
+    }
+  }
+  const std::vector<int64_t>&qs = q->shape, &ks = k->shape;
+  check_tensor("k", "[B, Sk, Hk, D] with q's B and D", {qs[0], ks[1], ks[2], qs[3]});
+  check_tensor("v", "like k", ks);
+  if (options_.backward) check_tensor("dout", "like q", qs);
+  head_dim_ = qs[3];
+  if (head_dim_ == 0) {
+    throw Error(ErrorKind::kInput, "attend", options_.input + ": q has the head size 0, which should be at least 1");
+  }
+  request_.shape = {qs[0], qs[2], ks[2], qs[1], ks[1], options_.query_offset};
+}
+
+void AttendJob::check_tensor(const char* name, const char* expected, const std::vector<int64_t>& shape) const {
+  const TensorInfo& info = *file_->find(name);
+  if (info.dtype != dtype_) {
+    throw Error(ErrorKind::kInput, "attend",
+                options_.input + ", tensor \"" + name + "\": dtype " + std::string(safetensors_dtype(info.dtype)) +
+                    " should be q's, " + std::string(safetensors_dtype(dtype_)));
+  }
+  if (info.shape != shape) {
+    throw Error(ErrorKind::kInput, "attend",
+                options_.input + ", tensor \"" + name + "\": shape " + list_text(info.shape) + " should be " +
+                    expected + ": " + list_text(shape));
+  }
+}
+
+std::vector<Field> AttendJob::fields() const {
+  return {{"attention", request_.text()},
+          {"dtype", std::string(safetensors_dtype(dtype_))},
+          {"head size", std::to_string(head_dim_)},
+          {"random", random_ ? random_->text() : "no"},
+          {"kernel", std::string(to_string(kernel_))},
+          {"scale", options_.scale ? std::to_string(*options_.scale) : "default"},
+          {"dropout", dropout_text(options_.dropout)},
+          {"backward", options_.backward ? "yes" : "no"},
+          {"check", options_.check ? "yes" : "no"}};
+}
+
+RandomTensors AttendJob::inputs(const std::vector<Span>* queries, const std::vector<Span>* keys) const {
+  RandomTensors in;
+  if (random_) in = make_random(*random_);
+  const auto take = [&](const char* name, at::Tensor& tensor, const std::vector<Span>* spans) {
+    if (!random_ && spans != nullptr) tensor = read_rows(options_.input, *file_->find(name), *spans);
+    if (!random_ && spans == nullptr) tensor = file_->load(name);
+    if (random_ && spans != nullptr) tensor = rows_of(tensor, *spans);
+  };
+  take("q", in.q, queries);
+  take("k", in.k, keys);
+  take("v", in.v, keys);
+  if (options_.backward) take("dout", in.dout, queries);
+  return in;
+}
+
+void AttendJob::run(Communicator& world, at::Device device) const {
+  const auto rank = static_cast<size_t>(world.rank());
+  if (options_.check) {
+    // This runs before anything is computed or written.
+    together(
+        world, {"attend, checking that the input is finite"},
+        [&] { require_finite(inputs(nullptr, nullptr), random_ ? "--random " + random_->text() : options_.input); },
+        /*only_first=*/true);
+  }
+  if (!is_adaptive(request_.pattern)) {
+    // Planning is not part of the time that is measured.
+    if (proves_by_default()) prove_plan(request_, world);
+    cached_program(request_, world.rank());
+  }
+  AttentionCall call;
+  call.request = request_;
+  call.comm = &world;
+  call.kernel = kernel_;
+  call.scale = options_.scale;
+  call.dropout = options_.dropout;
+  call.label = "attend";
+  const double divisor = static_cast<double>(output_divisor(request_.pattern));
+  const Layout queries = query_layout(request_), keys = key_layout(request_);
+  RandomTensors in = inputs(&queries.spans[rank], &keys.spans[rank]);
+  if (options_.backward) in.dout.div_(divisor);
+
+  for (at::Tensor* tensor : {&in.q, &in.k, &in.v, &in.dout}) {
+    if (tensor->defined()) *tensor = tensor->to(device);
+  }
+  // A barrier lets the ranks start together, so that the time measured is that of the attention.
+  Communicator& host = world.host();
+  finish(device);
+  host.barrier({"attend, start"});
+  const auto begin = std::chrono::steady_clock::now();
+  AttentionStats forward, backward;
+  const AttentionOutput output = attention_forward(in.q, in.k, in.v, call, &forward);
+  AttentionGradients gradients;
+  if (options_.backward) gradients = attention_backward(in.dout, in.q, in.k, in.v, output, call, &backward);
+  finish(device);
+  world.progress();  // on a GPU a transfer may have been aborted; this raises before its results are used
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+
+  at::Tensor sums = at::tensor(
+      {forward.messages_sent + backward.messages_sent, forward.bytes_sent + backward.bytes_sent}, at::ScalarType::Long);
+  at::Tensor slowest = at::tensor({seconds}, at::ScalarType::Double);
+  host.all_reduce(sums, ReduceOp::kSum, {"attend, totals"});
+  host.all_reduce(slowest, ReduceOp::kMax, {"attend, totals"});
+
+  AttendResults whole;
+  if (!options_.output.empty() || options_.check) {
+    whole.out = gather_positions(host, at::div(output.out, divisor), queries, 1, kGathering);
+    whole.lse = gather_positions(host, output.lse, queries, 2, kGathering);
+    if (options_.backward) {
+      whole.dq = gather_positions(host, gradients.dq, queries, 1, kGathering);
+      whole.dk = gather_positions(host, gradients.dk, keys, 1, kGathering);
+      whole.dv = gather_positions(host, gradients.dv, keys, 1, kGathering);
+    }
+  }
+  // The request that ran, in which adaptive maps are those that were selected.
+  const PlanRequest& ran = output.program->request;
+  // The other ranks wait for rank 0, and an error such as a full disk is raised on all of them.
+  together(
+      world, {"attend, writing the output"}, [&] { write(whole, ran.pattern); }, /*only_first=*/true);
+  if (rank == 0) {
+    const std::string layout =
+        request_.uneven_lengths.empty() ? std::string(to_string(request_.layout)) : "contiguous, uneven";
+    std::printf("attend: %s%s, %s, %s, %s, %s sent, %.3f s%s\n", counted(world.size(), "rank").c_str(),
+                device.is_cpu() ? "" : " on GPUs", std::string(to_string(ran.schedule)).c_str(), layout.c_str(),
+                counted(sums.const_data_ptr<int64_t>()[0], "message").c_str(),
+                amount(sums.const_data_ptr<int64_t>()[1]).c_str(), *slowest.const_data_ptr<double>(),
+                options_.output.empty() ? "" : (" -> " + options_.output).c_str());
+    std::fflush(stdout);
+  }
+  if (!options_.check) return;
+  together(
+      world, {"attend, comparing with the oracle"},
+      [&] {
+        const double scale = options_.scale.value_or(1 / std::sqrt(static_cast<double>(head_dim_)));
+        const RandomTensors all = inputs(nullptr, nullptr);
+        check_selection(request_.pattern, ran.pattern, ran.shape, all);
+        std::printf("check: %s\n", check_results(ran.pattern, ran.shape, all, whole, scale, options_.dropout).c_str());
+      },
+      /*only_first=*/true);
+}
+
+void AttendJob::write(const AttendResults& whole, const PatternSpec& pattern) const {
+  if (!options_.output.empty()) {
+    std::vector<NamedTensor> tensors = {{"out", whole.out}, {"lse", whole.lse}};
+    if (options_.backward) {
+      tensors.insert(tensors.end(), {{"dq", whole.dq}, {"dk", whole.dk}, {"dv", whole.dv}});
+    }
+    write_safetensors(options_.output, tensors, {{"pattern", request_.pattern.text()}});
+  }
+  if (!options_.mask_out.empty()) write_block_map(options_.mask_out, make_block_map(pattern, request_.shape));
+}
+
+std::string attend_command(const PlanRequest& request, const RandomInput& input, KernelKind kernel, bool backward,
+                           const Dropout& dropout, double scale) {
+  RandomInput described = input;
+  described.batch = request.shape.batch;
+  described.queries = request.shape.q_len;
+  described.keys = request.shape.k_len;
+  described.heads = request.shape.heads;
+  described.kv_heads = request.shape.kv_heads;
+  std::string text = "./annulus launch -n " + std::to_string(request.ranks) + " attend --random " + described.text() +
+                     " --pattern " + shell_quote({request.pattern.text()});
+  if (request.uneven_lengths.empty()) {
+    text += " --layout " + std::string(to_string(request.layout));
+  } else {
+    for (size_t i = 0; i < request.uneven_lengths.size(); ++i) {
+      text += (i == 0 ? " --lengths " : ",") + std::to_string(request.uneven_lengths[i]);
+    }
+  }
+  text += " --schedule " + std::string(to_string(request.schedule)) + " --kernel " + std::string(to_string(kernel));
+  if (request.even) text += " --even";
+  if (request.shape.query_offset != 0) text += " --query-offset " + std::to_string(request.shape.query_offset);
+  if (scale != 0) text += " --scale " + exact(scale);
+  if (dropout.rate != 0) {
+    text += " --dropout " + exact(dropout.rate) + " --seed " + std::to_string(dropout.seed) + " --step " +
+            std::to_string(dropout.step) + " --layer " + std::to_string(dropout.layer);
+  }
+  return text + (backward ? " --backward" : "") + " --check";
+}
+
+}  // namespace annulus

@@ -1,0 +1,88 @@
+// attend: computes exact attention over the tensors of a safetensors file with all ranks of a communicator. It serves
+// to check results, and can be used from any program that writes such a file. The verb `attend`
+// (launcher/verbs/attend.cc) calls it.
+//
+// Input: q [B, Sq, H, D]; k and v [B, Sk, Hk, D]; for the backward dout, with q's shape. All have the same dtype: fp32,
+// fp64, bf16 or fp16. Output: out with q's shape, divided by the pattern's output_divisor; lse [B, H, Sq], fp32 (fp64
+// for fp64 inputs), -inf for rows without a key; dq, dk and dv with the shapes of q, k and v.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attention/dropout/dropout.h"
+#include "attention/kernels/choose_kernel.h"
+#include "attention/plan/plan.h"
+#include "comm/agreement.h"
+#include "comm/communicator.h"
+#include "runtime/attend/attend_check.h"
+#include "runtime/attend/random_input.h"
+#include "runtime/tensor_files/safetensors.h"
+
+namespace annulus {
+
+// The options as the user wrote them; AttendJob checks the texts.
+struct AttendOptions {
+  std::string input;   // exactly one of `input` and `random` is given
+  std::string random;  // a description as in random_input.h
+  std::string output;  // may be empty with `random`
+  std::string pattern = "{ kind = \"causal\" }";
+  std::optional<std::string> layout;  // default contiguous
+  std::string schedule = "auto";
+  std::string kernel = "auto";
+  bool backward = false;
+  std::optional<double> scale;   // default 1 / sqrt(D)
+  int64_t query_offset = 0;      // query i has the position i + query_offset
+  bool even = false;             // refuse lengths that do not give every rank the same share
+  std::vector<int64_t> lengths;  // not empty: contiguous parts of these lengths instead of a layout
+  Dropout dropout = {};
+  std::string mask_out;  // the file to write the block map that was used to; empty: none
+  bool check = false;    // compare the results with the oracle
+};
+
+// Checks what can be checked without looking at any file. Raises Error(kUsage).
+void check_options(const AttendOptions& options);
+
+// A job whose options, shapes and plan request have been checked, but not its data. Every rank reaches the same result
+// by itself, so nothing is sent or computed for an impossible job. Not thread-safe.
+class AttendJob {
+ public:
+  // Opens the input and reads its header. Raises Error(kUsage) for wrong options, Error(kInput) for a file that cannot
+  // be read or a tensor that is missing or has a wrong dtype or shape, Error(kPlan) if lengths, heads or layout do not
+  // fit `ranks`, and Error(kResource) if the output's folder cannot be written.
+  AttendJob(const AttendOptions& options, int ranks);
+
+  // Returns everything that must be equal on all ranks.
+  std::vector<Field> fields() const;
+
+  // Collective. Each rank reads or makes its own rows and computes on `device`, whose tensors the communicator must be
+  // able to send. Rank 0 gathers the results, writes the output atomically and prints one line, and another one with
+  // `check`. Raises as attention_forward does, Error(kInput) or Error(kResource) from reading and writing,
+  // Error(kInput) with `check` for inputs that are not finite, and Error(kInternal) if the results differ from the
+  // oracle's by more than attend_check.h allows.
+  void run(Communicator& world, at::Device device = at::kCPU) const;
+
+ private:
+  void open_input();
+  void check_tensor(const char* name, const char* expected, const std::vector<int64_t>& shape) const;
+  void write(const AttendResults& whole, const PatternSpec& pattern) const;
+  // Returns the rows in these spans, or all rows for nullptr.
+  RandomTensors inputs(const std::vector<Span>* queries, const std::vector<Span>* keys) const;
+
+  AttendOptions options_;
+  KernelKind kernel_ = KernelKind::kAuto;
+  PlanRequest request_;
+  std::optional<SafetensorsFile> file_;  // either this
+  std::optional<RandomInput> random_;    // or this
+  at::ScalarType dtype_ = at::kFloat;
+  int64_t head_dim_ = 0;
+};
+
+// Returns the command that computes this and compares it with the oracle; tests print it when they fail. The shape is
+// that of the request.
+std::string attend_command(const PlanRequest& request, const RandomInput& input, KernelKind kernel, bool backward,
+                           const Dropout& dropout = {}, double scale = 0);
+
+}  // namespace annulus

@@ -1,0 +1,321 @@
+// Config: the configuration of a training run, read from a TOML file and `--set key=value` options. Used by every verb
+// that reads a configuration or a run's folder; a run saves it, and the ranks compare it at bootstrap. One table in
+// keys.cc holds every key with its name, place, range and line of documentation; reading (reading.cc) and writing,
+// comparing and documenting (writing.cc) go through it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "attention/pattern/pattern.h"
+#include "runtime/model/model_shape.h"
+
+namespace annulus {
+
+struct RunConfig {
+  std::string name = "run";     // runs are FOLDER/NAME-001, -002, ...
+  std::string folder = "runs";  // relative to the current directory
+  int64_t seed = 1;
+  int64_t steps = 0;  // required
+  int64_t log_every = 10;
+  int64_t log_bytes = 8 << 20;  // the most bytes of a rank's log file in the run's folder; 0: no file
+  int64_t keep_logs = 100;      // how many of the newest folders in runs/logs `launch` keeps; 0: all
+
+  friend bool operator==(const RunConfig&, const RunConfig&) = default;
+};
+
+// One source of tokens, which runtime/data/shards/corpus.h opens.
+struct SourceConfig {
+  std::string name = {};  // shown in metrics; empty: "train", or "source 1", "source 2", ... if there are several
+  std::vector<std::string> files = {};  // required: files, globs, "python-sources" (runtime/data/shards/find_files.h)
+  std::string format = "auto";          // "auto", "text", "annulus", "megatron", "llmc", "nanogpt"
+  int64_t width = 0;   // bits of a token, 16 or 32, if the format does not say; 0: as in tokenization.json, or 16
+  int64_t begin = -1;  // the id that begins every document, in formats without stored boundaries; -1: not given
+  int64_t end = -1;    // the id that ends every document, likewise
+  double weight = 0;   // share of the rows, relative to the other sources; 0 for all: in proportion to their sizes
+
+  friend bool operator==(const SourceConfig&, const SourceConfig&) = default;
+};
+
+// What a run trains on: one source, or several that are mixed. In TOML a list of files is one source, and in a list of
+// tables each table is one: [{ files = ["web/*.tokens"], weight = 0.7 }, { files = "code/*.tokens", weight = 0.3 }].
+struct Sources {
+  std::vector<SourceConfig> list;
+
+  Sources() = default;
+  Sources(std::vector<SourceConfig> sources) : list(std::move(sources)) {}  // NOLINT(google-explicit-constructor)
+  Sources(std::vector<std::string> files);                                  // NOLINT(google-explicit-constructor)
+  Sources(std::initializer_list<std::string> files) : Sources(std::vector<std::string>(files)) {}
+
+  // The name of source i in metrics and messages: the one given, or else "train", or "source 1" and so on if there are
+  // several.
+  std::string name(size_t i) const;
+  std::string text() const;  // as TOML
+
+  friend bool operator==(const Sources&, const Sources&) = default;
+};
+
+// The length of the rows that a run trains on, by step. In TOML it is one number, or a list of [step, context] and
+// [step, context, batch], each of which applies from its step on.
+struct ContextSchedule {
+  struct Stage {
+    int64_t step = 0;
+    int64_t context = 2048;  // tokens in a row
+    int64_t batch = 0;       // rows in a batch; 0: data.batch
+
+    friend bool operator==(const Stage&, const Stage&) = default;
+  };
+  std::vector<Stage> stages = {Stage{}};  // at least one; the first begins at step 0, and steps rise
+
+  ContextSchedule() = default;
+  ContextSchedule(int64_t context) : stages{Stage{.context = context}} {}  // NOLINT(google-explicit-constructor)
+
+  int64_t longest() const;
+  // The index of the last stage that has begun at `step`; both count from 0.
+  size_t stage_of(int64_t step) const;
+  std::string text() const;  // as TOML
+
+  friend bool operator==(const ContextSchedule&, const ContextSchedule&) = default;
+};
+
+// The number of batches in a step, by step. In TOML it is one number, or a list of [step, batches], each of which
+// applies from its step on.
+struct AccumulateSchedule {
+  struct Stage {
+    int64_t step = 0;
+    int64_t batches = 1;
+
+    friend bool operator==(const Stage&, const Stage&) = default;
+  };
+  std::vector<Stage> stages = {Stage{}};  // at least one; the first begins at step 0, and steps rise
+
+  AccumulateSchedule() = default;
+  AccumulateSchedule(int64_t batches) : stages{Stage{.batches = batches}} {}  // NOLINT(google-explicit-constructor)
+
+  int64_t most() const;
+  int64_t at(int64_t step) const;  // steps count from 0
+  std::string text() const;        // as TOML
+
+  friend bool operator==(const AccumulateSchedule&, const AccumulateSchedule&) = default;
+};
+
+struct DataConfig {
+  // The composition of each step from `step` on.
+  struct Stage {
+    int64_t step = 0;
+    int64_t context = 0;     // tokens in a row
+    int64_t batch = 0;       // rows of one forward and backward, over all ranks
+    int64_t accumulate = 1;  // batches in a step
+
+    int64_t rows() const { return batch * accumulate; }  // in a step
+  };
+
+  Sources train;          // required
+  int64_t max_bytes = 0;  // of each source of text; 0: all
+  double validation_fraction = 0.05;
+  ContextSchedule context;
+  int64_t batch = 4;                   // rows of one forward and backward, over all ranks
+  AccumulateSchedule accumulate;       // batches in a step
+  std::string packing = "stream";      // "stream", "best-fit", "document"
+  bool documents = false;              // a token attends only to its own document
+  std::string long_documents = "cut";  // "cut", "refuse": what happens to those longer than a row
+  std::string positions = "running";   // "running" through the row, "restart" at every document
+  std::vector<int64_t> ignore;         // ids of tokens that do not count as targets
+  std::string index;                   // folder of row indexes; empty: beside a source's first file
+
+  // The number of rows in a batch during this stage of `context`.
+  int64_t batch_of(const ContextSchedule::Stage& stage) const { return stage.batch > 0 ? stage.batch : batch; }
+  // One stage for each step at which `context` or `accumulate` changes; the first begins at step 0, and steps rise.
+  std::vector<Stage> stages() const;
+
+  friend bool operator==(const DataConfig&, const DataConfig&) = default;
+};
+
+// The attention patterns of a model's layers: one for all of them, or one for each.
+struct LayerPatterns {
+  PatternSpec all = causal_pattern();
+  std::vector<PatternSpec> each;  // empty: every layer has `all`
+
+  LayerPatterns() = default;
+  LayerPatterns(PatternSpec one) : all(std::move(one)) {}                  // NOLINT(google-explicit-constructor)
+  LayerPatterns(std::vector<PatternSpec> list) : each(std::move(list)) {}  // NOLINT(google-explicit-constructor)
+
+  const PatternSpec& of(int64_t layer) const { return each.empty() ? all : each[static_cast<size_t>(layer)]; }
+  std::string text() const;  // a TOML table, or a list of them
+
+  friend bool operator==(const LayerPatterns&, const LayerPatterns&) = default;
+};
+
+// The model's shape and how it is trained. load_config fills in kv_heads and ffn if they are 0, and with the
+// dtype "fp64" it replaces the device "auto" by "cpu".
+struct ModelSection : ModelShape {
+  ModelSection() : ModelShape{.vocab = 256} {}
+
+  std::string from;            // a folder in Hugging Face's layout with the initial weights; empty: random, by run.seed
+  std::string dtype = "fp32";  // "fp32", "bf16", "fp64"
+  LayerPatterns pattern;
+  double dropout = 0;  // share of attention probabilities dropped in training
+  bool recompute = false;
+
+  friend bool operator==(const ModelSection&, const ModelSection&) = default;
+};
+
+// Parameters with a learning rate or a weight decay of their own.
+struct ParameterGroup {
+  std::string match;                   // parameter names (runtime/model/parameters.h), with `*` and `?`
+  double lr = 1;                       // multiplies the schedule's learning rate
+  std::optional<double> weight_decay;  // of all that match, vectors included; empty: as without the group
+
+  friend bool operator==(const ParameterGroup&, const ParameterGroup&) = default;
+};
+
+// In TOML it is a list of tables: [{ match = "*norm.weight", lr = 0.5 }]. The first group that matches a parameter
+// applies.
+struct ParameterGroups {
+  std::vector<ParameterGroup> list;
+
+  std::string text() const;  // as TOML
+
+  friend bool operator==(const ParameterGroups&, const ParameterGroups&) = default;
+};
+
+struct OptimizerSection {
+  double lr = 0;                    // required
+  std::string schedule = "cosine";  // "cosine", "linear", "constant", "wsd"
+  double min_lr_ratio = 0.1;
+  int64_t warmup = 0;  // steps
+  int64_t decay = 0;   // steps of the last phase of "wsd"
+  double weight_decay = 0.1;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  ParameterGroups groups;
+  double clip = 1.0;  // largest gradient norm; 0: no limit
+  int64_t skips = 10;
+  double spike = 0;            // multiple of the running median of the gradient norm; 0: spikes are not looked for
+  int64_t spike_window = 100;  // number of norms in the median
+  std::string spike_action = "skip";   // "skip", "rewind"
+  int64_t shard = 0;                   // 0 to 3: what is divided over the ranks
+  std::string shard_within = "world";  // "world", "host": the ranks over which it is divided
+
+  friend bool operator==(const OptimizerSection&, const OptimizerSection&) = default;
+};
+
+struct MeshSection {
+  int64_t data = 1;
+  int64_t context = 0;  // 0: all ranks divided by `data`
+
+  friend bool operator==(const MeshSection&, const MeshSection&) = default;
+};
+
+// The first three are for launcher/network/network.h; names are separated by commas.
+struct NetworkSection {
+  std::string interfaces;
+  std::string hcas;
+  std::string rank_hca = "auto";  // "auto", "nearest"
+  int64_t exchange_ctas = 0;      // 0: NCCL chooses
+
+  friend bool operator==(const NetworkSection&, const NetworkSection&) = default;
+};
+
+struct AttentionSection {
+  std::string layout = "zigzag";
+  std::string schedule = "auto";
+  std::string kernel = "auto";
+  bool even = true;
+
+  friend bool operator==(const AttentionSection&, const AttentionSection&) = default;
+};
+
+struct ValidationSection {
+  int64_t every = 100;  // steps; 0: never
+  int64_t batches = 4;
+
+  friend bool operator==(const ValidationSection&, const ValidationSection&) = default;
+};
+
+struct CheckpointSection {
+  int64_t every = 200;  // steps; 0: only at the end
+  int64_t keep = 3;
+
+  friend bool operator==(const CheckpointSection&, const CheckpointSection&) = default;
+};
+
+struct MemorySection {
+  int64_t caches = 1792;  // MiB (memory/caches.h)
+
+  friend bool operator==(const MemorySection&, const MemorySection&) = default;
+};
+
+struct Config {
+  std::string device = "auto";  // "auto", "cpu", "cuda"
+  double timeout = 300;         // deadline of each communication in seconds
+  bool tf32 = false;
+  bool deterministic = false;
+  std::string cuda_graphs = "auto";  // "auto", "off"
+  RunConfig run;
+  DataConfig data;
+  ModelSection model;
+  OptimizerSection optimizer;
+  MeshSection mesh;
+  NetworkSection network;
+  AttentionSection attention;
+  ValidationSection validation;
+  CheckpointSection checkpoint;
+  MemorySection memory;
+
+  friend bool operator==(const Config&, const Config&) = default;
+};
+
+// Returns the model in the folder given.model.from, as its config.json describes it
+// (runtime/huggingface/model_config.h). `given` holds only the keys that were given and may be incomplete.
+struct Config;
+using ModelReader = std::function<ModelSection(const Config& given)>;
+
+// Reads the file, then applies `sets`, each "section.key=value"; the value is TOML, or a string if it is not valid
+// TOML. Raises Error(kInput) if the file is missing or is not TOML, and Error(kUsage) for an unknown key (naming the
+// nearest one), a wrong type, a value out of range, or values that contradict each other. Messages name file, line and
+// key.
+//
+// If model.from names a folder, `read_model` supplies [model], and the keys that are given replace its values. Keys of
+// the model's shape must then equal those of the folder; the rotary embedding's base and scaling may differ. Without
+// `read_model` the folder is not read, because a run's own configuration has every key.
+Config load_config(const std::string& path, const std::vector<std::string>& sets = {},
+                   const ModelReader& read_model = {});
+
+// Does the same with a text; `source` stands for the file in messages.
+Config parse_config(std::string_view toml, std::string_view source, const std::vector<std::string>& sets = {},
+                    const ModelReader& read_model = {});
+
+// The whole configuration as TOML; load_config of it gives an equal Config.
+std::string to_toml(const Config& config);
+
+// A key, "section.key", and its value as TOML.
+struct KeyText {
+  std::string key, value;
+
+  friend bool operator==(const KeyText&, const KeyText&) = default;
+};
+
+// Every key, in the table's order. The ranks compare this at bootstrap.
+std::vector<KeyText> flatten(const Config& config);
+
+// A key whose values differ between two configurations, both as TOML.
+struct ChangedKey {
+  std::string key, was, is;
+  // Weights trained with one value are meaningless with the other. model.pattern is not such a key: a model may be
+  // trained further with a pattern that sees more.
+  bool of_model = false;
+};
+std::vector<ChangedKey> changed_keys(const Config& before, const Config& now);
+
+// Markdown table of every key: default, range, meaning. docs/configuration.md and `train --help-config` show it.
+std::string config_reference();
+
+}  // namespace annulus

@@ -1,0 +1,16 @@
+// Reads those values of [model] that are not single numbers or strings, for reading.cc. Internal to runtime/config/.
+#pragma once
+
+#include <toml++/toml.h>
+
+#include <string>
+
+#include "attention/modules/rotary_spec.h"
+
+namespace annulus::config_keys {
+
+// Reads model.rope_scaling: { kind = "yarn", factor = 4.0, original_context = 8192 }. `where`: "file:line: key", for
+// messages. Raises Error(kUsage) for unknown names, wrong types and numbers out of range.
+RotaryScaling read_rotary_scaling(const toml::node& node, const std::string& where);
+
+}  // namespace annulus::config_keys

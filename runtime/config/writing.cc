@@ -1,0 +1,86 @@
+// Writes a configuration: as TOML, as texts of its keys that ranks compare, and as the table of all keys in
+// docs/configuration.md.
+#include <variant>
+
+#include "common/text.h"
+#include "runtime/config/config.h"
+#include "runtime/config/keys.h"
+
+namespace annulus {
+namespace config_keys {
+
+namespace {
+
+struct ToToml {
+  std::string operator()(int64_t v) const { return std::to_string(v); }
+  std::string operator()(double v) const { return toml_number(v); }
+  std::string operator()(bool v) const { return v ? "true" : "false"; }
+  std::string operator()(const std::string& v) const { return toml_string(v); }
+  std::string operator()(const std::vector<int64_t>& v) const { return list_text(v); }
+  std::string operator()(const Sources& v) const { return v.text(); }
+  std::string operator()(const ContextSchedule& v) const { return v.text(); }
+  std::string operator()(const AccumulateSchedule& v) const { return v.text(); }
+  std::string operator()(const ParameterGroups& v) const { return v.text(); }
+  std::string operator()(const LayerPatterns& v) const { return v.text(); }
+  std::string operator()(const RotaryScaling& v) const { return v.text(); }
+};
+
+}  // namespace
+
+std::string value_text(const Key& key, const Config& config) { return std::visit(ToToml(), value_of(key, config)); }
+
+}  // namespace config_keys
+
+using namespace config_keys;  // NOLINT(google-build-using-namespace): this file belongs to it
+
+std::string LayerPatterns::text() const {
+  if (each.empty()) return all.text();
+  std::string text;
+  for (const PatternSpec& spec : each) text += (text.empty() ? "[" : ", ") + spec.text();
+  return text + "]";
+}
+
+std::string to_toml(const Config& config) {
+  std::string out;
+  std::string_view section;
+  for (const Key& key : keys()) {
+    if (key.section != section) {
+      section = key.section;
+      out += "\n[" + std::string(section) + "]\n";
+    }
+    out += std::string(key.name) + " = " + value_text(key, config) + "\n";
+  }
+  return out;
+}
+
+std::vector<KeyText> flatten(const Config& config) {
+  std::vector<KeyText> texts;
+  for (const Key& key : keys()) texts.push_back({key.full(), value_text(key, config)});
+  return texts;
+}
+
+std::vector<ChangedKey> changed_keys(const Config& before, const Config& now) {
+  std::vector<ChangedKey> changed;
+  for (const Key& key : keys()) {
+    ChangedKey change{key.full(), value_text(key, before), value_text(key, now), key.of_model};
+    if (change.was != change.is) changed.push_back(std::move(change));
+  }
+  return changed;
+}
+
+std::string config_reference() {
+  const Config defaults;
+  std::string out = "| key | default | values | meaning |\n|---|---|---|---|\n";
+  for (const Key& key : keys()) {
+    const Value value = value_of(key, defaults);
+    const bool whole = std::holds_alternative<int64_t>(value);
+    std::string range = range_text(key, whole);
+    if (std::holds_alternative<bool>(value)) range = "true, false";
+    const std::string required = key.imported ? "required without model.from" : "required";
+    out += "| `" + key.full() + "` | " + (key.required ? required : "`" + value_text(key, defaults) + "`") + " | " +
+           range + " | " + std::string(key.doc) + " |\n";
+  }
+  return out;
+}
+
+}  // namespace annulus

@@ -1,0 +1,87 @@
+// BatchReader: reads the batches of coming steps on a thread of its own, so that a step finds its tokens ready. Used by
+// runtime/training/, which also calls fill_batch for validation.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "runtime/data/dataset.h"
+
+namespace annulus {
+
+// A rank's share of a batch: some of its rows, and some positions of these rows.
+struct BatchShape {
+  int64_t rows = 0;       // in the batch, over all ranks
+  int64_t first_row = 0;  // the first of them that is this rank's
+  int64_t own_rows = 0;
+  std::vector<int64_t> positions;  // this rank's positions in a row, rising
+  bool restart = false;            // also give rotary positions, which restart with every part
+
+  int64_t plane() const { return own_rows * static_cast<int64_t>(positions.size()); }
+  // Planes [own_rows, positions]: tokens, targets and, with `restart`, rotary positions.
+  int64_t planes() const { return restart ? 3 : 2; }
+  int64_t values() const { return planes() * plane(); }
+};
+
+struct Batch {
+  std::vector<std::vector<int64_t>> parts;  // for each of this rank's rows, lengths that add up to the context
+  int64_t targets = 0;                      // this rank's targets that count
+};
+
+// Fills `to`, an array of values() numbers, from row(i) and parts(i), where i is a row of the batch. Thread-safe.
+Batch fill_batch(const BatchShape& shape, const std::function<Row(int64_t)>& row,
+                 const std::function<std::vector<int64_t>(int64_t)>& parts, int64_t* to);
+
+// Only one thread may call take().
+class BatchReader {
+ public:
+  struct Step {
+    std::vector<Batch> batches;  // data.accumulate of them
+    size_t slot = 0;             // the slot that holds the batches' values, one batch after the other
+    std::vector<SourceUse> uses;
+  };
+
+  // Reads steps [begin, end), which have `batches` times shape.rows rows each. Each slot is memory for batches *
+  // shape.values() numbers; the reader is ahead by the number of slots, less the one that take() has given. `data` and
+  // the slots must outlive the reader. The thread begins at once.
+  BatchReader(const Dataset& data, BatchShape shape, int64_t batches, int64_t begin, int64_t end,
+              std::vector<int64_t*> slots);
+  ~BatchReader();
+  BatchReader(const BatchReader&) = delete;
+  BatchReader& operator=(const BatchReader&) = delete;
+
+  // Returns the next step, `begin` first. It is valid until the next call, which gives its slot back. Rethrows what
+  // reading raised.
+  const Step& take();
+
+  // Seconds that calls of take() have waited so far.
+  double waited() const { return waited_; }
+
+ private:
+  void read();
+  void read_step(int64_t step, Step& to) const;
+
+  const Dataset& data_;
+  BatchShape shape_;
+  int64_t batches_;
+  int64_t begin_, end_;
+  std::vector<int64_t*> memory_;  // by slot
+  std::vector<Step> slots_;       // step i is in slot (i - begin) % size
+  int64_t taken_ = 0;             // steps
+  double waited_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int64_t filled_ = 0;      // steps; guarded by mutex_, as are those below
+  int64_t given_back_ = 0;  // steps
+  bool stop_ = false;
+  std::exception_ptr error_;
+  std::thread thread_;
+};
+
+}  // namespace annulus

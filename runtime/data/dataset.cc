@@ -1,0 +1,365 @@
+// See dataset.h.
+#include "runtime/data/dataset.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+#include <system_error>
+#include <utility>
+
+#include "common/checksum.h"
+#include "common/error.h"
+#include "common/text.h"
+#include "runtime/data/shards/refuse.h"
+
+namespace annulus {
+namespace {
+
+std::vector<int64_t> lengths(const std::vector<Piece>& pieces, int64_t context) {
+  std::vector<int64_t> lengths;
+  int64_t left = context;
+  for (const Piece& piece : pieces) {
+    lengths.push_back(piece.count);
+    left -= piece.count;
+  }
+  if (left > 0) lengths.push_back(left);
+  return lengths;
+}
+
+// The ids by which the documents of a file are found, for messages.
+std::string ids_text(const TokenFile& file) {
+  std::string text;
+  if (file.begin_id()) text = "id " + std::to_string(*file.begin_id()) + " (begin)";
+  if (file.end_id()) text += (text.empty() ? "id " : " or id ") + std::to_string(*file.end_id()) + " (end)";
+  return text.empty() ? "begin or end id" : text;
+}
+
+}  // namespace
+
+Dataset::Dataset(const DataConfig& data, int64_t seed, int64_t vocab, bool resumes)
+    : data_(data), seed_(seed), vocab_(vocab) {
+  const std::vector<SourceConfig>& configured = data_.train.list;
+  for (size_t i = 0; i < configured.size(); ++i) {
+    auto corpus = std::make_unique<Corpus>(configured[i], data_.max_bytes);
+    const std::string which = configured.size() == 1 ? "" : name(i) + ": ";
+    if (i > 0 && corpus->is_text() != sources_[0].corpus->is_text()) {
+      refuse_data(which + corpus->where(0) + " is " +
+                  (corpus->is_text() ? "text, whose tokens are bytes" : "of a shard of tokens") + ", but the source " +
+                  name(0) +
+                  " is not: the same id would mean different things; make shards of the text (annulus tokenize)");
+    }
+    if (data_.max_bytes > 0 && !corpus->is_text()) {
+      refuse_data(which + "data.max_bytes is for texts, but " + corpus->where(0) +
+                  " is a shard of tokens: leave it at 0");
+    }
+    // If the shards give no bound, each row is checked when it is read.
+    const int64_t needed = corpus->is_text() ? 256 : corpus->vocab().value_or(0);
+    if (vocab_ > 0 && needed > vocab_) {
+      refuse_data(which + "the ids of " + (corpus->is_text() ? "a text, its bytes," : corpus->file(0).path()) +
+                  " go up to " + std::to_string(needed - 1) + ", but model.vocab is " + std::to_string(vocab_) +
+                  ": set model.vocab=" + std::to_string(needed) + " or more");
+    }
+    if (!corpus->tokenizer().empty()) {
+      if (!tokenizer_.empty() && tokenizer_ != corpus->tokenizer()) {
+        refuse_data(which + corpus->file(0).path() + " was made with the tokenizer " + corpus->tokenizer() +
+                    ", but the sources before it with " + tokenizer_ + ": the same id stands for different texts");
+      }
+      tokenizer_ = corpus->tokenizer();
+    }
+    for (size_t j = 0; j < i; ++j) {
+      if (sources_[j].digest == corpus->fingerprint()) {
+        refuse_data("the sources " + name(j) + " and " + name(i) +
+                    " hold the same tokens: give them one entry with a weight");
+      }
+    }
+    const std::string digest = corpus->fingerprint();
+    sources_.push_back({.corpus = std::move(corpus), .digest = digest, .order = std::nullopt});
+  }
+  resumed_uses_.resize(sources_.size());
+  if (!resumes) follow(planned(0));
+}
+
+Dataset::~Dataset() = default;
+
+bool Dataset::is_text() const {
+  return std::all_of(sources_.begin(), sources_.end(), [](const Source& s) { return s.corpus->is_text(); });
+}
+
+std::string Dataset::tokenizer_folder() const {
+  for (const Source& source : sources_) {
+    std::error_code error;
+    const std::string folder = source.corpus->folder();
+    if (!source.corpus->is_text() && std::filesystem::is_regular_file(folder + "/tokens.table", error)) return folder;
+  }
+  return "";
+}
+
+std::string Dataset::fingerprint() const {
+  std::string all;
+  for (const Phase& phase : phases_) {
+    all += std::to_string(phase.step) + " " + std::to_string(phase.rows) + " " + phase.settings.text();
+    for (const Phase::Source& source : phase.sources) all += " " + source.digest + " " + exact(source.weight);
+    for (const int64_t out : phase.left_out) all += " without " + std::to_string(out);
+    all += "\n";
+  }
+  return checksum(all.data(), all.size());
+}
+
+std::string Dataset::text() const {
+  std::string text;
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    const RowIndex& index = *index_of(i, phases_.back().settings);
+    const PartCounts& held = index.counts(Split::kValidation);
+    text += (text.empty() ? "" : "; ") + (sources_.size() > 1 ? name(i) + ": " : "") + sources_[i].corpus->text() +
+            " (" + with_commas(held.tokens) + " for validation)";
+  }
+  return text;
+}
+
+std::vector<std::string> Dataset::warnings() const {
+  std::vector<std::string> warnings;
+  const PackSettings& settings = phases_.back().settings;
+  const bool documents_matter = settings.units_are_documents() || data_.positions == "restart";
+  for (size_t i = 0; documents_matter && i < sources_.size(); ++i) {
+    const Corpus& corpus = *sources_[i].corpus;
+    if (corpus.is_text() || corpus.file(0).documents()) continue;  // each file is one document, or documents are stored
+    const RowIndex& index = *index_of(i, settings);
+    const int64_t documents = index.counts(Split::kTrain).documents + index.counts(Split::kValidation).documents;
+    if (documents > corpus.files() + 1) continue;  // a tail that is held out is one more document
+    warnings.push_back("source " + name(i) + " is read as " + with_commas(corpus.files(), "document") +
+                       ", one for each file, because no " + ids_text(corpus.file(0)) +
+                       " was found: say with which id its documents begin or end, { files = ..., end = ID }");
+  }
+  return warnings;
+}
+
+// ---- indexes
+
+PackSettings Dataset::pack_settings(const DataConfig& data, int64_t context) {
+  return {.context = context,
+          .packing = packing_named(data.packing),
+          .documents = data.documents,
+          .validation_fraction = data.validation_fraction,
+          .refuse_long = data.long_documents == "refuse"};
+}
+
+std::string Dataset::index_folder(const DataConfig& data, const Corpus& corpus) {
+  if (corpus.is_text()) return "";
+  return data.index.empty() ? corpus.folder() : data.index;
+}
+
+std::shared_ptr<const RowIndex> Dataset::index_of(size_t source, const PackSettings& settings) const {
+  const std::lock_guard lock(indexes_mutex_);
+  std::shared_ptr<const RowIndex>& index = indexes_[{source, settings.text()}];
+  if (index) return index;
+  const Corpus& corpus = *sources_[source].corpus;
+  const std::string folder = index_folder(data_, corpus);
+  try {
+    index = folder.empty() ? RowIndex::make(corpus, settings) : RowIndex::find_or_make(corpus, settings, folder);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kResource || folder.empty()) throw;
+    throw Error(error.kind(), error.room(),
+                std::string(error.message()) + "; row indexes lie beside the shards unless data.index names a folder");
+  }
+  const PartCounts& counts = index->counts(Split::kTrain);
+  const bool short_stream = settings.packing == Packing::kStream && counts.targets < settings.context;
+  if (counts.rows == 0 || short_stream) {
+    const std::string which = corpus.files() == 1 ? corpus.file(0).path() : with_commas(corpus.files(), "file");
+    refuse_data("source " + name(source) + " (" + which + ", " +
+                with_commas(corpus.tokens(), corpus.is_text() ? "byte" : "token") + ") has " +
+                with_commas(counts.targets, "position") + " to train on, but a row needs " +
+                with_commas(settings.context) +
+                ": use more data, a shorter data.context, or a smaller data.validation_fraction");
+  }
+  return index;
+}
+
+// ---- phases
+
+std::vector<Dataset::Phase> Dataset::planned(int64_t from) const {
+  std::vector<Phase> phases;
+  const std::vector<DataConfig::Stage> stages = data_.stages();
+  for (size_t i = 0; i < stages.size(); ++i) {
+    if (i + 1 < stages.size() && stages[i + 1].step <= from) continue;  // it has ended by then
+    Phase phase;
+    phase.step = std::max(from, stages[i].step);
+    phase.context = stages[i].context;
+    phase.rows = stages[i].rows();
+    phase.settings = pack_settings(data_, phase.context);
+    for (size_t s = 0; s < sources_.size(); ++s) {
+      const double weight = data_.train.list[s].weight;
+      const double size = weight > 0 ? weight : static_cast<double>(index_of(s, phase.settings)->rows(Split::kTrain));
+      phase.sources.push_back({sources_[s].digest, size});
+    }
+    phases.push_back(std::move(phase));
+  }
+  return phases;
+}
+
+void Dataset::follow(std::vector<Phase> phases) {
+  std::map<std::string, int64_t> drawn;  // by digest, of every source so far
+  std::vector<PackSettings> settings(sources_.size());
+  for (Source& source : sources_) source.order.reset();
+  for (size_t i = 0; i < phases.size(); ++i) {
+    Phase& phase = phases[i];
+    std::vector<double> weights;
+    phase.drawn.clear();
+    for (const Phase::Source& source : phase.sources) {
+      weights.push_back(source.weight);
+      phase.drawn.push_back(drawn[source.digest]);
+    }
+    phase.mixture.emplace(std::move(weights));
+    for (size_t s = 0; s < sources_.size(); ++s) {
+      const auto is_this = [&](const Phase::Source& other) { return other.digest == sources_[s].digest; };
+      if (std::none_of(phase.sources.begin(), phase.sources.end(), is_this)) continue;
+      std::optional<SourceOrder>& order = sources_[s].order;
+      if (!order) {
+        order.emplace(seed_, sources_[s].digest, index_of(s, phase.settings));
+      } else if (settings[s].text() != phase.settings.text()) {
+        order->change(drawn[sources_[s].digest], index_of(s, phase.settings), index_folder(data_, *sources_[s].corpus));
+      }
+      settings[s] = phase.settings;
+    }
+    if (i + 1 == phases.size()) break;
+    const std::vector<int64_t> counts = phase.mixture->counts(phase.draws_before(phases[i + 1].step));
+    for (size_t s = 0; s < counts.size(); ++s) drawn[phase.sources[s].digest] += counts[s];
+  }
+  phases_ = std::move(phases);
+}
+
+size_t Dataset::number_of_phase(int64_t step) const {
+  size_t at = 0;
+  while (at + 1 < phases_.size() && phases_[at + 1].step <= step) ++at;
+  return at;
+}
+
+int64_t Dataset::Phase::first_draw(int64_t of) const {
+  int64_t place = of - step;
+  for (const int64_t out : left_out) place += out <= place ? 1 : 0;
+  return place * rows;
+}
+
+void Dataset::leave_out(int64_t step) {
+  std::vector<Phase> phases = phases_;
+  Phase& phase = phases[number_of_phase(step)];
+  const int64_t place = phase.first_draw(step) / phase.rows;
+  phase.left_out.insert(std::upper_bound(phase.left_out.begin(), phase.left_out.end(), place), place);
+  follow(std::move(phases));
+}
+
+int64_t Dataset::rows_left_out() const {
+  int64_t rows = 0;
+  for (const Phase& phase : phases_) rows += phase.rows * static_cast<int64_t>(phase.left_out.size());
+  return rows;
+}
+
+// ---- rows
+
+Dataset::Place Dataset::place(int64_t step, int64_t row) const {
+  const Phase& phase = phase_of(step);
+  if (step < phase.step || row < 0 || row >= phase.rows) {
+    throw Error(ErrorKind::kInternal, "data",
+                "there is no row " + std::to_string(row) + " of step " + std::to_string(step));
+  }
+  const Mixture::Draw draw = phase.mixture->at(phase.first_draw(step) + row);
+  for (size_t s = 0; s < sources_.size(); ++s) {
+    if (sources_[s].digest != phase.sources[draw.source].digest) continue;
+    return {s, sources_[s].order->at(phase.drawn[draw.source] + draw.number)};
+  }
+  throw Error(ErrorKind::kInternal, "data", "the source of a row of an earlier step is gone");
+}
+
+size_t Dataset::source(int64_t step, int64_t row) const { return place(step, row).source; }
+
+Row Dataset::assemble(size_t source, const std::vector<Piece>& pieces, int64_t context) const {
+  const Corpus& corpus = *sources_[source].corpus;
+  Row row{.tokens = std::vector<int64_t>(static_cast<size_t>(context), 0),
+          .targets = std::vector<int64_t>(static_cast<size_t>(context), kNoTarget)};
+  std::vector<int64_t> read;
+  auto token = row.tokens.begin();
+  auto target = row.targets.begin();
+  for (const Piece& piece : pieces) {
+    read.resize(static_cast<size_t>(piece.count) + 1);
+    corpus.read(piece.token, piece.count + 1, read.data());
+    if (vocab_ > 0) {
+      const auto beyond = std::find_if(read.begin(), read.end(), [&](int64_t id) { return id < 0 || id >= vocab_; });
+      if (beyond != read.end()) {
+        refuse_data(corpus.where(piece.token + (beyond - read.begin())) + " is the id " + std::to_string(*beyond) +
+                    ", beyond model.vocab = " + std::to_string(vocab_) +
+                    ": check that the file has this tokenizer, format and width");
+      }
+    }
+    token = std::copy(read.begin(), read.end() - 1, token);
+    target = std::copy(read.begin() + 1, read.end(), target);
+  }
+  for (const int64_t ignored : data_.ignore) std::replace(row.targets.begin(), target, ignored, kNoTarget);
+  return row;
+}
+
+Row Dataset::row(int64_t step, int64_t row) const {
+  const Place at = place(step, row);
+  return assemble(at.source, at.drawn.index->row(Split::kTrain, at.drawn.row), context(step));
+}
+
+std::vector<int64_t> Dataset::parts(int64_t step, int64_t row) const {
+  const Place at = place(step, row);
+  return lengths(at.drawn.index->row(Split::kTrain, at.drawn.row), context(step));
+}
+
+std::vector<SourceUse> Dataset::uses(int64_t step) const {
+  std::vector<SourceUse> uses(sources_.size());
+  for (int64_t row = 0; row < rows(step); ++row) {
+    const Place at = place(step, row);
+    SourceUse& use = uses[at.source];
+    ++use.rows;
+    for (const Piece& piece : at.drawn.index->row(Split::kTrain, at.drawn.row)) {
+      use.targets += piece.count;
+      ++use.documents;
+    }
+  }
+  return uses;
+}
+
+double Dataset::epochs(size_t source, int64_t step) const {
+  const Phase& phase = phase_of(step);
+  const std::vector<int64_t> counts = phase.mixture->counts(phase.draws_before(step));
+  for (size_t s = 0; s < counts.size(); ++s) {
+    if (phase.sources[s].digest == sources_[source].digest) {
+      return sources_[source].order->epochs(phase.drawn[s] + counts[s]);
+    }
+  }
+  return 0;
+}
+
+// ---- validation
+
+bool Dataset::has_validation() const {
+  for (size_t s = 0; s < sources_.size(); ++s) {
+    if (index_of(s, phases_.back().settings)->rows(Split::kValidation) > 0) return true;
+  }
+  return false;
+}
+
+int64_t Dataset::validation_rows(size_t source, int64_t step) const {
+  return index_of(source, phase_of(step).settings)->rows(Split::kValidation);
+}
+
+std::vector<Piece> Dataset::validation_pieces(size_t source, int64_t step, int64_t i, int64_t count) const {
+  const std::shared_ptr<const RowIndex> index = index_of(source, phase_of(step).settings);
+  const int64_t rows = index->rows(Split::kValidation);
+  if (rows >= count) {
+    return index->row(Split::kValidation, static_cast<int64_t>(static_cast<__int128>(rows) * i / count));
+  }
+  return i < rows ? index->row(Split::kValidation, i) : std::vector<Piece>();
+}
+
+Row Dataset::validation_row(size_t source, int64_t step, int64_t i, int64_t count) const {
+  return assemble(source, validation_pieces(source, step, i, count), context(step));
+}
+
+std::vector<int64_t> Dataset::validation_parts(size_t source, int64_t step, int64_t i, int64_t count) const {
+  return lengths(validation_pieces(source, step, i, count), context(step));
+}
+
+}  // namespace annulus

@@ -1,0 +1,42 @@
+// ConfigReader: reads the values of a config.json, with errors that name file and key. Used by model_config.cc,
+// rope_config.cc and text_ids.cc. Internal to runtime/huggingface/.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace annulus::huggingface {
+
+// The members of a JSON object, which must outlive this. A value of null counts as missing.
+class ConfigReader {
+ public:
+  // `prefix` stands before keys in messages: "rope_parameters.".
+  ConfigReader(std::string path, const nlohmann::json& object, std::string prefix = "")
+      : path_(std::move(path)), object_(object), prefix_(std::move(prefix)) {}
+
+  const std::string& path() const { return path_; }
+  const nlohmann::json* find(std::string_view key) const;  // null if it is missing or null
+  bool has(std::string_view key) const;                    // true also if it is null
+
+  // Raise Error(kInput) for another type, for a value out of range, and for a missing value without `otherwise`.
+  int64_t whole(std::string_view key, int64_t low, int64_t high, std::optional<int64_t> otherwise = {}) const;
+  double number(std::string_view key, double low, double high, std::optional<double> otherwise = {}) const;
+  bool flag(std::string_view key, bool otherwise) const;
+  std::string text(std::string_view key, const std::string& otherwise) const;
+
+  // Raises Error(kInput): "PATH: "key": message".
+  [[noreturn]] void refuse(std::string_view key, const std::string& message) const;
+
+ private:
+  std::string path_;
+  const nlohmann::json& object_;
+  std::string prefix_;
+};
+
+// A value for a message; long values are cut.
+std::string shown(const nlohmann::json& value);
+
+}  // namespace annulus::huggingface

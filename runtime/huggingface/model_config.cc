@@ -1,0 +1,233 @@
+// See model_config.h. This file reads config.json; write_config.cc writes it.
+#include "runtime/huggingface/model_config.h"
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "common/error.h"
+#include "common/files.h"
+#include "common/nearest.h"
+#include "common/text.h"
+#include "runtime/huggingface/config_keys.h"
+#include "runtime/huggingface/config_reader.h"
+#include "runtime/huggingface/families.h"
+#include "runtime/huggingface/rope_config.h"
+#include "runtime/tensor_files/bounded_json.h"
+
+namespace annulus {
+
+using namespace huggingface;  // NOLINT(google-build-using-namespace): this file belongs to it
+
+namespace {
+
+using Json = nlohmann::json;
+
+// kMostLayers and kWidest are also the bounds of the keys of [model].
+constexpr int64_t kMostLayers = 100000, kWidest = 1 << 24, kLongest = int64_t{1} << 40;
+constexpr uintmax_t kLargest = 16 << 20;
+constexpr size_t kDeepest = 16;
+
+std::string read_file(const std::string& path) {
+  std::error_code error;
+  const auto bytes = std::filesystem::file_size(path, error);
+  const auto unreadable = [&](int reason) {
+    return Error(kind_of_errno(reason), "huggingface", path + " cannot be read: " + std::strerror(reason));
+  };
+  if (error) throw unreadable(error.value());
+  if (bytes > kLargest) {
+    throw Error(ErrorKind::kInput, "huggingface",
+                path + ": expected a config.json of at most 16 MiB, found a larger file");
+  }
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  if (!in) throw unreadable(errno);
+  return text.str();
+}
+
+const Family& family_of(const ConfigReader& config) {
+  const std::string type = config.text("model_type", "");
+  const Family* family = nullptr;
+  std::vector<std::string> names;
+  for (const Family& f : families()) {
+    names.emplace_back(f.name);
+    if (type == f.name) family = &f;
+  }
+  if (family == nullptr) {
+    config.refuse("model_type", (type.empty() ? "is missing" : "is " + shown_name(type)) +
+                                    ": the supported families are " + join(names, ", "));
+  }
+  const Json* architectures = config.find("architectures");
+  if (architectures == nullptr) return *family;
+  if (!architectures->is_array() || architectures->size() != 1 || (*architectures)[0] != family->architecture) {
+    config.refuse("architectures", "must be [\"" + std::string(family->architecture) + "\"] where model_type is \"" +
+                                       type + "\", but is " + shown(*architectures));
+  }
+  return *family;
+}
+
+// Checks that each key is in the table, and that those which only the table describes have allowed values.
+void check_keys(const ConfigReader& config, const Json& object, const Family& family) {
+  for (const auto& [name, value] : object.items()) {
+    const ConfigKey* key =
+        name.find('.') != std::string::npos && name != "transformers.js_config" ? nullptr : find_config_key(name);
+    if (key == nullptr) {
+      std::vector<std::string> names;
+      for (const ConfigKey& known : config_keys()) names.emplace_back(known.name);
+      const std::string near = nearest(name, names);
+      config.refuse(name, "is not known, and might change what the model computes" +
+                              (near.empty() ? "" : "; did you mean \"" + near + "\"?") +
+                              "; if it does not, remove it from the file");
+    }
+    if (value.is_null()) continue;
+    if (key->use == KeyUse::kRefused) {
+      config.refuse(name, "is not supported: " + std::string(key->doc));
+    }
+    if (key->use == KeyUse::kChecked) {
+      std::vector<std::string> may = split(key->values, ' ');
+      bool is = false;
+      for (const std::string& text : may) is = is || Json::parse(text) == value;
+      if (!is) {
+        config.refuse(name, "must be " + join(may, " or ") + ", but is " + shown(value) + ": " + std::string(key->doc));
+      }
+    }
+    if (!is_of_family(*key, family.name) && value != false) {
+      config.refuse(name, "is " + shown(value) + ", but this is no key of " + std::string(family.name));
+    }
+  }
+}
+
+// The window of each layer; 0: none.
+std::vector<int64_t> windows(const ConfigReader& config, const Family& family, int64_t layers) {
+  std::vector<int64_t> windows(static_cast<size_t>(layers), 0);
+  if (family.windows == Windows::kNone) return windows;
+  // Null means no window; a missing key means the default.
+  int64_t window = config.has("sliding_window") ? config.whole("sliding_window", 1, kLongest, 0) : 4096;
+  if (family.windows == Windows::kAllLayers) {
+    std::fill(windows.begin(), windows.end(), window);
+    return windows;
+  }
+  if (!config.flag("use_sliding_window", false)) window = 0;
+  const Json* types = config.find("layer_types");
+  if (types == nullptr) {
+    const int64_t first = config.whole("max_window_layers", 0, kMostLayers, 28);
+    if (first < layers) std::fill(windows.begin() + first, windows.end(), window);
+    return windows;
+  }
+  if (!types->is_array() || static_cast<int64_t>(types->size()) != layers) {
+    config.refuse("layer_types", "must be a list of num_hidden_layers = " + std::to_string(layers) + " types, but is " +
+                                     shown(*types));
+  }
+  for (size_t i = 0; i < types->size(); ++i) {
+    const Json& type = (*types)[i];
+    if (type == "full_attention" || type == "attention") continue;
+    if (type != "sliding_attention") {
+      config.refuse("layer_types", "has " + shown(type) + " for layer " + std::to_string(i) +
+                                       ": only \"full_attention\" and \"sliding_attention\" are supported");
+    }
+    if (window == 0) {
+      config.refuse("layer_types", "has \"sliding_attention\" for layer " + std::to_string(i) +
+                                       ", but there is no sliding_window, or use_sliding_window is false");
+    }
+    windows[i] = window;
+  }
+  return windows;
+}
+
+LayerPatterns patterns(const std::vector<int64_t>& windows) {
+  bool alike = true;
+  std::vector<PatternSpec> each;
+  for (const int64_t window : windows) {
+    alike = alike && window == windows[0];
+    each.push_back(window_pattern(window));
+  }
+  return alike ? LayerPatterns(each[0]) : LayerPatterns(each);
+}
+
+int64_t kv_heads(const ConfigReader& config, const Family& family, int64_t heads) {
+  const bool missing = !config.has("num_key_value_heads");
+  return config.whole("num_key_value_heads", 1, kWidest, missing && family.kv_heads > 0 ? family.kv_heads : heads);
+}
+
+int64_t head_dim(const ConfigReader& config, const Family& family, const ModelShape& shape) {
+  if (config.find("head_dim") != nullptr) return config.whole("head_dim", 2, kWidest);
+  if (family.head_dim > 0) return family.head_dim;
+  if (shape.dim % shape.heads != 0) {
+    config.refuse("hidden_size", "is " + std::to_string(shape.dim) +
+                                     ", which is not a multiple of num_attention_heads = " +
+                                     std::to_string(shape.heads) + ", and there is no head_dim");
+  }
+  return shape.dim / shape.heads;
+}
+
+}  // namespace
+
+FolderConfig parse_folder_config(const std::string& text, const std::string& path) {
+  Json object;
+  try {
+    object = parse_bounded_json(text, kDeepest);
+  } catch (const JsonRefused& refused) {
+    throw Error(ErrorKind::kInput, "huggingface", path + ": expected JSON: " + refused.what());
+  }
+  if (!object.is_object()) throw Error(ErrorKind::kInput, "huggingface", path + ": expected a JSON object");
+  const ConfigReader config(path, object);
+  const Family& family = family_of(config);
+  check_keys(config, object, family);
+
+  FolderConfig folder;
+  folder.family = family.name;
+  folder.text = text;
+  folder.path = path;
+  ModelSection& m = folder.model;
+  m.dim = config.whole("hidden_size", 2, kWidest);
+  m.layers = config.whole("num_hidden_layers", 1, kMostLayers);
+  m.heads = config.whole("num_attention_heads", 1, kWidest);
+  m.ffn = config.whole("intermediate_size", 1, kWidest);
+  m.vocab = config.whole("vocab_size", 2, kWidest);
+  m.kv_heads = kv_heads(config, family, m.heads);
+  m.head_size = head_dim(config, family, m);
+  m.norm_eps = config.number("rms_norm_eps", 1e-300, 1, 1e-6);
+  m.tie_embeddings = config.flag("tie_word_embeddings", false);
+  m.qk_norm = family.qk_norm;
+  m.qkv_bias = family.qkv_bias;
+  if (family.bias_key) m.qkv_bias = m.out_bias = config.flag("attention_bias", false);
+  if (family.mlp_bias_key) m.mlp_bias = config.flag("mlp_bias", false);
+  m.dropout = config.number("attention_dropout", 0, 1, 0);
+  if (m.dropout == 1) config.refuse("attention_dropout", "must be less than 1");
+  folder.context = config.whole("max_position_embeddings", 1, kLongest);
+  m.rope_fp32 = true;
+  read_rope(config, folder.context, m);
+  m.pattern = patterns(windows(config, family, m.layers));
+  folder.dtype = config.text("dtype", config.text("torch_dtype", ""));
+  m.dtype = folder.dtype == "bfloat16" ? "bf16" : "fp32";
+  try {
+    validate(m);
+  } catch (const Error& error) {
+    throw Error(ErrorKind::kInput, "huggingface", path + ": " + std::string(error.message()));
+  }
+  return folder;
+}
+
+FolderConfig read_folder_config(const std::string& folder) {
+  std::error_code error;
+  const std::string path = folder + "/config.json";
+  if (!std::filesystem::exists(path, error) && !error) {
+    throw Error(ErrorKind::kInput, "huggingface",
+                std::filesystem::is_directory(folder, error)
+                    ? folder + " holds no config.json: expected a folder in Hugging Face's layout"
+                    : folder + ": there is no such folder: expected one in Hugging Face's layout");
+  }
+  return parse_folder_config(read_file(path), path);
+}
+
+ModelSection read_model_config(const std::string& folder) { return read_folder_config(folder).model; }
+
+ModelSection read_model_from(const Config& given) { return read_model_config(given.model.from); }
+
+}  // namespace annulus

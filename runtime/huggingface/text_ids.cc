@@ -1,0 +1,47 @@
+// See text_ids.h.
+#include "runtime/huggingface/text_ids.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "common/error.h"
+#include "common/files.h"
+#include "runtime/huggingface/config_reader.h"
+#include "runtime/tensor_files/bounded_json.h"
+
+namespace annulus {
+
+using huggingface::ConfigReader;
+
+TextIds read_text_ids(const std::string& folder) {
+  constexpr size_t kDeepest = 16;
+  constexpr int64_t kMostIds = 1 << 24;
+  TextIds ids;
+  // generation_config.json comes first: texts of instruction-tuned models do not end as their config.json says.
+  for (const char* name : {"/generation_config.json", "/config.json"}) {
+    const std::string path = folder + name;
+    std::error_code error;
+    if (!std::filesystem::exists(path, error) && !error) continue;
+    nlohmann::json object;
+    try {
+      object = parse_bounded_json(read_small_file("huggingface", path), kDeepest);
+    } catch (const JsonRefused& refused) {
+      throw Error(ErrorKind::kInput, "huggingface", path + ": " + refused.what());
+    }
+    if (!object.is_object()) throw Error(ErrorKind::kInput, "huggingface", path + ": expected a JSON object");
+    const ConfigReader reader(path, object);
+    if (!ids.begin && reader.find("bos_token_id") != nullptr) ids.begin = reader.whole("bos_token_id", 0, kMostIds);
+    const nlohmann::json* ends = reader.find("eos_token_id");
+    if (!ids.ends.empty() || ends == nullptr) continue;
+    for (const nlohmann::json& end : ends->is_array() ? *ends : nlohmann::json::array({*ends})) {
+      if (!end.is_number_integer() || end < 0 || end > kMostIds) {
+        reader.refuse("eos_token_id", "expected an id or a list of ids, got " + huggingface::shown(*ends));
+      }
+      ids.ends.push_back(end.get<int64_t>());
+    }
+  }
+  return ids;
+}
+
+}  // namespace annulus

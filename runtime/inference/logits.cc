@@ -1,0 +1,286 @@
+// See logits.h.
+#include "runtime/inference/logits.h"
+
+#include <ATen/OpMathType.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/clamp_min.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/tensor.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "attention/execution/attention.h"
+#include "attention/execution/gather_positions.h"
+#include "attention/execution/prove.h"
+#include "common/checksum.h"
+#include "common/error.h"
+#include "common/files.h"
+#include "common/logging/log.h"
+#include "common/text.h"
+#include "memory/available.h"
+#include "memory/device_memory.h"
+#include "runtime/model/model.h"
+#include "runtime/tensor_files/model_dtypes.h"
+#include "runtime/tensor_files/safetensors.h"
+
+namespace annulus {
+namespace {
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::kUsage, "logits", message); }
+
+// A training configuration with one batch of this size, from which the attention requests of the layers are made.
+Config batch_config(const ModelSection& model, const LogitsOptions& o, int64_t rows, int64_t length) {
+  Config config;
+  config.model = model;
+  if (!o.pattern.empty()) config.model.pattern = parse_pattern(o.pattern, "--pattern");
+  config.data.context = length;
+  config.data.batch = rows;
+  config.attention.layout = o.layout;
+  config.attention.schedule = o.schedule;
+  config.attention.even = false;
+  return config;
+}
+
+}  // namespace
+
+void check_options(const LogitsOptions& o) {
+  if (o.model.empty()) refuse("expected --model, a run or a folder in Hugging Face's layout");
+  if (o.input.empty()) refuse("expected --input FILE, a safetensors file with tokens [batch, length] int64");
+  if (o.output.empty()) refuse("expected --output FILE, the safetensors file to write");
+  if (same_file(o.input, o.output)) refuse("--input and --output are the same file: name another file to write");
+  if (!o.pattern.empty()) parse_pattern(o.pattern, "--pattern");
+  parse_layout(o.layout, "--layout");
+  parse_schedule(o.schedule, "--schedule");
+  parse_kernel(o.kernel, "--kernel");
+  if (!(o.timeout > 0)) refuse("--timeout must be above 0 seconds");
+  require_output("logits", "--output " + o.output, o.output);
+}
+
+LogitsJob::LogitsJob(const LogitsOptions& options, int ranks)
+    : options_((check_options(options), options)), opened_(options.model, options.root, options.step) {
+  kernel_ = parse_kernel(options.kernel, "--kernel");
+  validate(opened_.model());
+  read_input();
+  const int64_t length = tokens_.size(1);
+  layers_ = training_stages(batch_config(opened_.model(), options, tokens_.size(0), length), ranks)[0].layers;
+  const Layout layout = query_layout(layers_.distinct[0]);
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (layout.count(rank) > 0) continue;
+    throw Error(ErrorKind::kPlan, "logits",
+                counted(length, "position") + " give rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
+                    " none with --layout " + options.layout + ": use fewer ranks");
+  }
+}
+
+void LogitsJob::read_input() {
+  const SafetensorsFile file(options_.input);
+  const auto fail = [&](const std::string& name, const std::string& message) {
+    throw Error(ErrorKind::kInput, "logits", options_.input + ", tensor \"" + name + "\": " + message);
+  };
+  const auto read = [&](const char* name) {
+    const TensorInfo& info = *file.find(name);
+    if (info.dtype != at::kLong) {
+      fail(name, "dtype " + std::string(safetensors_dtype(info.dtype)) + " should be I64");
+    }
+    if (info.shape.size() != 2 || info.shape[0] < 1 || info.shape[1] < 1) {
+      fail(name, "shape " + list_text(info.shape) + " should be [batch, length]");
+    }
+    return file.load(name);
+  };
+  if (file.find("tokens") == nullptr) {
+    throw Error(ErrorKind::kInput, "logits",
+                options_.input + " has no tensor \"tokens\", which should be [batch, length] of int64");
+  }
+  const bool has_targets = file.find("targets") != nullptr;
+  if (options_.backward && !has_targets) {
+    throw Error(ErrorKind::kInput, "logits",
+                options_.input + " has no tensor \"targets\", which --backward needs for the loss");
+  }
+  const auto require_below = [&](const char* name, const at::Tensor& ids, bool negative) {
+    const int64_t* p = ids.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < ids.numel(); ++i) {
+      if (p[i] < opened_.model().vocab && (negative || p[i] >= 0)) continue;
+      fail(name, "the id " + std::to_string(p[i]) + " in row " + std::to_string(i / ids.size(1)) + ", position " +
+                     std::to_string(i % ids.size(1)) + " is outside the model's vocabulary of " +
+                     std::to_string(opened_.model().vocab));
+    }
+  };
+  tokens_ = read("tokens");
+  require_below("tokens", tokens_, /*negative=*/false);
+  if (!has_targets) return;
+  targets_ = read("targets");
+  if (targets_.sizes() != tokens_.sizes()) {
+    fail("targets", "shape " + list_text(targets_.sizes().vec()) + " should be that of tokens, " +
+                        list_text(tokens_.sizes().vec()));
+  }
+  require_below("targets", targets_, /*negative=*/true);
+  targets_ = targets_.clamp_min(-1);
+  counted_ = targets_.ge(0).sum().item<int64_t>();
+  if (counted_ == 0) fail("targets", "all of them are negative, so none counts");
+}
+
+at::ScalarType LogitsJob::dtype() const { return model_dtype(options_.dtype, "--dtype"); }
+
+// An estimate of the most bytes that a rank holds: the weights, what the layers keep for the backward (the rest is
+// computed again), the working memory of one layer, and its logits. Rank 0 also holds the results of all ranks.
+double LogitsJob::bytes_of_rank(const Layout& layout, int rank) const {
+  const ModelShape& s = opened_.model();
+  const auto element = static_cast<double>(c10::elementSize(dtype())),
+             wide = static_cast<double>(c10::elementSize(at::toOpMathType(dtype())));
+  const double weights = parameter_estimate(s);
+  const auto number = [](int64_t n) { return static_cast<double>(n); };
+  const double rows = number(tokens_.size(0) * layout.count(rank)), vocab = number(s.vocab);
+  const double of_layer = number(3 * s.dim + 2 * s.q_width() + 2 * s.kv_width()) * element + wide * number(s.heads);
+  const double working = number(4 * s.dim + 6 * s.ffn + 4 * s.q_width() + 4 * s.kv_width()) * element;
+  const double logits = options_.last ? 0 : wide * rows * vocab;
+  const double bytes = element * weights * (options_.backward ? 2 : 1) +
+                       rows * (options_.backward ? number(s.layers) * of_layer : 0) + rows * working + logits;
+  if (rank > 0 || layout.ranks() == 1) return bytes;
+  return bytes + wide * vocab * number(options_.last ? tokens_.size(0) : tokens_.numel()) +
+         (options_.backward ? wide * weights : 0);
+}
+
+void LogitsJob::require_memory(const Communicator& world, int ranks_here, at::Device device) const {
+  const Layout layout = query_layout(layers_.distinct[0]);
+  std::optional<AvailableMemory> free;
+  double bytes = bytes_of_rank(layout, world.rank());
+  if (device.is_cuda()) {
+    const DeviceMemory memory = device_memory(device);
+    free = AvailableMemory{memory.total - memory.outside - memory.allocated, "the GPU's memory"};
+  } else {
+    free = available_memory();
+    bytes += (ranks_here - 1) * bytes_of_rank(layout, world.size() - 1);  // the other ranks of this host
+  }
+  if (!free || bytes <= static_cast<double>(free->bytes)) return;
+  throw Error(ErrorKind::kResource, "logits",
+              "weights, logits and the layers' memory need about " + bytes_text(bytes) +
+                  (device.is_cuda() || ranks_here == 1 ? "" : " on " + counted(ranks_here, "rank") + " of this host") +
+                  ", but " + bytes_text(static_cast<double>(free->bytes)) + " are free (" + free->limit +
+                  "): use more hosts or --dtype bf16" +
+                  (options_.last ? "" : ", or --last for only the last position"));
+}
+
+std::vector<Field> LogitsJob::fields() const {
+  std::string attention;
+  for (const size_t i : layers_.of_layer) attention += layers_.distinct[i].text() + "; ";
+  const auto digest = [](const at::Tensor& ids) {
+    return ids.defined() ? checksum(ids.const_data_ptr(), ids.nbytes()) : "none";
+  };
+  return {{"attention", attention},
+          {"tokens", digest(tokens_)},
+          {"targets", digest(targets_)},
+          {"vocabulary", std::to_string(opened_.model().vocab)},
+          {"rotary embedding", opened_.model().rotary().text()},
+          {"dtype", options_.dtype},
+          {"kernel", std::string(to_string(kernel_))},
+          {"results", std::string(options_.last ? "last" : "all") + (options_.backward ? ", backward" : "")}};
+}
+
+void LogitsJob::run(Communicator& world, int ranks_here, at::Device device) {
+  world.set_timeout(Seconds(options_.timeout));
+  world.host().set_timeout(Seconds(options_.timeout));
+  together(world, {"logits, planning the memory"}, [&] { require_memory(world, ranks_here, device); });
+  const bool first = world.rank() == 0;
+  Communicator& host = world.host();
+  const at::ScalarType written = at::toOpMathType(dtype());
+  Model model(opened_.model(), dtype(), device, Model::Unheld{});
+  Parameters& parameters = model.parameters();
+  std::vector<Field> weights;
+  together(world, {"logits, loading the weights"}, [&] {
+    opened_.load(parameters, [](const std::string& note) { log_warn_once_per_job("logits", note); });
+    for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
+      const at::Tensor values = parameters.values(unit).tensor().cpu();
+      weights.push_back(
+          {"weights of " + parameters.units()[unit].name, checksum(values.const_data_ptr(), values.nbytes())});
+    }
+  });
+  require_agreement(world, weights, {"logits, comparing the weights"});
+
+  for (const PlanRequest& request : layers_.distinct) {
+    if (proves_by_default() && !is_adaptive(request.pattern)) prove_plan(request, world);
+  }
+  std::vector<AttentionCall> calls;
+  for (size_t i = 0; i < layers_.of_layer.size(); ++i) {
+    AttentionCall call;
+    call.request = layers_.distinct[layers_.of_layer[i]];
+    call.comm = &world;
+    call.kernel = kernel_;
+    call.label = "logits, layer " + std::to_string(i);
+    calls.push_back(std::move(call));
+  }
+  const Attend attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
+    return attention(q, k, v, calls[static_cast<size_t>(layer)]);
+  };
+  const Layout layout = query_layout(layers_.distinct[0]);
+  const at::Tensor positions = at::tensor(layout.positions(world.rank()), at::TensorOptions(at::kLong));
+  const RotaryTable table = model.rotary(positions);
+  const at::Tensor tokens = tokens_.index_select(1, positions).to(device);
+  const int64_t batch = tokens.size(0), count = tokens.size(1), length = tokens_.size(1), vocab = model.shape().vocab;
+  std::vector<NamedTensor> results;
+  if (options_.backward) {
+    model.set_recompute(true);
+    for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
+      parameters.gradients(unit).take();
+      at::Tensor(parameters.gradients(unit).tensor()).zero_();
+    }
+  }
+  const c10::AutoGradMode grad(options_.backward);
+  const at::Tensor flat = model.hidden(tokens, table, attend);
+  std::string loss_text;
+  if (targets_.defined()) {
+    const at::Tensor targets = targets_.index_select(1, positions).reshape({-1}).to(device);
+    const at::Tensor local = model.loss_of(flat, targets, 1.0 / static_cast<double>(counted_));
+    if (options_.backward) local.backward();
+    at::Tensor loss = local.detach().to(at::kCPU, at::kDouble);
+    if (world.size() > 1) host.all_reduce(loss, ReduceOp::kSum, {"logits, the loss"});
+    loss_text = ", loss " + (written == at::kDouble ? exact(loss.item<double>()) : exact(loss.item<float>()));
+    if (first) results.push_back({"loss", loss.to(written)});
+  }
+  Layout of_logits = layout;
+  at::Tensor hidden = flat.detach().view({batch, count, -1});
+  if (options_.last) {
+    // Only the last position, on the rank that has it.
+    of_logits = {.length = 1, .spans = std::vector<std::vector<Span>>(layout.spans.size())};
+    at::Tensor row = hidden.narrow(1, 0, 0);
+    for (int rank = 0; rank < world.size(); ++rank) {
+      const std::vector<int64_t> theirs = layout.positions(rank);
+      const auto found = std::find(theirs.begin(), theirs.end(), length - 1);
+      if (found == theirs.end()) continue;
+      of_logits.spans[static_cast<size_t>(rank)] = {{0, 1, 1}};
+      if (rank == world.rank()) row = hidden.narrow(1, found - theirs.begin(), 1);
+    }
+    hidden = row;
+  }
+  const at::Tensor logits =
+      model.wide_logits(hidden.reshape({-1, hidden.size(2)})).view({batch, hidden.size(1), vocab});
+  const at::Tensor whole = gather_positions(host, logits, of_logits, 1, {"logits, gathering them"});
+  if (first) results.push_back({"logits", options_.last ? whole.squeeze(1) : whole});
+  if (options_.backward) {
+    std::vector<at::Tensor> sums;
+    for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
+      at::Tensor sum = parameters.gradients(unit).tensor().to(at::kCPU, written);
+      if (world.size() > 1)
+        host.all_reduce(sum, ReduceOp::kSum, {"logits, gradients of unit", static_cast<int64_t>(unit)});
+      sums.push_back(first ? sum : at::Tensor());
+    }
+    if (first) {
+      for (NamedTensor& t : parameters.views([&](size_t unit) { return sums[unit]; })) results.push_back(std::move(t));
+    }
+  }
+  together(
+      world, {"logits, writing the output"},
+      [&] {
+        write_safetensors(options_.output, results, {{"model", opened_.path()}});
+      },
+      /*only_first=*/true);
+  if (!first) return;
+  std::printf("logits: %s of %s, %s%s%s -> %s\n", counted(batch, "row").c_str(), counted(length, "token").c_str(),
+              counted(world.size(), "rank").c_str(), device.is_cpu() ? "" : " on GPUs", loss_text.c_str(),
+              options_.output.c_str());
+  std::fflush(stdout);
+}
+
+}  // namespace annulus

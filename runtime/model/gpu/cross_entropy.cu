@@ -1,0 +1,11 @@
+// Compiles cross_entropy.h for GPUs. Called by launcher_cuda.cc. It has never run on a GPU.
+#include "runtime/model/gpu/cuda_group.h"
+#include "runtime/model/gpu/cuda_launch.h"
+
+namespace annulus::gpu {
+
+cudaError_t launch(const CrossEntropyArguments& arguments, cudaStream_t stream) {
+  return start_chosen(arguments, stream);
+}
+
+}  // namespace annulus::gpu

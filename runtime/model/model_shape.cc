@@ -1,0 +1,126 @@
+// See model_shape.h.
+#include "runtime/model/model_shape.h"
+
+#include <cmath>
+#include <functional>
+
+#include "common/error.h"
+#include "common/text.h"
+
+namespace annulus {
+namespace {
+
+constexpr double kStd = 0.02;
+
+void require(bool ok, const std::string& message) {
+  if (!ok) throw Error(ErrorKind::kPlan, "model", message);
+}
+
+ParameterShape matrix(std::string name, int64_t out, int64_t in, double std = kStd) {
+  return {.name = std::move(name), .shape = {out, in}, .std = std};
+}
+
+ParameterShape vector(std::string name, int64_t n, double value) {
+  return {.name = std::move(name), .shape = {n}, .std = 0, .value = value};
+}
+
+DescribedUnit embedding(const ModelShape& s) {
+  return {"the embedding", {matrix("model.embed_tokens.weight", s.vocab, s.dim)}};
+}
+
+DescribedUnit layer(const ModelShape& s, int64_t i) {
+  // Matrices whose results are added to the residual stream begin smaller, by the number of additions (Radford et al.
+  // 2019).
+  const double residual = kStd / std::sqrt(2.0 * static_cast<double>(s.layers));
+  const std::string prefix = "model.layers." + std::to_string(i) + ".", attention = prefix + "self_attn.",
+                    mlp = prefix + "mlp.";
+  DescribedUnit group{
+      "layer " + std::to_string(i),
+      {matrix(attention + "q_proj.weight", s.q_width(), s.dim),
+       matrix(attention + "k_proj.weight", s.kv_width(), s.dim),
+       matrix(attention + "v_proj.weight", s.kv_width(), s.dim),
+       matrix(attention + "o_proj.weight", s.dim, s.q_width(), residual),
+       matrix(mlp + "gate_proj.weight", s.ffn, s.dim), matrix(mlp + "up_proj.weight", s.ffn, s.dim),
+       matrix(mlp + "down_proj.weight", s.dim, s.ffn, residual), vector(prefix + "input_layernorm.weight", s.dim, 1),
+       vector(prefix + "post_attention_layernorm.weight", s.dim, 1)}};
+  std::vector<ParameterShape>& p = group.parameters;
+  if (s.qkv_bias) {
+    p.push_back(vector(attention + "q_proj.bias", s.q_width(), 0));
+    p.push_back(vector(attention + "k_proj.bias", s.kv_width(), 0));
+    p.push_back(vector(attention + "v_proj.bias", s.kv_width(), 0));
+  }
+  if (s.out_bias) p.push_back(vector(attention + "o_proj.bias", s.dim, 0));
+  if (s.qk_norm) {
+    p.push_back(vector(attention + "q_norm.weight", s.head_dim(), 1));
+    p.push_back(vector(attention + "k_norm.weight", s.head_dim(), 1));
+  }
+  if (s.mlp_bias) {
+    p.push_back(vector(mlp + "gate_proj.bias", s.ffn, 0));
+    p.push_back(vector(mlp + "up_proj.bias", s.ffn, 0));
+    p.push_back(vector(mlp + "down_proj.bias", s.dim, 0));
+  }
+  return group;
+}
+
+DescribedUnit output(const ModelShape& s) { return {"the output", {matrix("lm_head.weight", s.vocab, s.dim)}}; }
+
+template <typename Number>
+Number elements(const DescribedUnit& group, bool matrices_only = false) {
+  Number sum = 0;
+  for (const ParameterShape& p : group.parameters) {
+    if (matrices_only && p.shape.size() < 2) continue;
+    Number count = 1;
+    for (const int64_t size : p.shape) count *= static_cast<Number>(size);
+    sum += count;
+  }
+  return sum;
+}
+
+template <typename Number>
+Number count_of(const ModelShape& s) {
+  return elements<Number>(embedding(s)) + static_cast<Number>(s.layers) * elements<Number>(layer(s, 0)) +
+         static_cast<Number>(s.dim) + (s.tie_embeddings ? 0 : elements<Number>(output(s)));
+}
+
+}  // namespace
+
+void validate(const ModelShape& s) {
+  require(s.layers > 0 && s.dim > 0 && s.heads > 0 && s.kv_heads > 0 && s.ffn > 0 && s.vocab > 0 && s.head_size >= 0,
+          "layers, dim, heads, kv_heads, ffn and vocab must be positive, but are " + std::to_string(s.layers) + ", " +
+              std::to_string(s.dim) + ", " + std::to_string(s.heads) + ", " + std::to_string(s.kv_heads) + ", " +
+              std::to_string(s.ffn) + ", " + std::to_string(s.vocab));
+  require(s.head_size > 0 || s.dim % (2 * s.heads) == 0, "dim " + std::to_string(s.dim) + " does not give " +
+                                                             counted(s.heads, "head") +
+                                                             " of an even dimension: make model.dim a multiple of " +
+                                                             std::to_string(2 * s.heads) + ", or set model.head_dim");
+  require(s.head_dim() % 2 == 0, "model.head_dim must be even, but is " + std::to_string(s.head_dim()) +
+                                     ": the rotary embedding rotates pairs of numbers");
+  require(s.heads % s.kv_heads == 0, counted(s.heads, "query head") + " cannot share " +
+                                         counted(s.kv_heads, "kv head") +
+                                         " evenly: model.heads must be a multiple of model.kv_heads");
+}
+
+int64_t ParameterShape::count() const {
+  int64_t count = 1;
+  for (const int64_t size : shape) count *= size;
+  return count;
+}
+
+std::vector<DescribedUnit> described_units(const ModelShape& s) {
+  std::vector<DescribedUnit> groups = {embedding(s)};
+  for (int64_t i = 0; i < s.layers; ++i) groups.push_back(layer(s, i));
+  groups.back().parameters.push_back(vector("model.norm.weight", s.dim, 1));
+  if (!s.tie_embeddings) groups.push_back(output(s));
+  return groups;
+}
+
+int64_t parameter_count(const ModelShape& s) { return count_of<int64_t>(s); }
+double parameter_estimate(const ModelShape& s) { return count_of<double>(s); }
+
+double flops_per_token(const ModelShape& s, double pairs) {
+  const double weights = static_cast<double>(s.layers) * elements<double>(layer(s, 0), /*matrices_only=*/true) +
+                         elements<double>(output(s));
+  return 6 * weights + 12 * static_cast<double>(s.head_dim()) * pairs;
+}
+
+}  // namespace annulus

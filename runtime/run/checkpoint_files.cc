@@ -1,0 +1,179 @@
+// See checkpoint_files.h.
+#include "runtime/run/checkpoint_files.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "common/checksum.h"
+#include "common/error.h"
+#include "common/text.h"
+
+namespace annulus {
+namespace {
+
+std::string range_text(const ManifestTensor& tensor, int64_t begin, int64_t end) {
+  return "tensor \"" + tensor.name + "\", elements [" + std::to_string(begin) + ":" + std::to_string(end) + "]";
+}
+
+int64_t element_bytes(const ManifestTensor& tensor) { return static_cast<int64_t>(c10::elementSize(tensor.dtype)); }
+
+}  // namespace
+
+void write_slices(const std::string& folder, const std::string& name, const std::vector<const TensorSlice*>& slices,
+                  FileSystem& files, Manifest& manifest) {
+  struct Source {
+    const TensorSlice* slice;
+    ManifestTensor tensor;
+  };
+  std::vector<TensorInfo> infos;
+  std::map<std::string, Source> sources;
+  for (const TensorSlice* slice : slices) {
+    ManifestTensor tensor{slice->name, slice->values.scalar_type(), slice->shape, {}};
+    const int64_t end = slice->begin + slice->values.numel();
+    tensor.slices.push_back({name, slice->begin, end, {}});
+    const std::string stored = stored_name(tensor, tensor.slices[0]);
+    TensorInfo info{stored, tensor.dtype, stored_shape(tensor, tensor.slices[0]), 0, 0};
+    if (sources.emplace(stored, Source{slice, std::move(tensor)}).second) {
+      infos.push_back(std::move(info));
+    } else if (end > slice->begin) {
+      throw Error(ErrorKind::kInternal, "checkpoint", stored + " was passed twice");
+    }
+  }
+  SafetensorsWriter writer(folder + "/" + name, std::move(infos), {{"format", "pt"}}, files);
+  for (const TensorInfo& info : writer.tensors()) {
+    auto& [slice, tensor] = sources.at(info.name);
+    const int64_t length = slice->values.numel(), most = manifest.block_elements(tensor);
+    for (int64_t at = 0; at < length; at += most) {
+      const at::Tensor block = slice->values.detach().narrow(0, at, std::min(most, length - at)).to(at::kCPU);
+      // The checksum is taken before the data is written, so that errors of the disk are found.
+      tensor.slices[0].blocks.push_back(checksum(block.const_data_ptr(), block.nbytes()));
+      writer.write(block.const_data_ptr(), block.nbytes());
+    }
+    manifest.tensors.push_back(std::move(tensor));
+  }
+  writer.finish();
+  manifest.files[name] = {writer.file_bytes(), checksum(writer.header().data(), writer.header().size())};
+}
+
+CheckpointReader::CheckpointReader(std::string folder, const Manifest& manifest)
+    : folder_(std::move(folder)), manifest_(manifest) {
+  for (const ManifestTensor& tensor : manifest.tensors) {
+    for (const ManifestSlice& slice : tensor.slices) ++slices_in_[slice.file];
+  }
+}
+
+const SafetensorsFile& CheckpointReader::open(const std::string& name) {
+  if (open_name_ == name) return *open_file_;
+  const std::string path = folder_ + "/" + name;
+  const ManifestFile& said = manifest_.files.at(name);
+  const uint64_t bytes = readable_size(path);
+  if (bytes != said.bytes) {
+    checkpoint_damaged(path, "has " + counted(bytes, "byte") + ", but " + std::to_string(said.bytes) + " were written");
+  }
+  open_name_.clear();
+  open_file_.emplace(path);
+  if (checksum(open_file_->header().data(), open_file_->header().size()) != said.header_checksum) {
+    checkpoint_damaged(path, "the checksum of its header does not match");
+  }
+  const auto slices = slices_in_.find(name);
+  if (open_file_->tensors().size() != (slices == slices_in_.end() ? 0 : slices->second)) {
+    checkpoint_damaged(path, "holds tensors that the manifest does not name");
+  }
+  open_name_ = name;
+  return *open_file_;
+}
+
+void CheckpointReader::read_block(const ManifestTensor& tensor, const ManifestSlice& slice, size_t block, int64_t begin,
+                                  int64_t end, const Sink& sink) {
+  const SafetensorsFile& file = open(slice.file);
+  const std::string path = folder_ + "/" + slice.file;
+  const TensorInfo* info = file.find(stored_name(tensor, slice));
+  if (!info || info->shape != stored_shape(tensor, slice) || info->dtype != tensor.dtype) {
+    checkpoint_damaged(path, range_text(tensor, slice.begin, slice.end) + ", differs from what the manifest says");
+  }
+  const int64_t size = element_bytes(tensor), length = slice.end - slice.begin;
+  const int64_t first = static_cast<int64_t>(block) * manifest_.block_elements(tensor);
+  const int64_t last = first + std::min(manifest_.block_elements(tensor), length - first);
+  Checksum sum;
+  for (int64_t at = first; at < last;) {
+    const int64_t stop = std::min(last, at + kBlockBytes / size);
+    const auto bytes = static_cast<size_t>((stop - at) * size);
+    if (buffer_.size() < bytes) buffer_.resize(bytes);
+    file.read(*info, static_cast<uint64_t>(at * size), bytes, buffer_.data());
+    sum.update(buffer_.data(), bytes);
+    if (stop == last && sum.hex() != slice.blocks[block]) {
+      checkpoint_damaged(
+          path, "the checksum of " + range_text(tensor, slice.begin + first, slice.begin + last) + ", does not match");
+    }
+    const int64_t from = std::max(begin, slice.begin + at), to = std::min(end, slice.begin + stop);
+    if (from < to && sink) sink(from, to, buffer_.data() + (from - slice.begin - at) * size);
+    at = stop;
+  }
+}
+
+void CheckpointReader::check(CheckpointPart part, int rank, int ranks, std::vector<std::string>* damage) {
+  struct Block {
+    const std::string* file;
+    const ManifestTensor* tensor;
+    const ManifestSlice* slice;
+    size_t block;
+    int64_t bytes;
+  };
+  // The blocks are sorted by file, so that each file is opened once.
+  std::vector<Block> blocks;
+  std::set<std::string> files;
+  if (part == CheckpointPart::kAll) {
+    for (const auto& [name, file] : manifest_.files) files.insert(name);
+  }
+  int64_t total = 0;
+  for (const ManifestTensor& tensor : manifest_.tensors) {
+    if (part == CheckpointPart::kModel && is_optimizer(tensor.name)) continue;
+    const int64_t most = manifest_.block_elements(tensor);
+    for (const ManifestSlice& slice : tensor.slices) {
+      files.insert(slice.file);
+      for (size_t i = 0; i < slice.blocks.size(); ++i) {
+        const int64_t before = static_cast<int64_t>(i) * most;
+        const int64_t bytes = std::min(most, slice.end - slice.begin - before) * element_bytes(tensor);
+        blocks.push_back({&slice.file, &tensor, &slice, i, bytes});
+        total += bytes;
+      }
+    }
+  }
+  std::stable_sort(blocks.begin(), blocks.end(), [](const Block& a, const Block& b) { return *a.file < *b.file; });
+  const auto look = [&](const std::function<void()>& at) {
+    try {
+      at();
+    } catch (const Error& error) {
+      if (!damage || error.kind() != ErrorKind::kInput) throw;
+      if (damage->empty() || damage->back() != error.message()) damage->emplace_back(error.message());
+    }
+  };
+  // Files are shared among the ranks separately from blocks, because a file may have no blocks.
+  int number = 0;
+  for (const std::string& file : files) {
+    if (number++ % ranks == rank) look([&] { open(file); });
+  }
+  int64_t before = 0;
+  for (const Block& block : blocks) {
+    if (total == 0 || before * ranks / total == rank) {
+      look([&] { read_block(*block.tensor, *block.slice, block.block, 0, 0, nullptr); });
+    }
+    before += block.bytes;
+  }
+}
+
+void CheckpointReader::read(const ManifestTensor& tensor, int64_t begin, int64_t end, const Sink& sink) {
+  if (begin == end) return;
+  const int64_t most = manifest_.block_elements(tensor);
+  auto slice = std::partition_point(tensor.slices.begin(), tensor.slices.end(),
+                                    [&](const ManifestSlice& s) { return s.end <= begin; });
+  for (; slice != tensor.slices.end() && slice->begin < end; ++slice) {
+    const int64_t from = std::max(begin, slice->begin), to = std::min(end, slice->end);
+    for (int64_t block = (from - slice->begin) / most; slice->begin + block * most < to; ++block) {
+      read_block(tensor, *slice, static_cast<size_t>(block), from, to, sink);
+    }
+  }
+}
+
+}  // namespace annulus

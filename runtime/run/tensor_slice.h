@@ -1,0 +1,30 @@
+// TensorSlice: a range of a tensor together with its values. Checkpoints are written from such slices and read into
+// them (checkpoint.h), and so are the weights of a Hugging Face model (runtime/huggingface/weights.h).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "runtime/tensor_files/named_tensor.h"
+
+namespace annulus {
+
+// Elements [begin, begin + values.numel()) of a tensor, in row-major order.
+struct TensorSlice {
+  std::string name;
+  std::vector<int64_t> shape;  // of the whole tensor
+  int64_t begin = 0;
+  at::Tensor values;  // [n], contiguous, on any device; it has the tensor's dtype
+};
+
+// Returns each of these contiguous tensors as one slice that shares its memory.
+inline std::vector<TensorSlice> whole_slices(const std::vector<NamedTensor>& tensors) {
+  std::vector<TensorSlice> slices;
+  for (const NamedTensor& t : tensors) slices.push_back({t.name, t.tensor.sizes().vec(), 0, t.tensor.view({-1})});
+  return slices;
+}
+
+}  // namespace annulus

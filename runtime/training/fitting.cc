@@ -1,0 +1,257 @@
+// See fitting.h.
+#include "runtime/training/fitting.h"
+
+#include <ATen/OpMathType.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "common/error.h"
+#include "common/text.h"
+#include "runtime/training/job.h"
+#include "runtime/training/mesh.h"
+#include "runtime/training/state/sharding.h"
+
+namespace annulus {
+namespace {
+
+// With up to this many ranks along the context axis, all of them are planned to find the one that needs the most.
+constexpr int kFewRanks = 16;
+// After this many plans the search continues by bisection, so that it ends however memory depends on the length.
+constexpr size_t kEstimates = 12;
+
+// Returns a schedule with one length for all rows and the batch of the longest stage.
+ContextSchedule of_length(const DataConfig& data, int64_t length) {
+  const std::vector<ContextSchedule::Stage>& stages = data.context.stages;
+  const auto longest = std::max_element(stages.begin(), stages.end(),
+                                        [](const auto& a, const auto& b) { return a.context < b.context; });
+  ContextSchedule schedule(length);
+  schedule.stages[0].batch = longest->batch;
+  return schedule;
+}
+
+// Plans one rank of a configuration at any level, with or without recomputation, and with rows of any length.
+class Fitting {
+ public:
+  Fitting(const Config& config, const FitRanks& ranks)
+      : config_(config),
+        ranks_(ranks),
+        data_(fit_axes(mesh_axes(config), ranks.ranks)[0].size),
+        context_(ranks.ranks / data_),
+        stages_(check_training(config, ranks.ranks)),
+        levels_(sharding(3).shards > 1 ? 4 : 1) {
+    const double least = least_memory(config, sharding(0), context_);
+    if (least >= kAnyMachine) {
+      highest_ = least_memory(config, sharding(levels_ - 1), context_);
+    } else if (ranks.planned) {
+      planned_ = *ranks.planned;
+    } else {
+      choose_rank();
+    }
+  }
+
+  int data() const { return data_; }
+  int context() const { return context_; }
+  int planned() const { return planned_; }
+  int levels() const { return levels_; }  // the number of levels that differ, from level 0 on
+  int64_t unit() const { return 2 * context_; }
+  // The least bytes of a rank at the highest level, if even level 0's lower bound is too large to be planned.
+  const std::optional<double>& beyond_planning() const { return highest_; }
+
+  Sharding sharding(int level) const {
+    return make_sharding(with(level, false, std::nullopt), ranks_.ranks, ranks_.ranks_of_a_host);
+  }
+
+  // `length` is that of the rows; nothing: as configured.
+  Config with(int level, bool recompute, std::optional<int64_t> length) const {
+    Config c = config_;
+    c.optimizer.shard = level;
+    c.model.recompute = recompute;
+    if (length) c.data.context = of_length(c.data, *length);
+    return c;
+  }
+
+  MemoryPlan plan(int level, bool recompute, std::optional<int64_t> length) {
+    const Config c = with(level, recompute, length);
+    return plan_memory(c, length ? stages_of(c, *length) : stages_, sharding(level), context_, planned_, ranks_.are);
+  }
+
+  // A lower bound of what any plan needs, in bytes.
+  double least(int level, std::optional<int64_t> length) const {
+    return least_memory(with(level, true, length), sharding(level), context_);
+  }
+  double bytes(int level, bool recompute, std::optional<int64_t> length) {
+    return static_cast<double>(plan(level, recompute, length).total());
+  }
+  bool fits(double bytes) const { return bytes <= ranks_.memory; }
+
+  // Returns the length of the longest rows, of at most `most` tokens, that fit; 0 if none do, nothing if rows of some
+  // length are impossible. Memory is nearly affine in the length, so the next length to try is the one at which the
+  // line through two known plans reaches the available memory.
+  std::optional<int64_t> longest(int level, bool recompute, int64_t most) {
+    int64_t fit = 0, too_long = most / unit() + 1;  // in units
+    std::map<int64_t, double> known;
+    for (int64_t next = 1; too_long - fit > 1;) {
+      if (least(level, next * unit()) >= kAnyMachine) {
+        too_long = next;
+      } else {
+        try {
+          known[next] = bytes(level, recompute, next * unit());
+        } catch (const Error& e) {
+          if (e.kind() != ErrorKind::kPlan) throw;
+          return std::nullopt;
+        }
+        (fits(known[next]) ? fit : too_long) = next;
+      }
+      const int64_t configured = config_.data.context.longest() / unit();
+      next = known.size() == 1 && next == 1 ? std::max<int64_t>(2, configured)
+             : known.size() < kEstimates    ? estimate(known)
+                                            : (fit + too_long) / 2;
+      next = std::clamp(next, fit + 1, std::max(fit + 1, too_long - 1));
+    }
+    return fit * unit();
+  }
+
+ private:
+  // Returns the length at which the line through the two known plans around (or nearest to) the available memory
+  // reaches it. Example: if 10 units take 40 GB and 20 units 70 GB, 55 GB are reached at 15 units.
+  int64_t estimate(const std::map<int64_t, double>& known) const {
+    if (known.size() < 2) return 1;
+    auto above = std::find_if(known.begin(), known.end(), [&](const auto& at) { return !fits(at.second); });
+    if (above == known.end()) --above;
+    if (above == known.begin()) ++above;
+    const auto below = std::prev(above);
+    const double slope = (above->second - below->second) / static_cast<double>(above->first - below->first);
+    const double end = static_cast<double>(below->first) + (ranks_.memory - below->second) / slope;
+    return slope > 0 && end < 1e15 ? static_cast<int64_t>(std::floor(end)) : int64_t{1} << 50;
+  }
+
+  const std::vector<Stage>& stages_of(const Config& c, int64_t length) {
+    const auto found = other_stages_.find(length);
+    if (found != other_stages_.end()) return found->second;
+    return other_stages_[length] = check_training(c, ranks_.ranks);
+  }
+
+  void choose_rank() {
+    std::vector<int> asked{0, context_ / 2, context_ - 1};
+    if (context_ <= kFewRanks) {
+      asked.clear();
+      for (int rank = 0; rank < context_; ++rank) asked.push_back(rank);
+    }
+    int64_t most = -1;
+    int needs_most = 0;
+    for (const int rank : asked) {
+      planned_ = rank;
+      const int64_t total = plan(0, false, std::nullopt).total();
+      if (total > most) needs_most = rank;
+      most = std::max(most, total);
+    }
+    planned_ = needs_most;
+  }
+
+  const Config& config_;
+  const FitRanks& ranks_;
+  const int data_, context_;
+  const std::vector<Stage> stages_;
+  const int levels_;
+  int planned_ = 0;
+  std::optional<double> highest_;
+  std::map<int64_t, std::vector<Stage>> other_stages_;  // the stages for other lengths, by length
+};
+
+std::string level_text(int level, bool recompute) {
+  return "optimizer.shard = " + std::to_string(level) + (recompute ? " with model.recompute" : "");
+}
+
+std::string listed(const std::vector<std::string>& words) {
+  if (words.size() < 2) return words.empty() ? "" : words[0];
+  return join({words.begin(), words.end() - 1}, ", ") + " and " + words.back();
+}
+
+}  // namespace
+
+FitTable what_fits(const Config& config, const FitRanks& ranks,
+                   const std::function<void(const std::string&)>& progress) {
+  Fitting fitting(config, ranks);
+  const auto say = [&](const std::string& text) {
+    if (progress) progress(text);
+  };
+  if (fitting.beyond_planning()) {
+    require_memory("at least ", fitting.least(0, std::nullopt), 1, std::nullopt, nullptr);
+  }
+  const ModelShape shape = model_shape(config);
+  const Sharding cut = fitting.sharding(fitting.levels() - 1);
+  FitTable table{.parameters = parameter_count(shape),
+                 .data = fitting.data(),
+                 .context = fitting.context(),
+                 .shards = cut.shards,
+                 .replicas = cut.replicas,
+                 .planned = fitting.planned()};
+  Parameters parameters(described_units(shape));
+  parameters.lay_out(cut.shards);
+  const auto element = static_cast<double>(c10::elementSize(compute_dtype(config)));
+  const auto wide = static_cast<double>(c10::elementSize(at::toOpMathType(compute_dtype(config))));
+  for (int level = 0; level < fitting.levels(); ++level) {
+    for (const bool recompute : {false, true}) {
+      say("planning " + level_text(level, recompute));
+      const MemoryPlan plan = fitting.plan(level, recompute, std::nullopt);
+      Fit fit{.level = level, .recompute = recompute, .bytes = plan.kinds()};
+      fit.fits = fitting.fits(static_cast<double>(fit.bytes.total()));
+      say("looking for the longest rows of " + level_text(level, recompute));
+      fit.longest = fitting.longest(level, recompute, kLongestPlanned);
+      table.fits.push_back(fit);
+      table.caches = plan.caches;
+      table.caches_on_device = plan.caches_on_device;
+      table.selects_what_travels = plan.selects_what_travels;
+    }
+    const StateTraffic sent =
+        state_traffic(parameters, fitting.sharding(level), shape.tie_embeddings, config.data.accumulate.most());
+    table.traffic.push_back({level, wide * sent.reduced, (level == 0 ? wide : element) * sent.gathered});
+  }
+  return table;
+}
+
+NearestFit nearest_fit(const Config& config, const FitRanks& ranks) {
+  Fitting fitting(config, ranks);
+  const int now = std::min(static_cast<int>(config.optimizer.shard), fitting.levels() - 1);
+  const int highest = fitting.levels() - 1;
+  const auto found = [&](int level, bool recompute, std::optional<int64_t> length, double bytes) {
+    NearestFit nearest{.found = true, .level = level, .recompute = recompute, .context = config.data.context};
+    std::vector<std::string> changed;
+    if (level != now) changed.push_back("optimizer.shard = " + std::to_string(level));
+    if (recompute != config.model.recompute) changed.emplace_back("model.recompute = true");
+    if (length) {
+      nearest.context = of_length(config.data, *length);
+      changed.push_back("data.context = " + nearest.context.text());
+    }
+    nearest.text =
+        (changed.empty() ? "it fits as it is configured" : listed(changed) + (changed.size() == 1 ? " fits" : " fit")) +
+        " (" + bytes_text(bytes) + " a rank)";
+    return nearest;
+  };
+  if (!fitting.beyond_planning()) {
+    for (const bool recompute : config.model.recompute ? std::vector<bool>{true} : std::vector<bool>{false, true}) {
+      for (int level = now; level <= highest; ++level) {
+        const double bytes = fitting.bytes(level, recompute, std::nullopt);
+        if (fitting.fits(bytes)) return found(level, recompute, std::nullopt, bytes);
+      }
+    }
+  }
+  std::string why = "no optimizer.shard, model.recompute or shorter data.context makes it fit: ";
+  const std::string at = "optimizer.shard = " + std::to_string(highest) + " and model.recompute = true";
+  if (fitting.beyond_planning()) {
+    return {.text = why + "with " + at + " it needs at least " + bytes_text(*fitting.beyond_planning()) + " a rank"};
+  }
+  const int64_t shortest = fitting.unit();
+  const std::optional<int64_t> length = fitting.longest(highest, true, config.data.context.longest() - 1);
+  if (!length) return {.text = "no optimizer.shard or model.recompute makes it fit, and its patterns need these rows"};
+  if (*length > 0) return found(highest, true, length, fitting.bytes(highest, true, length));
+  why += "with " + at + " even rows of " + with_commas(shortest, "token") + " need ";
+  const MemoryKinds held = fitting.plan(highest, true, shortest).kinds();
+  return {.text = why + bytes_text(static_cast<double>(held.total())) + " a rank, of which weights, gradients and " +
+                  "optimizer are " + bytes_text(static_cast<double>(held.weights + held.gradients + held.optimizer)) +
+                  ", and the working memory is " + bytes_text(static_cast<double>(held.working))};
+}
+
+}  // namespace annulus

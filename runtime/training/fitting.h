@@ -1,0 +1,83 @@
+// Finds out whether a configuration fits into the memory of a rank at each level of optimizer.shard, with and without
+// recomputation, and how long its rows could be. It makes memory plans (memory_plan.h) of configurations that differ
+// only in these keys, so it takes no memory for a model and needs none of the ranks. `annulus plan --model` uses it,
+// and so does the trainer, whose error about too little memory says what would fit. Thread safety: functions without
+// state.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/config/config.h"
+#include "runtime/training/memory_plan.h"
+
+namespace annulus {
+
+// The ranks to plan for.
+struct FitRanks {
+  int ranks = 1;
+  int ranks_of_a_host = 1;
+  RanksAre are = RanksAre::kGpus;
+  double memory = 0;  // bytes that each may take
+  // The rank of the context axis to plan. Nothing: the one that needs the most, of all ranks, or of the first, the
+  // middle and the last where there are more than 16. In the layouts zigzag and striped all ranks need the same, except
+  // for a row.
+  std::optional<int> planned = {};
+};
+
+// The longest rows, in tokens, that are tried.
+inline constexpr int64_t kLongestPlanned = int64_t{1} << 27;
+
+// The result for one level, with or without recomputation.
+struct Fit {
+  int level = 0;
+  bool recompute = false;
+  MemoryKinds bytes = {};  // with rows as configured
+  bool fits = false;
+  // The longest rows that fit, in tokens: a multiple of U, which is twice the ranks of the context axis; 0 if none fit.
+  // A plan with rows of this length fits, and one with U more tokens does not or is beyond kLongestPlanned. Example:
+  // with 8 context ranks, 65,536 means that rows of 65,536 fit and rows of 65,552 do not. Nothing if the configuration
+  // cannot be planned with other lengths (a block map from a file has one length).
+  std::optional<int64_t> longest = {};
+};
+
+// The bytes that a rank sends in a step for gradients and weights, on average over the shards of one replica.
+struct FitTraffic {
+  int level = 0;
+  double reduced = 0, gathered = 0;
+};
+
+struct FitTable {
+  int64_t parameters = 0;
+  int data = 1, context = 1;     // ranks of the mesh's axes
+  int shards = 1, replicas = 1;  // runtime/training/state/sharding.h
+  int planned = 0;               // the rank of the context axis that was planned
+  int64_t caches = 0, caches_on_device = 0;
+  bool selects_what_travels = false;     // as in MemoryPlan
+  std::vector<Fit> fits = {};            // level 0 without and with recomputation, then level 1, ...
+  std::vector<FitTraffic> traffic = {};  // of each level
+};
+
+// If one rank holds the whole state, all levels are the same and only level 0 is planned. With a schedule of lengths,
+// `bytes` is that of the stage that takes the most, and `longest` is one length for the whole run, with the batch of
+// the longest stage. Raises what check_training raises, and Error(kResource) for sizes that no machine has. `progress`
+// is called with a text about each plan.
+FitTable what_fits(const Config& config, const FitRanks& ranks,
+                   const std::function<void(const std::string&)>& progress = nullptr);
+
+// The smallest change of a configuration that makes it fit: none, a higher level, recomputation, both, or shorter rows
+// at the highest level with recomputation.
+struct NearestFit {
+  bool found = false;
+  int level = 0;
+  bool recompute = false;
+  ContextSchedule context = {};
+  // For example "optimizer.shard = 2 fits (61.2 GB a rank)"; if nothing fits, the reason.
+  std::string text = {};
+};
+NearestFit nearest_fit(const Config& config, const FitRanks& ranks);
+
+}  // namespace annulus

@@ -1,0 +1,101 @@
+// See layer_requests.h.
+#include "runtime/training/layer_requests.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "attention/pattern/block_map.h"
+#include "attention/plan/layout.h"
+#include "runtime/tensor_files/block_map_file.h"
+
+namespace annulus {
+namespace {
+
+// Returns the pattern with each adaptive map replaced by one that keeps the same number of blocks, namely those nearest
+// to the diagonal, so that its pairs can be counted before there are queries and keys.
+PatternSpec with_nearest_blocks(PatternSpec spec, const AttentionShape& shape) {
+  for (PatternSpec& member : spec.members) member = with_nearest_blocks(std::move(member), shape);
+  if (spec.kind != PatternSpec::Kind::kBlocks || spec.blocks.map != BlocksSpec::Map::kAdaptive) return spec;
+  const int64_t block = spec.blocks.block, keep = spec.blocks.keep;
+  BlockMap map{.block = block,
+               .query_blocks = ceil_div(shape.q_len, block),
+               .key_blocks = ceil_div(shape.k_len, block),
+               .offsets = {0},
+               .runs = {}};
+  for (int64_t i = 0; i < map.query_blocks; ++i) {
+    const int64_t last = std::min(map.key_blocks, spec.causal ? i + 1 : i + 1 + keep / 2);
+    const int64_t begin = std::max<int64_t>(0, last - keep);
+    const int64_t end = spec.causal ? last : std::min(map.key_blocks, begin + keep);
+    if (begin < end) map.runs.push_back({begin, end});
+    map.offsets.push_back(static_cast<int64_t>(map.runs.size()));
+  }
+  spec.blocks = given_map(std::make_shared<const BlockMap>(std::move(map)));
+  return spec;
+}
+
+}  // namespace
+
+double LayerRequests::pairs_per_token() const {
+  double pairs = 0;
+  for (const size_t i : of_layer) {
+    const AttentionShape& shape = distinct[i].shape;
+    PlanRequest known = distinct[i];
+    known.pattern = with_nearest_blocks(with_causal_members(std::move(known.pattern)), shape);
+    pairs += static_cast<double>(count_pairs(*cached_pattern(known))) / static_cast<double>(shape.batch * shape.q_len);
+  }
+  return pairs;
+}
+
+std::vector<PlanRequest> LayerRequests::of_rows(int64_t first, int64_t count) const {
+  std::vector<PlanRequest> requests = distinct;
+  for (PlanRequest& request : requests) {
+    request.shape.batch = count;
+    request.pattern = of_batch_rows(std::move(request.pattern), first, count);
+  }
+  return requests;
+}
+
+namespace {
+
+LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, int context_ranks) {
+  PlanRequest request{.shape = {.batch = batch,
+                                .heads = c.model.heads,
+                                .kv_heads = c.model.kv_heads,
+                                .q_len = context,
+                                .k_len = context,
+                                .query_offset = 0},
+                      .pattern = {},
+                      .layout = parse_layout(c.attention.layout, "attention.layout"),
+                      .schedule = parse_schedule(c.attention.schedule, "attention.schedule"),
+                      .ranks = context_ranks,
+                      .even = c.attention.even,
+                      .uneven_lengths = {}};
+  LayerRequests requests;
+  std::vector<std::string> texts;
+  for (int64_t layer = 0; layer < c.model.layers; ++layer) {
+    const std::string text = c.model.pattern.of(layer).text();
+    const auto found = std::find(texts.begin(), texts.end(), text);
+    requests.of_layer.push_back(static_cast<size_t>(found - texts.begin()));
+    if (found != texts.end()) continue;
+    texts.push_back(text);
+    request.pattern = read_block_maps(c.model.pattern.of(layer), request.shape);
+    validate(request);
+    requests.distinct.push_back(request);
+  }
+  return requests;
+}
+
+}  // namespace
+
+std::vector<Stage> training_stages(const Config& c, int context_ranks) {
+  std::vector<Stage> stages;
+  for (const DataConfig::Stage& stage : c.data.stages()) {
+    stages.push_back({stage.step, stage.context, stage.batch, stage.accumulate,
+                      layer_requests(c, stage.batch, stage.context, context_ranks)});
+  }
+  return stages;
+}
+
+}  // namespace annulus

@@ -1,0 +1,42 @@
+// Makes the plan requests of a model's layers from a configuration. Training plans its attention from them; the memory
+// plan and runtime/inference/inspection.cc use them, too. Thread safety: no state.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "attention/plan/plan.h"
+#include "runtime/config/config.h"
+
+namespace annulus {
+
+struct LayerRequests {
+  // The different requests, for the global batch and without documents of the data; block maps in files have been read.
+  std::vector<PlanRequest> distinct;
+  std::vector<size_t> of_layer;  // by layer: an index into `distinct`
+
+  // The (query, key) pairs counted for one token over all layers and query heads. Adaptive maps count as if they kept
+  // the blocks nearest to the diagonal.
+  double pairs_per_token() const;
+
+  // Returns `distinct` for `count` rows of the global batch from `first` on: those of one data-parallel rank.
+  std::vector<PlanRequest> of_rows(int64_t first, int64_t count) const;
+};
+
+// A stage of the data: from `step` on, the length of rows in tokens, the number of rows that pass through the model
+// together, how many such batches a step has, and the requests from which their attention is planned.
+struct Stage {
+  int64_t step = 0;
+  int64_t context = 0;
+  int64_t batch = 0;       // rows, over all ranks
+  int64_t accumulate = 1;  // batches in a step
+  LayerRequests layers;
+
+  int64_t tokens() const { return batch * accumulate * context; }  // of a step
+};
+
+// Returns the stages of a configuration in order, for this many ranks along the mesh's context axis. Raises
+// Error(kPlan) for a pattern, shape or layout that is impossible, and Error(kInput) for a file that cannot be read.
+std::vector<Stage> training_stages(const Config& config, int context_ranks);
+
+}  // namespace annulus

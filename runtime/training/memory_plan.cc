@@ -1,0 +1,134 @@
+// See memory_plan.h.
+#include "runtime/training/memory_plan.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "attention/execution/attention_charges.h"
+#include "attention/kernels/choose_kernel.h"
+#include "attention/plan/layout.h"
+#include "attention/plan/plan.h"
+#include "common/environment.h"
+#include "common/error.h"
+#include "common/text.h"
+#include "memory/caches.h"
+#include "runtime/model/model.h"
+#include "runtime/training/job.h"
+#include "runtime/training/training_charges.h"
+
+namespace annulus {
+namespace {
+
+std::string in_units(int64_t bytes, double unit) { return rounded(static_cast<double>(bytes) / unit, 1); }
+
+}  // namespace
+
+MemoryKinds MemoryPlan::kinds() const {
+  MemoryKinds kinds{.weights = step.lasting("weights"),
+                    .gradients = step.lasting("gradients"),
+                    .optimizer = step.lasting("optimizer"),
+                    .activations = step.kept() - step.kept(kWeightsKept)};
+  kinds.working = total() - kinds.total();
+  return kinds;
+}
+
+std::string MemoryPlan::text() const {
+  const MemoryKinds held = kinds();
+  const bool large = held.total() >= 1'000'000'000;
+  const auto show = [&](int64_t bytes) { return in_units(bytes, large ? 1e9 : 1e6); };
+  return show(held.total()) + (large ? " GB" : " MB") + " planned for each rank: weights " + show(held.weights) +
+         ", gradients " + show(held.gradients) + ", optimizer " + show(held.optimizer) + ", activations " +
+         show(held.activations) + ", working memory " + show(held.working) + "; in addition, caches take at most " +
+         bytes_text(static_cast<double>(caches_on_device > 0 ? caches_on_device : caches)) +
+         (caches_on_device > 0
+              ? ", and " + bytes_text(static_cast<double>(caches - caches_on_device)) + " of the host's memory"
+              : "") +
+         (selects_what_travels ? "; not included is what blocks selected at run time send" : "");
+}
+
+namespace {
+
+MemoryPlan plan_stage(const Config& c, const Stage& stage, const Sharding& sharding, int context_ranks, int rank,
+                      RanksAre are) {
+  const bool gpu = are == RanksAre::kGpus;
+  const ModelShape shape = model_shape(c);
+  const at::ScalarType dtype = compute_dtype(c);
+  const at::DeviceType device = gpu ? at::kCUDA : at::kCPU;
+  const LayerRequests& layers = stage.layers;
+  const int64_t batch = stage.batch / c.mesh.data;
+  const Layout layout = make_layout(parse_layout(c.attention.layout, "attention.layout"), stage.context, context_ranks);
+  const int64_t positions = layout.count(rank);
+  const std::unique_ptr<Kernel> kernel =
+      make_chosen_kernel(planned_kernel(parse_kernel(c.attention.kernel, "attention.kernel"), device, dtype,
+                                        shape.head_dim(), c.model.dropout > 0),
+                         device, dtype);
+
+  MemoryPlan plan;
+  const CallTraits call{shape.head_dim(), dtype, gpu, c.model.dropout > 0};
+  std::vector<Part> distinct;
+  for (PlanRequest request : layers.distinct) {
+    request.shape.batch = batch;
+    request.pattern = of_batch_rows(std::move(request.pattern), 0, batch);
+    const bool adaptive = is_adaptive(request.pattern), planned = !adaptive && context_ranks > 1;
+    plan.selects_what_travels = plan.selects_what_travels || (adaptive && context_ranks > 1);
+    const std::shared_ptr<const Program> program = planned ? cached_program(request, rank) : nullptr;
+    distinct.push_back(attention_charges(request, program.get(), rank, call, *kernel));
+  }
+  std::vector<Part> attention;
+  for (const size_t which : layers.of_layer) attention.push_back(distinct[which]);
+
+  const int ranks = static_cast<int>(c.mesh.data) * context_ranks;
+  const std::vector<PlaceCharges> places = add_training_charges(c, stage, positions, ranks, sharding, are, plan.step);
+  add_model_charges(shape, batch * positions, {dtype, gpu}, c.model.recompute, attention, places, plan.step);
+  plan.caches = c.memory.caches << 20;
+  plan.caches_on_device = gpu ? cache_total_on_device(plan.caches) : 0;
+  return plan;
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const Config& c, const std::vector<Stage>& stages, const Sharding& sharding, int context_ranks,
+                       int rank, RanksAre are) {
+  MemoryPlan most = plan_stage(c, stages[0], sharding, context_ranks, rank, are);
+  for (size_t i = 1; i < stages.size(); ++i) {
+    MemoryPlan plan = plan_stage(c, stages[i], sharding, context_ranks, rank, are);
+    if (plan.total() > most.total()) most = std::move(plan);
+  }
+  return most;
+}
+
+double least_memory(const Config& c, const Sharding& s, int context_ranks) {
+  const double element = static_cast<double>(c10::elementSize(compute_dtype(c)));
+  double tokens = 0;
+  for (const ContextSchedule::Stage& stage : c.data.context.stages) {
+    const double rows = static_cast<double>(c.data.batch_of(stage)) / static_cast<double>(c.mesh.data);
+    tokens = std::max(tokens, rows * static_cast<double>(stage.context) / context_ranks);
+  }
+  const double streams = static_cast<double>(c.model.layers) * tokens * static_cast<double>(c.model.dim) * element;
+  // Weights, gradients and two moments, each of them whole or one shard of it.
+  const int whole = s.level == 0 ? 4 : s.level == 1 ? 2 : s.level == 2 ? 1 : 0;
+  const double copies = whole + static_cast<double>(4 - whole) / s.shards;
+  return copies * element * parameter_estimate(model_shape(c)) + streams;
+}
+
+void require_memory(const char* what, double bytes, int ranks, const std::optional<AvailableMemory>& available,
+                    const std::function<std::string()>& nearest) {
+  const bool asked = switch_from_environment("ANNULUS_MEMORY_CHECK", true);
+  const bool too_much = asked && available && bytes * ranks > static_cast<double>(available->bytes);
+  if (!too_much && bytes < kAnyMachine) return;
+  std::string text = "the run needs " + std::string(what) + bytes_text(bytes) + " a rank";
+  if (too_much) {
+    if (ranks > 1) text += ", " + bytes_text(bytes * ranks) + " for the " + counted(ranks, "rank") + " of this host";
+    text += ", and " + bytes_text(static_cast<double>(available->bytes)) + " are free (" + available->limit +
+            "): " + nearest() +
+            "; fewer rows (data.batch), a smaller model or more ranks on other hosts also take less, and "
+            "ANNULUS_MEMORY_CHECK=0 skips this check";
+  } else {
+    text += ", more than any machine has: use a smaller size in [model] or [data]";
+  }
+  throw Error(ErrorKind::kResource, "memory", text);
+}
+
+}  // namespace annulus

@@ -1,0 +1,76 @@
+// Computes the memory that a training step needs on a rank from a configuration, before any of it is taken. The trainer
+// prints it and compares it with the available memory, `annulus plan` shows it, and tests compare it with what
+// LibTorch's allocator hands out. It is the sum of what each part of a step declares beside its code (memory/charge.h);
+// this file contains no code for particular parts.
+//
+// Thread safety: plain data and functions without state.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "memory/available.h"
+#include "memory/charge.h"
+#include "runtime/config/config.h"
+#include "runtime/training/layer_requests.h"
+#include "runtime/training/state/sharding.h"
+#include "runtime/training/training_charges.h"
+
+namespace annulus {
+
+// The most that a rank holds at once, in bytes, by purpose.
+struct MemoryKinds {
+  int64_t weights = 0, gradients = 0, optimizer = 0;
+  int64_t activations = 0;  // kept for the backward when the forward has ended
+  // The rest at the peak: memory of operators and attention, gathered weights, gradients being summed, and the input.
+  int64_t working = 0;
+
+  int64_t total() const { return weights + gradients + optimizer + activations + working; }
+};
+
+// All sizes are in bytes.
+struct MemoryPlan {
+  StepCharges step;
+  // The most that all caches may hold (memory/caches.h), and the part of it that lies on the device. total() does not
+  // include it, because what the caches will hold depends on the plans.
+  int64_t caches = 0;
+  int64_t caches_on_device = 0;
+  // True if there are several ranks and a pattern selects its blocks at run time. total() does not include what then
+  // travels for it.
+  bool selects_what_travels = false;
+
+  // The peak: the most that is held at once.
+  int64_t total() const { return step.most().bytes; }
+  // The peak divided by purpose; the members add up to total().
+  MemoryKinds kinds() const;
+  // What the peak holds in addition to what lasts and what is kept for the backward when the forward has ended. If the
+  // peak lies later in the backward, some of what was kept has been freed by then and reduces this number.
+  int64_t working() const { return total() - step.lasting() - step.kept(); }
+  // Returns "12.3 GB planned for each rank: weights 2.5, ...; in addition, caches take at most 1.9 GB".
+  std::string text() const;
+};
+
+// Plans for rank `rank` of the mesh's context axis, which has `context_ranks`. `stages` is the result of
+// training_stages() for that many ranks, `sharding` that of make_sharding() for all ranks. Of several stages the one
+// that takes the most is returned.
+MemoryPlan plan_memory(const Config& config, const std::vector<Stage>& stages, const Sharding& sharding,
+                       int context_ranks, int rank, RanksAre are);
+
+// Returns a lower bound of the bytes that a rank holds: its part of weights, gradients and moments, and the residual
+// stream of each layer. Call it before plan_memory, whose integers could overflow for sizes that no machine has; this
+// function computes in fp64.
+double least_memory(const Config& config, const Sharding& sharding, int context_ranks);
+
+// Sizes in bytes from here on are refused: no machine has as many, and products of them would soon overflow 64 bits.
+inline constexpr double kAnyMachine = 1e16;
+
+// Raises Error(kResource) if `ranks` ranks that need `bytes` each need more than `available` (nothing: not known; with
+// ANNULUS_MEMORY_CHECK=0 this is not checked), or if `bytes` is more than any machine has. `what` is "at least " if
+// `bytes` is a lower bound, otherwise empty. `nearest` returns a text about what would fit
+// (runtime/training/fitting.h); it is called only if that text is needed.
+void require_memory(const char* what, double bytes, int ranks, const std::optional<AvailableMemory>& available,
+                    const std::function<std::string()>& nearest);
+
+}  // namespace annulus

@@ -1,0 +1,25 @@
+// See numerics.h.
+#include "runtime/training/numerics.h"
+
+#include <ATen/Context.h>
+
+#include <cstdlib>
+#include <mutex>
+
+namespace annulus {
+
+void set_gpu_numerics(const GpuNumerics& numerics) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  // cuBLAS adds in a fixed order only with workspaces of fixed sizes (its manual, "Results reproducibility").
+  if (numerics.deterministic) setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  at::Context& context = at::globalContext();
+  context.setAllowTF32CuBLAS(numerics.tf32);
+  context.setAllowTF32CuDNN(numerics.tf32);
+  context.setDeterministicAlgorithms(numerics.deterministic, /*warn_only=*/false);
+  context.setDeterministicCuDNN(numerics.deterministic);
+  // Every tensor is written before it is read, so filling each with NaN first would only cost time.
+  context.setDeterministicFillUninitializedMemory(false);
+}
+
+}  // namespace annulus

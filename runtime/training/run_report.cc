@@ -1,0 +1,192 @@
+// See run_report.h.
+#include "runtime/training/run_report.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "attention/plan/plan.h"
+#include "common/logging/log.h"
+#include "common/logging/log_setup.h"
+#include "memory/caches.h"
+
+namespace annulus {
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// Returns what each source has given so far.
+MetricsWriter::Table given_by_sources(const Training& training) {
+  MetricsWriter::Table table;
+  const Dataset& data = training.data();
+  for (size_t i = 0; i < data.sources(); ++i) {
+    const SourceUse& use = training.uses()[i];
+    table.push_back({data.name(i),
+                     {{"rows", use.rows},
+                      {"targets", use.targets},
+                      {"documents", use.documents},
+                      {"epochs", data.epochs(i, training.steps_done())}}});
+  }
+  return table;
+}
+
+// Returns the counters of this process's caches that have been used so far.
+MetricsWriter::Table used_caches() {
+  MetricsWriter::Table table;
+  for (const CacheReport& cache : cache_reports()) {
+    const CacheStats& s = cache.stats;
+    if (s.hits + s.misses == 0) continue;
+    table.push_back({std::string(cache.name),
+                     {{"bytes", s.bytes},
+                      {"entries", s.entries},
+                      {"hits", s.hits},
+                      {"misses", s.misses},
+                      {"evictions", s.evictions},
+                      {"too_large", s.too_large}}});
+  }
+  return table;
+}
+
+}  // namespace
+
+void tell(Progress* progress, LogLevel level, std::string_view text) {
+  if (progress == nullptr || !log_enabled(level)) return;
+  if (log_settings().json) {
+    progress->finish();
+    log(level, "train", text);
+    return;
+  }
+  log_unshown(level, "train", text);
+  progress->message(level == LogLevel::kWarn ? "warning: " + std::string(text) : std::string(text));
+}
+
+RunReport::RunReport(const Settings& settings, Communicator& world, Training& training,
+                     std::unique_ptr<MetricsWriter> metrics, Progress* progress)
+    : settings_(settings),
+      world_(world),
+      training_(training),
+      metrics_(std::move(metrics)),
+      progress_(progress),
+      begin_step_(training.steps_done()),
+      interval_(clock()),
+      begin_(interval_.time) {}
+
+RunReport::Clock RunReport::clock() const {
+  // The wait times are those of the host on a CPU, and of the compute stream on a GPU.
+  const CommStats& world = world_.stats();
+  const CommStats& ring = training_.mesh().axis("context").stats();
+  Clock clock{.time = now(),
+              .waited = world.wait_seconds + ring.wait_seconds,
+              .planned = plan_stats().seconds_on_path,
+              .read = training_.waited_for_data(),
+              .ring = ring.wait_seconds};
+  const ModelState& state = training_.model_state();
+  for (const Communicator* comm : {state.sharers(), state.replicas()}) {
+    if (comm == nullptr) continue;
+    clock.waited += comm->stats().wait_seconds;
+    clock.reduced += comm->stats().reduce_wait_seconds;
+    clock.gathered += comm->stats().gather_wait_seconds;
+  }
+  return clock;
+}
+
+void RunReport::leave_out_since(const Clock& before) {
+  const Clock after = clock();
+  interval_.time += after.time - before.time;
+  interval_.waited += after.waited - before.waited;
+  interval_.planned += after.planned - before.planned;
+  interval_.read += after.read - before.read;
+  interval_.ring += after.ring - before.ring;
+  interval_.reduced += after.reduced - before.reduced;
+  interval_.gathered += after.gathered - before.gathered;
+}
+
+double RunReport::seconds() const { return now() - begin_; }
+
+std::optional<double> RunReport::utilization(double tokens_per_second) const {
+  if (!settings_.peak_flops) return std::nullopt;
+  return tokens_per_second * settings_.flops_per_token / *settings_.peak_flops;
+}
+
+void RunReport::step(const StepResult& result, bool validated) {
+  interval_tokens_ += result.tokens;
+  interval_targets_ += result.targets;
+  if (!metrics_) return;
+  const bool bytes = training_.data().is_text();
+  const int64_t step = training_.steps_done();
+  const bool last = step == settings_.steps;
+  const Clock here = clock();
+  const double time = here.time;
+  const double elapsed = time - interval_.time;
+  const double speed = elapsed > 0 ? static_cast<double>(interval_tokens_) / elapsed : 0;
+  if (step % settings_.log_every == 0 || last || result.stop) {
+    tokens_per_second_ = speed;
+    MetricsWriter::Fields fields = {{"loss", result.loss}};
+    if (bytes) fields.emplace_back("bits_per_byte", bits_per_byte(result.loss));
+    fields.insert(fields.end(),
+                  {{"gradient_norm", result.gradient_norm},
+                   {"learning_rate", result.lr},
+                   {"tokens", training_.tokens_done()},
+                   {"tokens_per_second", speed},
+                   {"targets_share", static_cast<double>(interval_targets_) / static_cast<double>(interval_tokens_)},
+                   {"exposed_communication_seconds", here.waited - interval_.waited},
+                   {"exposed_ring_seconds", here.ring - interval_.ring},
+                   {"exposed_reduce_seconds", here.reduced - interval_.reduced},
+                   {"exposed_gather_seconds", here.gathered - interval_.gathered},
+                   {"exposed_planning_seconds", here.planned - interval_.planned},
+                   {"exposed_data_seconds", here.read - interval_.read},
+                   {"plans_made", plan_stats().programs_made},
+                   {"plan_cache_hits", plan_stats().programs.hits},
+                   {"sources", given_by_sources(training_)},
+                   {"caches", used_caches()},
+                   {"seconds", time - begin_}});
+    if (settings_.spikes) {
+      fields.emplace_back("gradient_norm_median", result.median.value_or(std::nan("")));
+      fields.emplace_back("spikes_left_out", training_.spike_rule().spikes());
+      fields.emplace_back("rows_left_out", training_.data().rows_left_out());
+    }
+    if (const auto share = utilization(speed)) fields.emplace_back("model_flops_utilization", *share);
+    metrics_->write(step, fields);
+    interval_ = here;
+    interval_tokens_ = interval_targets_ = 0;
+  }
+  const double shown_speed = tokens_per_second_ > 0 ? tokens_per_second_ : speed;
+  progress_->report({.step = step,
+                     .steps = settings_.steps,
+                     .loss = result.loss,
+                     .validation_loss = validation_,
+                     .of_bytes = bytes,
+                     .tokens_per_second = shown_speed,
+                     .utilization = utilization(shown_speed),
+                     .seconds_left = (time - begin_) / static_cast<double>(step - begin_step_) *
+                                     static_cast<double>(settings_.steps - step)},
+                    /*important=*/validated || last);
+}
+
+void RunReport::rewound(int64_t from, const StepResult& spike) {
+  begin_step_ = std::min(begin_step_, training_.steps_done());  // the newest checkpoint may have been damaged
+  interval_ = clock();
+  interval_tokens_ = interval_targets_ = 0;
+  if (!metrics_) return;
+  metrics_->remove_after(training_.steps_done());
+  metrics_->write(training_.steps_done(), {{"rewound_from", from},
+                                           {"gradient_norm", spike.gradient_norm},
+                                           {"gradient_norm_median", spike.median.value_or(std::nan(""))},
+                                           {"rows_left_out", training_.data().rows_left_out()}});
+}
+
+void RunReport::validation(const ValidationResult& result) {
+  validation_ = result.loss;
+  if (!metrics_) return;
+  const Dataset& data = training_.data();
+  MetricsWriter::Fields fields = {{"validation_loss", result.loss}};
+  if (data.is_text()) fields.emplace_back("validation_bits_per_byte", bits_per_byte(result.loss));
+  MetricsWriter::Table sources;
+  for (size_t i = 0; i < data.sources(); ++i) sources.push_back({data.name(i), {{"loss", result.of_source[i]}}});
+  if (data.sources() > 1) fields.emplace_back("validation_sources", std::move(sources));
+  metrics_->write(training_.steps_done(), fields);
+}
+
+}  // namespace annulus

@@ -1,0 +1,495 @@
+// See trainer.h.
+#include "runtime/training/trainer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "attention/kernels/choose_kernel.h"
+#include "comm/agreement.h"
+#include "common/error.h"
+#include "common/files.h"
+#include "common/interrupt.h"
+#include "common/logging/log_setup.h"
+#include "common/terminal.h"
+#include "common/text.h"
+#include "memory/available.h"
+#include "memory/caches.h"
+#include "memory/device_memory.h"
+#include "runtime/data/dataset.h"
+#include "runtime/huggingface/model_files.h"
+#include "runtime/huggingface/model_import.h"
+#include "runtime/model/model.h"
+#include "runtime/run/checkpoint.h"
+#include "runtime/run/metrics.h"
+#include "runtime/run/run_folder.h"
+#include "runtime/run/run_words.h"
+#include "runtime/training/device_peak.h"
+#include "runtime/training/fitting.h"
+#include "runtime/training/memory_plan.h"
+#include "runtime/training/mesh.h"
+#include "runtime/training/numerics.h"
+#include "runtime/training/run_report.h"
+#include "runtime/training/state/optimizer.h"
+#include "runtime/training/state/sharding.h"
+#include "runtime/training/training.h"
+
+namespace annulus {
+namespace {
+
+// One run on one rank. Only rank 0 has an opened folder, metrics and progress.
+class Run {
+ public:
+  Run(const Config& config, Communicator& world, const TrainOptions& options)
+      : config_(config), world_(world), options_(options), first_(world.rank() == 0) {}
+
+  int train();
+
+ private:
+  void load_data();
+  void open_resumed();
+  void in_turn(const std::function<void()>& pack);
+  void read_checkpoint();
+  void restore();
+  void require_something_to_do();
+  void refuse_another_model();
+  void tell_changes();
+  void require_equal_ranks();
+  void write_config() { write_atomically(FileSystem::real(), folder_->config_path(), to_toml(config_)); }
+  void open_folder();
+  void announce();
+  void keep_tokenizer();
+  void warn_of_later_keys(const std::vector<Stage>& stages);
+  std::optional<AvailableMemory> available() const;
+  void require_memory_for(const std::vector<Stage>& stages);
+  bool asked_to_stop() const { return options_.stop ? options_.stop() : interrupted(); }
+  // Rank 0 says what all ranks know alike.
+  void say(std::string_view text) { tell(progress_.get(), LogLevel::kInfo, text); }
+  void warn(std::string_view text) { tell(progress_.get(), LogLevel::kWarn, text); }
+  bool rewind(StepResult& spike);  // whether the run has returned to a checkpoint
+  bool validate();                 // whether to stop
+  void save();
+  int finish(bool stopped);
+  Words command(const Words& more) const;
+  // Tells the caller on rank 0 how the run could be continued from here.
+  void tell_checkpoint() {
+    if (!options_.on_checkpoint) return;
+    const bool complete = training_->steps_done() >= config_.run.steps;
+    options_.on_checkpoint(saved_step_.value_or(0), kept_, complete ? Words() : command({"--resume", path_}));
+  }
+
+  const Config& config_;
+  Communicator& world_;
+  const TrainOptions& options_;
+  const bool first_;
+  std::unique_ptr<Dataset> data_;
+  std::optional<ModelImport> import_;  // only in a new run with model.from, until its folder is made
+  std::unique_ptr<Training> training_;
+  std::unique_ptr<RunFolder> folder_;
+  std::string kernel_;  // which kernel computes attention, and why
+  std::string path_;    // of the run's folder, on every rank
+  std::unique_ptr<CheckpointStore> store_;
+  std::optional<TrainingState> resumed_;  // the checkpoint to resume from, until it is restored
+  std::optional<Config> before_;          // on rank 0 of a resumed run: its old configuration, until it has saved
+  std::unique_ptr<Progress> progress_;
+  std::optional<RunReport> report_;
+  std::optional<int64_t> saved_step_;  // of the newest checkpoint
+  std::string kept_;                   // the folder of the newest checkpoint
+  Sharding sharding_;
+  MemoryPlan memory_;
+  std::optional<double> peak_flops_;  // of all ranks' devices together
+};
+
+void Run::load_data() {
+  const bool resumes = options_.resume.has_value();
+  const auto open = [&] {
+    data_ = std::make_unique<Dataset>(config_.data, config_.run.seed, config_.model.vocab, resumes);
+  };
+  // If the rows of token shards have not been packed yet, one rank packs them; ranks that share its disk find them.
+  together(world_, {"packing the data"}, open, /*only_first=*/true);
+  together(world_, {"opening the data"}, [&] {
+    if (!data_) open();
+  });
+}
+
+// Locks the folder before anything is read from it, because another process could write to it.
+void Run::open_resumed() {
+  path_ = from_first(world_, {"opening the run folder"}, [&] {
+    const std::string which = options_.resume->empty() ? config_.run.name : *options_.resume;
+    folder_ = std::make_unique<RunFolder>(RunFolder::open(find_run(config_.run.folder, which)));
+    return folder_->path();
+  });
+  together(
+      world_, {"comparing with the run's configuration"}, [&] { refuse_another_model(); }, /*only_first=*/true);
+  store_ = std::make_unique<CheckpointStore>(path_, config_.checkpoint.keep);
+}
+
+// Runs before anything is made for training, because the checkpoint also says which rows come next.
+void Run::read_checkpoint() {
+  std::vector<std::string> skipped;
+  resumed_ = store_->open_newest_valid(world_, &skipped);
+  for (const std::string& reason : skipped) warn("skipped a checkpoint: " + reason);
+  if (!resumed_) {
+    throw Error(ErrorKind::kInput, "train",
+                "there is no usable checkpoint in " + path_ + " to resume from" +
+                    (skipped.empty() ? "" : " (" + std::to_string(skipped.size()) + " damaged)") +
+                    ": start again without --resume");
+  }
+  in_turn([&] {
+    for (const std::string& line : data_->resume(resumed_->extra["data"], resumed_->step)) say(line);
+  });
+}
+
+// Rank 0 packs what has to be packed again; then the others find it.
+void Run::in_turn(const std::function<void()>& pack) {
+  together(world_, {"packing the data"}, pack, /*only_first=*/true);
+  together(world_, {"opening the data"}, [&] {
+    if (!first_) pack();
+  });
+}
+
+void Run::restore() {
+  together(world_, {"loading the checkpoint"}, [&] {
+    training_->restore(*resumed_, [&](const std::vector<TensorSlice>& into) { store_->read(*resumed_, into); });
+    saved_step_ = resumed_->step;
+    kept_ = resumed_->folder;
+    if (!before_) return;
+    const std::string rates =
+        learning_rate_change(optimizer_settings(*before_), optimizer_settings(config_), resumed_->step);
+    if (!rates.empty()) say(rates);
+    const std::string was = resumed_->extra["instructions"], now = instructions(config_);
+    if (options_.device.is_cpu() && !was.empty() && was != now) say(instructions_change(was, now));
+  });
+  resumed_.reset();
+}
+
+// Refuses to resume with a model that differs from the one that was trained, even if the weights have the same shapes.
+void Run::refuse_another_model() {
+  before_ = load_config(folder_->config_path());
+  std::string refused;
+  for (const ChangedKey& key : changed_keys(*before_, config_)) {
+    if (!key.of_model) continue;
+    refused += (refused.empty() ? "" : ", ") + key.key + " = " + key.was + ", now it is " + key.is;
+  }
+  if (!refused.empty()) {
+    throw Error(
+        ErrorKind::kUsage, "train",
+        path_ + " was trained with " + refused +
+            ": its weights do not fit the changed model. Use the old values, or begin a new run without --resume");
+  }
+}
+
+// Tells the user what a resumed run does differently than before.
+void Run::tell_changes() {
+  if (!before_) return;
+  for (const ChangedKey& key : changed_keys(*before_, config_)) {
+    say("changed: " + key.key + " = " + key.is + " (it was " + key.was + ")");
+    if (key.key == "model.pattern") {
+      warn(
+          "the weights were trained with the previous pattern: from here on a query sees other keys, and the loss may "
+          "jump");
+    }
+  }
+}
+
+void Run::require_something_to_do() {
+  if (training_->steps_done() >= config_.run.steps) {
+    throw Error(ErrorKind::kUsage, "train",
+                path_ + " has done " + counted(training_->steps_done(), "step") + " and run.steps is " +
+                    std::to_string(config_.run.steps) + ": nothing is left to do; to continue, add --set run.steps=" +
+                    std::to_string(2 * training_->steps_done()));
+  }
+}
+
+void Run::require_equal_ranks() {
+  std::vector<Field> fields;
+  for (const KeyText& text : flatten(config_)) fields.push_back({text.key, text.value});
+  fields.push_back({"data", data_->fingerprint() + ", " + data_->text()});
+  fields.push_back({"attention", training_->attention_text()});
+  fields.push_back({"resumed step", std::to_string(training_->steps_done())});
+  if (import_) fields.push_back({"model.from", import_->weights().fingerprint()});
+  fields.push_back({"weights", training_->weights_digest()});
+  require_agreement(world_, fields, {"agreeing on the run"});
+}
+
+void Run::open_folder() {
+  if (path_.empty()) {
+    path_ = from_first(world_, {"making the run folder"}, [&] {
+      folder_ = std::make_unique<RunFolder>(RunFolder::create(config_.run.folder, config_.run.name));
+      return folder_->path();
+    });
+    store_ = std::make_unique<CheckpointStore>(path_, config_.checkpoint.keep);
+  }
+  if (config_.run.log_bytes > 0) {
+    open_log_file(path_ + "/logs/rank-" + std::to_string(world_.rank()) + ".log", config_.run.log_bytes);
+  }
+  std::unique_ptr<MetricsWriter> metrics;
+  together(
+      world_, {"opening the run's files"},
+      [&] {
+        store_->require_writable();
+        keep_tokenizer();
+        if (import_) import_->keep_files(path_);
+        // A resumed run keeps the configuration of its checkpoints until it has written a new one.
+        if (!options_.resume) write_config();
+        metrics = std::make_unique<MetricsWriter>(
+            folder_->metrics_path(), options_.resume ? std::optional<int64_t>(training_->steps_done()) : std::nullopt);
+        tell_checkpoint();
+      },
+      /*only_first=*/true);
+  report_.emplace(RunReport::Settings{.steps = config_.run.steps,
+                                      .log_every = config_.run.log_every,
+                                      .peak_flops = peak_flops_,
+                                      .flops_per_token = peak_flops_ ? training_->flops_per_token() : 0,
+                                      .spikes = config_.optimizer.spike > 0},
+                  world_, *training_, std::move(metrics), progress_.get());
+}
+
+// Copies the tokenizer into the run, so that the run can be sampled from even if its shards are gone.
+void Run::keep_tokenizer() {
+  const std::string from = data_->tokenizer_folder(), to = tokenizer_folder(path_);
+  if (from.empty()) return;
+  FileSystem::real().make_folder(to);
+  copy_files({"tokens.table", "tokenization.json", "tokenizer.json", "tokenizer.model"}, from, to);
+}
+
+// Says what the run is and what it computes on, as far as that is known before it takes memory.
+void Run::announce() {
+  const std::string device = options_.device_reason.empty() ? options_.device.str() : options_.device_reason;
+  say("device " + device + "  ranks " + std::to_string(world_.size()) + " (" +
+      axes_text(fit_axes(mesh_axes(config_), world_.size())) + ")" +
+      (options_.placement.empty() ? "" : "  placement " + options_.placement) + "  model " +
+      short_count(parameter_estimate(model_shape(config_))) + " parameters  " + rows_text(config_.data));
+  for (const std::string& line : options_.ring) say(line);
+  say("attention kernel " + kernel_);
+  if (import_) say(import_->text());
+  const std::string gpu = gpu_name(options_.device);
+  const std::optional<double> peak = peak_flops(gpu, compute_dtype(config_), config_.tf32);
+  if (peak) peak_flops_ = *peak * world_.size();
+  if (gpu.empty()) return;
+  say(peak ? "MFU is relative to " + rounded(*peak / 1e12, 1) + " TFLOP/s a rank (" + gpu +
+                 ", dense, from its data sheet)"
+           : "no MFU: the peak of " + gpu + " in " + config_.model.dtype + " is not known");
+}
+
+void Run::warn_of_later_keys(const std::vector<Stage>& stages) {
+  const auto sees = [](const PlanRequest& request) { return sees_later(request.pattern, request.shape); };
+  const std::vector<PlanRequest>& requests = stages.back().layers.distinct;
+  if (!first_ || std::none_of(requests.begin(), requests.end(), sees)) return;
+  warn(
+      "model.pattern lets a query see later keys, so the loss does not show how well the model would generate text: "
+      "that needs causal patterns");
+}
+
+std::optional<AvailableMemory> Run::available() const {
+  if (options_.available) return options_.available();
+  if (!options_.device.is_cuda()) return available_memory();
+  const DeviceMemory memory = device_memory(options_.device);
+  return AvailableMemory{memory.total - memory.outside - memory.allocated, "the GPU's memory"};
+}
+
+// Computes the memory that the run will take, prints it, and compares it with what is available before any is taken.
+// Every rank does so: on a host with too little memory the kernel would kill some process without a message.
+void Run::require_memory_for(const std::vector<Stage>& stages) {
+  const bool gpu = options_.device.is_cuda();
+  const RanksAre are = gpu ? RanksAre::kGpus : RanksAre::kProcesses;
+  const int context = world_.size() / static_cast<int>(config_.mesh.data), ranks = gpu ? 1 : options_.ranks_here;
+  const int rank = world_.rank() % context;
+  std::optional<AvailableMemory> free;
+  const auto nearest = [&] {
+    return nearest_fit(config_, {.ranks = world_.size(),
+                                 .ranks_of_a_host = options_.ranks_here,
+                                 .are = are,
+                                 .memory = static_cast<double>(free->bytes) / ranks,
+                                 .planned = rank})
+        .text;
+  };
+  together(world_, {"planning the memory"}, [&] {
+    free = available();
+    require_memory("at least ", least_memory(config_, sharding_, context), ranks, free, nearest);
+    memory_ = plan_memory(config_, stages, sharding_, context, rank, are);
+  });
+  say("memory: " + memory_.text());
+  together(world_, {"planning the memory"},
+           [&] { require_memory("", static_cast<double>(memory_.total()), ranks, free, nearest); });
+}
+
+// Returns from the step just made, a spike, to the newest checkpoint; from there on the rows of that step are left out.
+// If there is no checkpoint, only the update is left out.
+bool Run::rewind(StepResult& spike) {
+  const int64_t step = training_->steps_done() - 1;
+  std::vector<std::string> skipped;
+  std::optional<TrainingState> state;
+  if (saved_step_) state = store_->open_newest_valid(world_, &skipped);
+  for (const std::string& reason : skipped) warn("skipped a checkpoint: " + reason);
+  if (!state) {
+    spike.note += "; there is no checkpoint to return to, so this update is left out";
+    return false;
+  }
+  together(world_, {"loading the checkpoint"}, [&] {
+    training_->restore(*state, [&](const std::vector<TensorSlice>& into) { store_->read(*state, into); });
+  });
+  in_turn([&] { data_->leave_out(step); });
+  saved_step_ = state->step;
+  kept_ = state->folder;
+  warn(spike.note + "; back to the checkpoint of step " + std::to_string(state->step) + ", leaving out the " +
+       counted(data_->rows(step), "row") + " of this step");
+  report_->rewound(step + 1, spike);
+  return true;
+}
+
+bool Run::validate() {
+  const RunReport::Pause pause(*report_);
+  const ValidationResult result = training_->validate([&] { return asked_to_stop(); });
+  if (result.stop) return true;
+  report_->validation(result);
+  return false;
+}
+
+void Run::save() {
+  const int64_t step = training_->steps_done();
+  if (saved_step_ == step) return;
+  const RunReport::Pause pause(*report_);
+  TrainingState state = training_->state();
+  if (options_.device.is_cpu()) state.extra["instructions"] = instructions(config_);
+  kept_ = store_->save(world_, state, training_->slices_to_write());
+  together(
+      world_, {"writing the checkpoint", step, "step"},
+      [&] {
+        if (before_) write_config();
+        before_.reset();
+      },
+      /*only_first=*/true);
+  saved_step_ = step;
+  tell(progress_.get(), LogLevel::kDebug, "the checkpoint of step " + std::to_string(step) + " is in " + kept_);
+  if (first_) tell_checkpoint();
+}
+
+// Returns the command that was typed without its --resume, followed by `more`.
+Words Run::command(const Words& more) const {
+  Words words = options_.command.empty() ? Words{options_.program, "train", "CONFIG"}
+                                         : without_option(options_.command, "--resume");
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+int Run::finish(bool stopped) {
+  if (!first_) return stopped ? interrupt_exit_code() : 0;
+  progress_->finish();
+  const std::string step = std::to_string(training_->steps_done());
+  const std::string steps = std::to_string(config_.run.steps);
+  const std::string time = format_duration(report_->seconds());
+  if (stopped) {
+    say("stopped on request after step " + step + " of " + steps + ", with a checkpoint, after " + time);
+    say("continue:    " + shell_quote(command({"--resume", path_})));
+    return interrupt_exit_code();
+  }
+  const std::optional<double> validation = report_->validation_loss();
+  const auto shown = [&](double loss) {
+    return data_->is_text() ? rounded(bits_per_byte(loss), 2) + " bits per byte" : "loss " + rounded(loss, 3);
+  };
+  say("done: " + counted(config_.run.steps, "step") + " in " + time +
+      (validation ? ", validation " + shown(*validation) : "") + ", in " + path_);
+  say("sample:      " + shell_quote({options_.program, "sample", path_, "--prompt", "def "}));
+  Words onward = without_option(command({"--resume", path_}), "--set", "run.steps=");
+  onward.insert(onward.end(), {"--set", "run.steps=" + std::to_string(2 * config_.run.steps)});
+  say("train on:    " + shell_quote(onward));
+  return 0;
+}
+
+int Run::train() {
+  if (first_) {
+    std::ostream& out = options_.out != nullptr ? *options_.out : std::cout;
+    // mpirun gives its first rank a terminal whatever its own output is; `launch` sets ANNULUS_PROGRESS instead.
+    const bool terminal = options_.out == nullptr && world_.size() == 1 && takes_escapes(STDOUT_FILENO);
+    progress_ = std::make_unique<Progress>(progress_mode(std::getenv("ANNULUS_PROGRESS"), terminal), out);
+  }
+  world_.set_timeout(Seconds(config_.timeout));
+  set_cache_total(config_.memory.caches << 20);
+  std::vector<Stage> stages = options_.stages ? *options_.stages : check_training(config_, world_.size());
+  if (config_.optimizer.shard_within == "host") {
+    const std::string what =
+        "number of ranks on a host, which must be the same everywhere (start as many on each host, or set "
+        "optimizer.shard_within = \"world\"),";
+    require_agreement(world_, {{what, std::to_string(options_.ranks_here)}}, {"sharing the state within hosts"});
+  }
+  sharding_ = make_sharding(config_, world_.size(), options_.ranks_here);
+  if (!sharding_.groups.empty()) sharding_.groups = world_.hosts().groups().sizes();  // hosts may differ
+  // The choice of a kernel depends on these settings.
+  if (options_.device.is_cuda()) set_gpu_numerics({.tf32 = config_.tf32, .deterministic = config_.deterministic});
+  together(world_, {"choosing the attention kernel"}, [&] {
+    kernel_ = choose_kernel(parse_kernel(config_.attention.kernel, "attention.kernel"), options_.device.type(),
+                            compute_dtype(config_), config_.model.head_dim(), config_.model.dropout > 0)
+                  .reason;
+  });
+  try {
+    load_data();
+  } catch (const Error&) {
+    if (!asked_to_stop()) throw;
+    say("stopped on request before the first step; no partly packed data is left");
+    return interrupt_exit_code();
+  }
+  if (options_.resume) open_resumed();
+  if (!options_.resume && !config_.model.from.empty()) {
+    together(world_, {"opening the model"},
+             [&] { import_.emplace(config_.model, data_->is_text(), data_->tokenizer()); });
+  }
+  announce();
+  warn_of_later_keys(stages);
+  tell_changes();
+  require_memory_for(stages);
+  if (options_.resume) read_checkpoint();
+  training_ = std::make_unique<Training>(config_, std::move(stages), world_, *data_, options_.device, sharding_);
+  if (options_.resume) restore();
+  if (import_) {
+    together(world_, {"reading the model"}, [&] {
+      training_->begin_with([&](const std::vector<TensorSlice>& into) { import_->weights().read(into); });
+    });
+  }
+  for (const std::string& warning : data_->warnings()) warn(warning);
+  require_equal_ranks();
+  require_something_to_do();  // all ranks have compared the resumed step, so all raise or none
+  open_folder();
+  import_.reset();
+  say("data " + data_->text() + "  run folder " + path_ +
+      (options_.resume ? "  resumed after step " + std::to_string(training_->steps_done()) : ""));
+
+  const bool validates = config_.validation.every > 0 && config_.validation.batches > 0 && data_->has_validation();
+  bool stop = false, due = false;  // due: a checkpoint is to be written after the next applied update
+  while (!stop && training_->steps_done() < config_.run.steps) {
+    StepResult result = training_->step(asked_to_stop());
+    stop = result.stop;
+    if (result.spike && config_.optimizer.spike_action == "rewind" && rewind(result)) {
+      due = false;
+      continue;
+    }
+    const int64_t step = training_->steps_done();
+    const bool last = step == config_.run.steps;
+    const bool validated = !stop && validates && (last || step % config_.validation.every == 0);
+    if (validated) stop = validate();
+    if (!result.note.empty()) warn(result.note);
+    report_->step(result, validated);
+    due = due || (config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0);
+    if (last) training_->require_updates();
+    // A checkpoint waits for a step whose update was applied, unless no other step follows.
+    if (stop || last || (due && result.applied)) {
+      save();
+      due = false;
+    }
+  }
+  return finish(stop && training_->steps_done() < config_.run.steps);
+}
+
+}  // namespace
+
+int run_training(const Config& config, Communicator& world, const TrainOptions& options) {
+  return Run(config, world, options).train();
+}
+
+}  // namespace annulus

@@ -1,0 +1,459 @@
+// See training.h.
+#include "runtime/training/training.h"
+
+#include <ATen/OpMathType.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "attention/plan/layout.h"
+#include "common/error.h"
+#include "common/text.h"
+#include "runtime/training/numerics.h"
+#include "runtime/training/training_charges.h"
+
+namespace annulus {
+namespace {
+
+// The numbers that each rank contributes to a step.
+constexpr int kLoss = 0;     // its part of the loss, divided by the number of all tokens
+constexpr int kStop = 1;     // whether it was asked to stop
+constexpr int kTargets = 2;  // its number of targets that count
+constexpr int kSquares = 3;  // the sum of squares of its shard of the gradients
+
+// Returns this rank's rows of a batch.
+Span rows_of(int64_t batch, const Mesh& mesh) {
+  const int64_t count = batch / mesh.size("data");
+  return {mesh.index("data") * count, 1, count};
+}
+
+void set_documents(std::vector<PlanRequest>& requests, const std::vector<std::vector<int64_t>>& parts) {
+  for (PlanRequest& request : requests) request.pattern.documents = parts;
+}
+
+}  // namespace
+
+struct Training::Share {
+  Share(int64_t accumulate, const LayerRequests& layers, BatchShape batch_shape, bool recorded, const Model& model,
+        at::Device device)
+      : shape(std::move(batch_shape)),
+        requests(layers.of_rows(shape.first_row, shape.own_rows)),
+        graph(device, recorded) {
+    const auto positions = static_cast<int64_t>(shape.positions.size());
+    std::vector<int64_t> sizes = {shape.planes(), shape.own_rows, positions};
+    if (device.is_cuda()) batch = at::empty(sizes, at::TensorOptions(at::kLong).device(device));
+    sizes.insert(sizes.begin(), accumulate);
+    for (int64_t i = 0; i < kTokenSlots; ++i) slots.push_back(host_memory(sizes, at::kLong, device));
+    const int64_t context = layers.distinct[0].shape.q_len;
+    rotary = model.rotary(shape.restart ? at::arange(context, at::kLong)
+                                        : at::from_blob(shape.positions.data(), {positions}, at::kLong));
+  }
+
+  // Begins to read the rows of steps [begin, until).
+  void read(const Dataset& data, int64_t accumulate, int64_t begin, int64_t until) {
+    std::vector<int64_t*> memory;
+    for (const at::Tensor& slot : slots) memory.push_back(slot.data_ptr<int64_t>());
+    reader.reset();  // the previous reader writes to the same memory
+    reader = std::make_unique<BatchReader>(data, shape, accumulate, begin, until, std::move(memory));
+    next = begin;
+    end = until;
+  }
+
+  // Returns the tokens [planes, rows, positions] on the device that computes the step.
+  at::Tensor on_device(const at::Tensor& host) {
+    if (!batch.defined()) return host;
+    send(host, batch);
+    return batch;
+  }
+
+  RotaryTable table(const at::Tensor& of) const {
+    if (!shape.restart) return rotary;
+    const at::Tensor positions = of[2].view({-1});
+    return {rotary.cosine.index_select(0, positions), rotary.sine.index_select(0, positions)};
+  }
+
+  BatchShape shape;
+  std::vector<PlanRequest> requests;  // of these rows, without their documents
+  RotaryTable rotary;                 // of this rank's positions; if positions restart, of the whole context
+  at::Tensor batch;                   // on a GPU, where a recorded step reads it
+  std::vector<at::Tensor> slots;      // int64 [accumulate, planes, rows, positions], in host memory
+  StepGraph graph;
+  int64_t next = -1;  // the step whose rows the reader gives next
+  int64_t end = -1;   // the step at which the reader ends
+  std::unique_ptr<BatchReader> reader;
+};
+
+Training::Training(const Config& config, std::vector<Stage> stages, Communicator& world, const Dataset& data,
+                   at::Device device, const Sharding& sharding)
+    : config_(config),
+      stages_(std::move(stages)),
+      data_(data),
+      mesh_(world, mesh_axes(config)),
+      device_(device),
+      recorded_(device.is_cuda() &&
+                std::all_of(stages_.begin(), stages_.end(),
+                            [&](const Stage& s) { return may_be_recorded(config, s, sharding, world.size()); })),
+      model_(model_shape(config), compute_dtype(config), device, Model::Unheld{sharding.shards}),
+      model_state_(model_, world, state_traits(config, sharding, recorded_), static_cast<uint64_t>(config.run.seed)),
+      optimizer_(model_state_.updated(), optimizer_settings(config)),
+      spikes_(config.optimizer.spike, config.optimizer.spike_window),
+      left_out_(config.optimizer.skips),
+      numbers_(at::zeros({kNumbers}, at::TensorOptions(at::kDouble).device(device))),
+      everybodys_(at::zeros({world.size(), kNumbers}, numbers_.options())),
+      readout_({world.size(), kNumbers}, at::kDouble, device),
+      uses_(data.resumed_uses()) {
+  if (device.is_cuda()) set_gpu_numerics({.tf32 = config.tf32, .deterministic = config.deterministic});
+  model_.set_recompute(config.model.recompute);
+  const int64_t first = data_.first_step();
+  enter(stage_of(first), first);
+}
+
+Training::~Training() = default;
+
+size_t Training::stage_of(int64_t step) const {
+  size_t at = 0;
+  while (at + 1 < stages_.size() && stages_[at + 1].step <= step) ++at;
+  return at;
+}
+
+void Training::require_stage(int64_t step) {
+  if (const size_t stage = stage_of(step); stage != stage_) enter(stage, step);
+}
+
+void Training::stop_reading() {
+  if (!share_ || !share_->reader) return;
+  waited_for_data_ += share_->reader->waited();
+  share_->reader.reset();
+}
+
+void Training::enter(size_t stage, int64_t step) {
+  const Stage& now = stages_[stage];
+  stop_reading();
+  share_.reset();  // before the next one takes its memory
+  stage_ = stage;
+  const Layout layout =
+      make_layout(parse_layout(config_.attention.layout, "attention.layout"), now.context, mesh_.size("context"));
+  const Span rows = rows_of(now.batch, mesh_);
+  BatchShape shape{.rows = now.batch,
+                   .first_row = rows.begin,
+                   .own_rows = rows.count,
+                   .positions = layout.positions(mesh_.index("context")),
+                   .restart = config_.data.positions == "restart"};
+  share_ = std::make_unique<Share>(now.accumulate, now.layers, std::move(shape), recorded_, model_, device_);
+  // Plans are proved before the stage's first step, so that errors appear early. Plans of later documents are proved
+  // when they are made, ahead of their step, and adaptive ones by the calls that make them.
+  if (!proves_by_default()) return;
+  for (const PlanRequest& request : requests_ahead(step, 0)) prove_plan(request, mesh_.axis("context"));
+}
+
+std::vector<PlanRequest> Training::requests(const std::vector<std::vector<int64_t>>& parts) const {
+  std::vector<PlanRequest> requests = share_->requests;
+  if (config_.data.documents) set_documents(requests, parts);
+  return requests;
+}
+
+std::vector<PlanRequest> Training::requests_ahead(int64_t step, int64_t i) const {
+  const Stage& stage = stages_[stage_of(step)];
+  const Span rows = rows_of(stage.batch, mesh_);
+  std::vector<PlanRequest> requests = stage.layers.of_rows(rows.begin, rows.count);
+  if (!config_.data.documents) return requests;
+  std::vector<std::vector<int64_t>> parts;
+  for (int64_t row = 0; row < rows.count; ++row) parts.push_back(data_.parts(step, i * stage.batch + rows.at(row)));
+  set_documents(requests, parts);
+  return requests;
+}
+
+std::string Training::attention_text() const {
+  std::string text;
+  for (const Stage& stage : stages_) {
+    for (const PlanRequest& request : stage.layers.distinct) text += (text.empty() ? "" : "; ") + request.text();
+  }
+  return text;
+}
+
+double Training::flops_per_token() const {
+  return annulus::flops_per_token(model_.shape(), stages_[stage_].layers.pairs_per_token());
+}
+
+double Training::waited_for_data() const { return waited_for_data_ + (share_->reader ? share_->reader->waited() : 0); }
+
+bool Training::replays() const { return share_->graph.recorded(); }
+
+at::Tensor Training::loss(const at::Tensor& batch, const RotaryTable& table, const Attend& attend) const {
+  const Stage& now = stages_[stage_];
+  const double scale = 1.0 / static_cast<double>(now.tokens());
+  return model_.loss(batch[0], batch[1].reshape({-1}), table, attend, scale);
+}
+
+void Training::progress() {
+  mesh_.progress();
+  model_state_.progress();
+}
+
+std::vector<std::array<double, Training::kNumbers>> Training::read_out() {
+  Communicator& world = mesh_.world();
+  if (world.size() > 1) {
+    world.all_gather(everybodys_, numbers_, {"exchanging step results", steps_done_ + 1, "step"});
+  } else {
+    everybodys_[0].copy_(numbers_);
+  }
+  readout_.start(everybodys_);
+  // Other ranks may have failed; progress() raises the errors that the communication has met.
+  while (world.size() > 1 && !readout_.ready()) {
+    progress();
+    std::this_thread::yield();
+  }
+  const at::Tensor& values = readout_.wait();
+  progress();
+  std::vector<std::array<double, kNumbers>> numbers(static_cast<size_t>(world.size()));
+  const double* from = values.const_data_ptr<double>();
+  for (auto& of_rank : numbers) {
+    std::copy_n(from, kNumbers, of_rank.begin());
+    from += kNumbers;
+  }
+  return numbers;
+}
+
+StepResult Training::step(bool stop) {
+  require_stage(steps_done_);
+  Share& share = *share_;
+  const Stage& now = stages_[stage_];
+  if (!share.reader || share.next != steps_done_ || share.next == share.end) {
+    const int64_t end = stage_ + 1 < stages_.size() ? stages_[stage_ + 1].step : config_.run.steps;
+    share.read(data_, now.accumulate, steps_done_, std::max(end, steps_done_ + 1));
+  }
+  const BatchReader::Step& read = share.reader->take();
+  const at::Tensor& slot = share.slots[read.slot];
+  ++share.next;
+  plan_what_follows();
+
+  numbers_.zero_();
+  const std::string when = "step " + std::to_string(steps_done_ + 1);
+  int64_t targets = 0;
+  std::vector<std::vector<AttentionCall>> batches;
+  for (int64_t i = 0; i < now.accumulate; ++i) {
+    const Batch& batch = read.batches[static_cast<size_t>(i)];
+    targets += batch.targets;
+    const std::vector<PlanRequest> requests_now = requests(batch.parts);
+    look_up(requests_now);
+    const Dropout dropout{.rate = config_.model.dropout,
+                          .seed = static_cast<uint64_t>(config_.run.seed),
+                          .step = steps_done_,
+                          .layer = 0,
+                          .first_row = i * now.batch + share.shape.first_row};
+    batches.push_back(calls(requests_now, dropout, when));
+  }
+  agree_on(batches, {"agreeing on attention", steps_done_ + 1, "step"});
+  for (int64_t i = 0; i < now.accumulate; ++i) {
+    const at::Tensor host = slot[i];
+    check_tokens(host[0], config_.model.vocab);
+    check_tokens(host[1], config_.model.vocab, kNoTarget);
+    const at::Tensor on_device = share.on_device(host);
+    const Attend attends = attend(std::move(batches[static_cast<size_t>(i)]));
+    model_state_.begin_pass(steps_done_ + 1, i == 0, i + 1 == now.accumulate);
+    share.graph.run([&] {
+      const c10::AutoGradMode grad(true);
+      const at::Tensor local = loss(on_device, share.table(on_device), attends);
+      local.backward();
+      numbers_[kLoss].add_(local.detach());
+    });
+    model_state_.end_pass();
+  }
+  numbers_[kStop].fill_(stop ? 1 : 0);
+  numbers_[kTargets].fill_(targets);
+  numbers_[kSquares].copy_(model_state_.squares());
+  const auto numbers = read_out();
+  model_state_.finish_gradients();
+
+  // Sums are taken in rank order. The shards of the first replica are the whole gradients.
+  double loss = 0, squares = 0;
+  StepResult result;
+  for (size_t rank = 0; rank < numbers.size(); ++rank) {
+    loss += numbers[rank][kLoss];
+    result.targets += static_cast<int64_t>(numbers[rank][kTargets]);
+    result.stop = result.stop || numbers[rank][kStop] > 0;
+    if (model_state_.sharding().replica_of(static_cast<int>(rank)) == 0) squares += numbers[rank][kSquares];
+  }
+  result.tokens = now.tokens();
+  // Up to here, gradients and loss are sums divided by the number of tokens.
+  const double per_target = static_cast<double>(result.tokens) / static_cast<double>(result.targets);
+  result.loss = loss * per_target;
+  result.gradient_norm = std::sqrt(squares) * per_target;
+  result.note = share.graph.take_note();
+  result.lr = learning_rate(optimizer_settings(config_), steps_done_);
+  apply(per_target, result);
+  for (size_t i = 0; i < uses_.size(); ++i) {
+    uses_[i].rows += read.uses[i].rows;
+    uses_[i].targets += read.uses[i].targets;
+    uses_[i].documents += read.uses[i].documents;
+  }
+  tokens_ += result.tokens;
+  ++steps_done_;
+  return result;
+}
+
+void Training::apply(double gradient_scale, StepResult& result) {
+  const auto leave_out = [&](const std::string& why, LeftOut::Reason reason) {
+    result.note += (result.note.empty() ? "step " : "; step ") + std::to_string(steps_done_ + 1) + ": " + why;
+    left_out_.add(steps_done_, reason);
+  };
+  const std::string left_out = ", so this update is left out";
+  const bool sound = result.targets > 0 && std::isfinite(result.loss) && std::isfinite(result.gradient_norm);
+  result.median = spikes_.median();
+  result.spike = sound && spikes_.is_spike(result.gradient_norm);
+  const double divisor = gradient_divisor(optimizer_settings(config_), gradient_scale, result.gradient_norm);
+  const double largest = largest_divisor(config_.model.dtype == "fp64" ? at::kDouble : at::kFloat);
+  result.applied = sound && !result.spike && divisor <= largest;
+  if (result.applied) {
+    optimizer_.update(gradient_scale, result.gradient_norm, steps_done_);
+    model_state_.changed();
+    spikes_.applied(result.gradient_norm);
+    left_out_.applied(steps_done_);
+  } else if (result.spike) {
+    spikes_.left_out();
+    leave_out("the gradient norm " + significant(result.gradient_norm, 3) + " is above " +
+                  exact(config_.optimizer.spike) + " times its running median " + significant(*result.median, 3) +
+                  (config_.optimizer.spike_action == "skip" ? left_out : ""),
+              LeftOut::Reason::kSpike);
+  } else if (sound) {
+    leave_out("the gradient norm " + significant(result.gradient_norm, 3) + " is more than " + significant(largest, 3) +
+                  " times optimizer.clip = " + exact(config_.optimizer.clip) + ", so it cannot be clipped, and" +
+                  " this update is left out",
+              LeftOut::Reason::kNotClipped);
+  } else if (result.targets > 0) {
+    leave_out("the loss or the gradients are not finite" + left_out, LeftOut::Reason::kNotFinite);
+  } else {
+    leave_out("no target in its rows counts" + left_out, LeftOut::Reason::kNoTarget);
+  }
+}
+
+ValidationResult Training::validate(const std::function<bool()>& stop) {
+  const c10::AutoGradMode no_grad(false);
+  const int64_t step = std::max<int64_t>(0, steps_done_ - 1);  // rows are as long as those of the last step
+  require_stage(step);
+  const BatchShape& shape = share_->shape;
+  const Stage& now = stages_[stage_];
+  const int64_t batches = config_.validation.batches, rows = batches * now.batch;
+  at::Tensor host =
+      host_memory({shape.planes(), shape.own_rows, static_cast<int64_t>(shape.positions.size())}, at::kLong, device_);
+  double total = 0, targets = 0;
+  ValidationResult result;
+  for (size_t source = 0; source < data_.sources(); ++source) {
+    double of_source = 0, targets_of_source = 0;
+    const bool any = data_.validation_rows(source, step) > 0;
+    for (int64_t i = 0; any && i < batches; ++i) {
+      const bool stop_now = stop();
+      const auto parts = [&](int64_t row) { return data_.validation_parts(source, step, i * now.batch + row, rows); };
+      const auto row = [&](int64_t row) { return data_.validation_row(source, step, i * now.batch + row, rows); };
+      const Batch batch = fill_batch(shape, row, parts, host.data_ptr<int64_t>());
+      const std::vector<PlanRequest> requests_now = requests(batch.parts);
+      look_up(requests_now);
+      if (config_.data.documents && i + 1 < batches) {
+        std::vector<std::vector<int64_t>> next;
+        for (int64_t r = 0; r < shape.own_rows; ++r) next.push_back(parts(now.batch + shape.first_row + r));
+        plan_ahead(requests(next));
+      }
+      const at::Tensor on_device = share_->on_device(host);
+      std::vector<std::vector<AttentionCall>> batches = {
+          calls(requests_now, {}, "validation, batch " + std::to_string(i + 1))};
+      agree_on(batches, {"agreeing on validation's attention", i + 1, "batch"});
+      const Attend attends = attend(std::move(batches[0]));
+      model_state_.begin_forward();
+      const at::Tensor local = loss(on_device, share_->table(on_device), attends);
+      const auto filled = [&](double value) { return at::full_like(local, value, at::kDouble); };
+      at::Tensor sums =
+          at::stack({local.to(at::kDouble), filled(stop_now ? 1 : 0), filled(static_cast<double>(batch.targets))});
+      if (mesh_.world().size() > 1) mesh_.world().all_reduce(sums, ReduceOp::kSum, {"validation loss", i + 1, "batch"});
+      sums = sums.to(at::kCPU);
+      of_source += sums[0].item<double>();
+      targets_of_source += sums[2].item<double>();
+      result.stop = sums[1].item<double>() > 0;
+      if (result.stop) return result;
+    }
+    // Up to here these are sums divided by the number of tokens of a step.
+    of_source *= static_cast<double>(now.tokens());
+    result.of_source.push_back(of_source / targets_of_source);
+    total += of_source;
+    targets += targets_of_source;
+  }
+  result.loss = total / targets;
+  return result;
+}
+
+TrainingState Training::state() const {
+  TrainingState state{.step = steps_done_, .extra = {}};
+  state.extra["updates"] = std::to_string(optimizer_.updates());
+  state.extra["seed"] = std::to_string(config_.run.seed);
+  state.extra["data"] = data_.state(steps_done_, uses_);
+  state.extra["tokens"] = std::to_string(tokens_);
+  if (const std::string spikes = spikes_.text(); !spikes.empty()) state.extra["spikes"] = spikes;
+  state.extra["token"] = data_.is_text() ? "byte" : "id";
+  constexpr std::string_view kTable = "model.";
+  for (const KeyText& text : flatten(config_)) {
+    if (text.key.starts_with(kTable)) state.model[text.key.substr(kTable.size())] = text.value;
+  }
+  return state;
+}
+
+std::vector<TensorSlice> Training::slices(bool written) const {
+  std::vector<TensorSlice> slices = model_state_.slices("", nullptr, written);
+  for (const TensorSlice& slice : model_state_.slices("optimizer.exp_avg.", &optimizer_.exp_avg(), written)) {
+    slices.push_back(slice);
+  }
+  for (const TensorSlice& slice : model_state_.slices("optimizer.exp_avg_sq.", &optimizer_.exp_avg_sq(), written)) {
+    slices.push_back(slice);
+  }
+  return slices;
+}
+
+void Training::begin_with(const std::function<void(const std::vector<TensorSlice>& into)>& read) {
+  read(model_state_.slices("", nullptr, /*written=*/false));
+  model_state_.changed();
+}
+
+void Training::restore(const TrainingState& state,
+                       const std::function<void(const std::vector<TensorSlice>& into)>& read) {
+  const auto number = [&](const char* key) -> int64_t {
+    const auto found = state.extra.find(key);
+    try {
+      return found == state.extra.end() ? -1 : std::stoll(found->second);
+    } catch (const std::exception&) {
+      return -1;
+    }
+  };
+  const int64_t count = number("updates"), tokens = number("tokens");
+  if (count < 0 || count > state.step || state.step < 0) {
+    throw Error(ErrorKind::kInput, "checkpoint", "the checkpoint does not say how many updates were made");
+  }
+  const auto spikes = state.extra.find("spikes");
+  spikes_.restore(spikes == state.extra.end() ? "" : spikes->second);
+  stop_reading();
+  for (int64_t step = state.step; step < steps_done_; ++step) {
+    const std::vector<SourceUse> given = data_.uses(step);
+    for (size_t i = 0; i < uses_.size(); ++i) {
+      uses_[i].rows -= given[i].rows;
+      uses_[i].targets -= given[i].targets;
+      uses_[i].documents -= given[i].documents;
+    }
+  }
+  read(slices(/*written=*/false));
+  model_state_.changed();
+  optimizer_.set_updates(count);
+  steps_done_ = state.step;
+  // Earlier versions had rows of one length and one batch per step, and did not write the number of tokens.
+  tokens_ = tokens >= 0 ? tokens : steps_done_ * stages_[0].batch * stages_[0].context;
+}
+
+}  // namespace annulus

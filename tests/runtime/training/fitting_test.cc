@@ -1,0 +1,241 @@
+// Tests of runtime/training/fitting.h: which sharding levels and context lengths of a configuration fit into memory,
+// checked against the memory plans themselves.
+#include "runtime/training/fitting.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "common/error.h"
+#include "common/text.h"
+#include "runtime/model/model.h"
+#include "runtime/training/job.h"
+#include "runtime/training/state/sharding.h"
+#include "tests/runtime/training/tiny_run.h"
+
+namespace annulus::fitting_test {
+namespace {
+
+class Fitting : public ::testing::Test {
+ protected:
+  Fitting() : config_(tiny_config(folder_)) {
+    config_.model.dtype = "bf16";
+    config_.model.layers = 8;
+    config_.model.dim = 128;
+    config_.model.ffn = 384;
+    config_.data.context = 512;
+    config_.data.batch = 2;
+  }
+
+  // The plan of a configuration with these three keys, over `ranks` ranks of one host.
+  static int64_t planned(Config c, int level, bool recompute, int64_t context, const FitRanks& ranks) {
+    c.optimizer.shard = level;
+    c.model.recompute = recompute;
+    c.data.context = context;
+    const int along = ranks.ranks / static_cast<int>(c.mesh.data);
+    return plan_memory(c, check_training(c, ranks.ranks), make_sharding(c, ranks.ranks, ranks.ranks_of_a_host), along,
+                       ranks.planned.value_or(0), ranks.are)
+        .total();
+  }
+  int64_t planned(int level, bool recompute, int64_t context, const FitRanks& ranks) const {
+    return planned(config_, level, recompute, context, ranks);
+  }
+  NearestFit nearest(double memory) const { return nearest_fit(config_, four(memory)); }
+  static FitRanks four(double memory) {
+    return {.ranks = 4, .ranks_of_a_host = 4, .are = RanksAre::kGpus, .memory = memory, .planned = {}};
+  }
+
+  TestFolder folder_;
+  Config config_;
+};
+
+// A higher sharding level takes no more memory, and recomputed activations take less than kept ones.
+TEST_F(Fitting, HigherLevelsAndRecomputationTakeLessMemory) {
+  const FitTable table = what_fits(config_, four(1e9));
+  ASSERT_EQ(table.fits.size(), 8U);
+  EXPECT_EQ(table.parameters, parameter_count(model_shape(config_)));
+  EXPECT_EQ(table.context, 4);
+  EXPECT_EQ(table.shards, 4);
+  for (size_t i = 0; i < table.fits.size(); ++i) {
+    const Fit& fit = table.fits[i];
+    EXPECT_EQ(fit.level, static_cast<int>(i / 2));
+    EXPECT_EQ(fit.recompute, i % 2 == 1);
+    EXPECT_EQ(fit.bytes.total(), planned(fit.level, fit.recompute, 512, four(0)));
+    EXPECT_TRUE(fit.fits);
+    if (fit.recompute) {
+      EXPECT_LT(fit.bytes.activations, table.fits[i - 1].bytes.activations);
+      EXPECT_GT(fit.longest, table.fits[i - 1].longest);
+    }
+    if (i < 2) continue;
+    EXPECT_LT(fit.bytes.weights + fit.bytes.gradients + fit.bytes.optimizer,
+              table.fits[i - 2].bytes.weights + table.fits[i - 2].bytes.gradients + table.fits[i - 2].bytes.optimizer);
+  }
+}
+
+// Rows of the reported longest length fit, and rows longer by one unit (lengths are multiples of it) do not.
+TEST_F(Fitting, LongestContextFitsAndTheNextLongerDoesNot) {
+  for (const int64_t data : {1, 2}) {
+    for (const char* layout : {"zigzag", "contiguous"}) {
+      Config c = config_;
+      c.mesh.data = data;
+      c.attention.layout = layout;
+      // The memory suffices for longer rows than configured, or only for shorter ones.
+      for (const double of_configured : {1.7, 0.8}) {
+        FitRanks ranks = four(0);
+        ranks.memory = of_configured * static_cast<double>(planned(c, 3, true, 512, ranks));
+        const FitTable table = what_fits(c, ranks);
+        ranks.planned = table.planned;
+        const int64_t unit = 2 * 4 / data;
+        for (const Fit& fit : table.fits) {
+          const std::string what = std::string(layout) + ", level " + std::to_string(fit.level) +
+                                   (fit.recompute ? ", recomputed" : "") + ", data " + std::to_string(data);
+          ASSERT_TRUE(fit.longest) << what;
+          EXPECT_EQ(*fit.longest % unit, 0) << what;
+          EXPECT_EQ(fit.fits, *fit.longest >= 512) << what;
+          if (*fit.longest > 0) {
+            EXPECT_LE(planned(c, fit.level, fit.recompute, *fit.longest, ranks), ranks.memory) << what;
+          }
+          EXPECT_GT(planned(c, fit.level, fit.recompute, *fit.longest + unit, ranks), ranks.memory) << what;
+        }
+        EXPECT_GT(table.fits.back().longest, 0);
+      }
+    }
+  }
+}
+
+TEST_F(Fitting, LongestContextIsCappedAtTheSearchLimit) {
+  config_.model.layers = 1;
+  config_.model.dim = 32;
+  config_.model.ffn = 32;
+  for (const Fit& fit : what_fits(config_, four(1e15)).fits) EXPECT_EQ(fit.longest, kLongestPlanned);
+}
+
+// A block map from a file, or segments that must be equal, fix the length of the rows.
+TEST_F(Fitting, PatternsOfFixedLengthHaveNoLongestContext) {
+  config_.model.pattern.all = parse_pattern(
+      "{ kind = 'dilated', segment_lengths = [128], dilation_rates = [1], equal_segments = true, causal = true }", "t");
+  for (const Fit& fit : what_fits(config_, four(1e9)).fits) {
+    EXPECT_TRUE(fit.fits);
+    EXPECT_FALSE(fit.longest);
+  }
+  EXPECT_NE(nearest(1000).text.find("its patterns need these rows"), std::string::npos) << nearest(1000).text;
+}
+
+TEST_F(Fitting, SingleRankHasOnlyLevelZero) {
+  const FitTable table =
+      what_fits(config_, {.ranks = 1, .ranks_of_a_host = 1, .are = RanksAre::kProcesses, .memory = 1e9, .planned = {}});
+  EXPECT_EQ(table.fits.size(), 2U);
+  EXPECT_EQ(table.traffic.size(), 1U);
+  EXPECT_EQ(table.traffic[0].reduced + table.traffic[0].gathered, 0);
+}
+
+// A step at level 0 sends fp32 sums both ways; from level 1 on it gathers bf16 weights instead, and at level 3 it
+// gathers those of the layers twice.
+TEST_F(Fitting, ReportsTrafficPerStep) {
+  const std::vector<FitTraffic> sent = what_fits(config_, four(1e9)).traffic;
+  ASSERT_EQ(sent.size(), 4U);
+  for (const FitTraffic& level : sent) EXPECT_EQ(level.reduced, sent[0].reduced);
+  EXPECT_EQ(sent[0].gathered, sent[0].reduced);
+  EXPECT_EQ(sent[1].gathered, sent[0].gathered / 2);
+  EXPECT_EQ(sent[2].gathered, sent[1].gathered);
+  EXPECT_GT(sent[3].gathered, sent[2].gathered);
+  EXPECT_LT(sent[3].gathered, 2 * sent[2].gathered);
+}
+
+TEST_F(Fitting, NearestFitChangesTheFewestSettings) {
+  config_.model.dim = 256;
+  const FitRanks ranks = four(0);
+  const auto of = [&](int level, bool recompute) { return static_cast<double>(planned(level, recompute, 512, ranks)); };
+  const NearestFit itself = nearest(of(0, false));
+  EXPECT_TRUE(itself.found);
+  EXPECT_EQ(itself.level, 0);
+  EXPECT_EQ(itself.text, "it fits as it is configured (" + bytes_text(of(0, false)) + " a rank)");
+
+  const NearestFit higher = nearest(of(0, false) - 1);
+  EXPECT_EQ(higher.level, 1);
+  EXPECT_FALSE(higher.recompute);
+  EXPECT_EQ(higher.text, "optimizer.shard = 1 fits (" + bytes_text(of(1, false)) + " a rank)");
+
+  // This is too little memory for any level without recomputation.
+  const double without = std::min({of(0, false), of(1, false), of(2, false), of(3, false)}) - 1;
+  const NearestFit both = nearest(without);
+  EXPECT_TRUE(both.recompute);
+  EXPECT_EQ(both.context, config_.data.context);
+  EXPECT_LE(of(both.level, true), without);
+  if (both.level > 0) {
+    EXPECT_GT(of(both.level - 1, true), without);
+    EXPECT_NE(both.text.find(" and model.recompute = true fit ("), std::string::npos) << both.text;
+  }
+
+  const NearestFit shorter = nearest(of(3, true) - 1);
+  EXPECT_TRUE(shorter.found);
+  EXPECT_EQ(shorter.level, 3);
+  EXPECT_LT(shorter.context.longest(), 512);
+  EXPECT_EQ(shorter.text,
+            "optimizer.shard = 3, model.recompute = true and data.context = " + shorter.context.text() + " fit (" +
+                bytes_text(static_cast<double>(planned(3, true, shorter.context.longest(), ranks))) + " a rank)");
+
+  // A configured level is never lowered.
+  config_.optimizer.shard = 2;
+  EXPECT_EQ(nearest(of(2, false)).text, "it fits as it is configured (" + bytes_text(of(2, false)) + " a rank)");
+}
+
+TEST_F(Fitting, SingleRankIsOfferedOnlyRecomputation) {
+  FitRanks one{.ranks = 1, .ranks_of_a_host = 1, .are = RanksAre::kProcesses, .memory = 0, .planned = {}};
+  one.memory = static_cast<double>(planned(0, true, 512, one));
+  EXPECT_EQ(nearest_fit(config_, one).text, "model.recompute = true fits (" + bytes_text(one.memory) + " a rank)");
+}
+
+TEST_F(Fitting, ShortensTheLongestStageOfASchedule) {
+  config_.data.context.stages = {{.step = 0, .context = 128}, {.step = 5, .context = 512, .batch = 1}};
+  Config longest = config_;
+  longest.data.batch = 1;
+  const NearestFit found = nearest(static_cast<double>(planned(longest, 3, true, 512, four(0))) * 0.9);
+  ASSERT_TRUE(found.found) << found.text;
+  ASSERT_EQ(found.context.stages.size(), 1U);
+  EXPECT_EQ(found.context.stages[0].batch, 1);
+}
+
+TEST_F(Fitting, ExplainsWhyNothingFits) {
+  const NearestFit nothing = nearest(1e5);
+  EXPECT_FALSE(nothing.found);
+  EXPECT_NE(nothing.text.find("no optimizer.shard, model.recompute or shorter data.context makes it fit: with "
+                              "optimizer.shard = 3 and model.recompute = true even rows of 8 tokens need "),
+            std::string::npos)
+      << nothing.text;
+  EXPECT_NE(nothing.text.find("of which weights, gradients and optimizer are "), std::string::npos) << nothing.text;
+  for (const Fit& fit : what_fits(config_, four(1e5)).fits) {
+    EXPECT_FALSE(fit.fits);
+    EXPECT_EQ(fit.longest, 0);
+  }
+}
+
+TEST_F(Fitting, RefusesToPlanImpossibleSizes) {
+  config_.model.layers = 100000;
+  config_.model.dim = 1 << 24;
+  config_.model.ffn = 1 << 24;
+  EXPECT_THROW(what_fits(config_, four(1e11)), Error);
+  EXPECT_FALSE(nearest(1e11).found);
+  EXPECT_NE(nearest(1e11).text.find("it needs at least "), std::string::npos) << nearest(1e11).text;
+}
+
+// In the contiguous layout the ranks need different numbers of rows from each other.
+TEST_F(Fitting, PlansTheRankThatNeedsTheMostMemory) {
+  config_.attention.layout = "contiguous";
+  config_.attention.schedule = "group-cast";
+  config_.model.ffn = 32;
+  config_.model.recompute = true;
+  const FitTable table = what_fits(config_, four(1e9));
+  int64_t most = 0;
+  for (const int rank : {0, 1, 2, 3}) {
+    FitRanks ranks = four(0);
+    ranks.planned = rank;
+    most = std::max(most, planned(0, false, 512, ranks));
+  }
+  EXPECT_EQ(table.fits[0].bytes.total(), most);
+}
+
+}  // namespace
+}  // namespace annulus::fitting_test

@@ -1,0 +1,402 @@
+// Tests of runtime/training/memory_plan.h: the planned memory of a training step is compared with what LibTorch's
+// allocator hands out.
+#include "runtime/training/memory_plan.h"
+
+#include <ATen/record_function.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "attention/execution/attention_charges.h"
+#include "attention/kernels/choose_kernel.h"
+#include "comm/threads/threads.h"
+#include "runtime/training/training.h"
+#include "tests/memory/peak_bytes.h"
+#include "tests/runtime/training/tiny_run.h"
+
+namespace annulus::memory_plan_test {
+namespace {
+
+struct Case {
+  const char* name;
+  int64_t layers, dim, heads, kv_heads, ffn, vocab, context, batch;
+};
+
+Config config_of(const TestFolder& folder, const Case& c) {
+  Config config = tiny_config(folder);
+  config.model.layers = c.layers;
+  config.model.dim = c.dim;
+  config.model.heads = c.heads;
+  config.model.kv_heads = c.kv_heads;
+  config.model.ffn = c.ffn;
+  config.model.vocab = c.vocab;
+  config.data.context = c.context;
+  config.data.batch = c.batch;
+  config.data.validation_fraction = 0;
+  return config;
+}
+
+// Bytes that LibTorch's allocator has handed out.
+struct Taken {
+  int64_t lasting = 0;  // between two steps
+  int64_t kept = 0;     // in addition, when the backward begins
+  int64_t peak = 0;
+  int64_t weights = 0, gradients = 0, optimizer = 0;  // parts of `lasting`
+};
+
+// Counts the storage of tensors; shared storage counts once.
+class Pieces {
+ public:
+  void add(const at::Tensor& t) {
+    if (t.defined() && t.storage().data() != nullptr && seen_.insert(t.storage().data()).second) {
+      bytes_ += static_cast<int64_t>(t.storage().nbytes());
+    }
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::set<const void*> seen_;
+  int64_t bytes_ = 0;
+};
+
+// Records the bytes allocated on this thread when the first node of a backward begins.
+class AtBackward {
+ public:
+  explicit AtBackward(const PeakBytes& bytes) {
+    state() = {&bytes, -1};
+    handle_ = at::addThreadLocalCallback(
+        at::RecordFunctionCallback([](const at::RecordFunction&) -> std::unique_ptr<at::ObserverContext> {
+          State& s = state();
+          if (s.taken < 0) s.taken = s.bytes->alive();
+          return nullptr;
+        }).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  }
+  ~AtBackward() { at::removeCallback(handle_); }
+  AtBackward(const AtBackward&) = delete;
+  AtBackward& operator=(const AtBackward&) = delete;
+  int64_t taken() const { return state().taken; }
+
+ private:
+  struct State {
+    const PeakBytes* bytes;
+    int64_t taken;
+  };
+  static State& state() {
+    thread_local State state{};
+    return state;
+  }
+  at::CallbackHandle handle_;
+};
+
+// Measures each rank's second step; the first step allocates what lasts. What ranks lend to each other belongs to the
+// rank that allocated it, and the plan counts it where it is held, so the two can be compared rank by rank only where
+// ranks do not lend.
+std::vector<Taken> taken_by_a_step(const Config& config, int ranks, bool lending = false) {
+  const Dataset data(config.data, config.run.seed);
+  std::vector<Taken> taken(static_cast<size_t>(ranks));
+  run_ranks(ranks, [&](Communicator& world) {
+    const auto bytes = std::make_shared<PeakBytes>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, bytes);
+    world.set_lending(lending);
+    Training training(config, world, data, at::kCPU);
+    training.step();
+    world.barrier({"a peer may still read what this rank has sent", 0});
+    Taken& mine = taken[static_cast<size_t>(world.rank())];
+    mine.lasting = bytes->alive();
+    const std::vector<Updated>& updated = training.model_state().updated();
+    const Parameters& parameters = training.model().parameters();
+    Pieces weights, gradients;
+    for (size_t unit = 0; unit < updated.size(); ++unit) {
+      weights.add(parameters.values(unit).tensor());
+      weights.add(updated[unit].values);
+      gradients.add(parameters.gradients(unit).tensor());
+      gradients.add(updated[unit].gradients);
+    }
+    mine.weights = weights.bytes();
+    mine.gradients = gradients.bytes();
+    const AtBackward at_backward(*bytes);
+    training.step();
+    mine.kept = at_backward.taken() - mine.lasting;
+    mine.peak = bytes->peak();
+    const int64_t before = bytes->alive();
+    const AdamW another(updated, {});
+    mine.optimizer = bytes->alive() - before;
+  });
+  return taken;
+}
+
+// The bytes of scratch buffers that the threads of CPU attention hold; LibTorch's allocator does not see them.
+int64_t scratch_of_attention(const Config& config, int ranks, bool backward) {
+  const ModelShape shape = model_shape(config);
+  const CallSize size{.batch = config.data.batch,
+                      .queries = config.data.context.longest() / ranks,
+                      .heads = shape.heads,
+                      .kv_heads = shape.kv_heads,
+                      .head_dim = shape.head_dim()};
+  int64_t bytes = 0;
+  for (const Charge& charge : make_chosen_kernel(KernelKind::kCpu, at::kCPU, compute_dtype(config))->charges(size)) {
+    const bool of_backward = charge.when == When::kBackward;
+    if (charge.what.starts_with("scratch of threads") && of_backward == backward) bytes += charge.bytes;
+  }
+  return bytes;
+}
+
+void expect_planned(const Config& config, int ranks, const std::string& what, double most_of_the_most = 1.1) {
+  const std::vector<Taken> taken = taken_by_a_step(config, ranks);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const MemoryPlan plan = plan_memory(config, check_training(config, ranks), make_sharding(config, ranks, ranks),
+                                        ranks, rank, RanksAre::kThreads);
+    const Taken& mine = taken[static_cast<size_t>(rank)];
+    const StepCharges::Most at = plan.step.most();
+    const auto compare = [&](const char* name, int64_t measured, int64_t planned, double most) {
+      const double ratio = static_cast<double>(measured) / static_cast<double>(planned);
+      const std::string where = what + ", rank " + std::to_string(rank) + ", " + name;
+      EXPECT_LT(std::max(ratio, 1 / ratio), most)
+          << where << ": " << measured << " bytes, of which planned " << planned << "; at most in the part " << at.part
+          << (at.backward ? ", backward: " : ": ") << plan.text();
+      ::testing::Test::RecordProperty(where, std::to_string(ratio));
+    };
+    // Lasting and kept memory is planned to the byte except for scalars: the largest observed error is 8e-6, and small
+    // messages of communicators are allowed for. The largest observed error of the peak is 4 % on one rank, where
+    // composed operators free some temporaries before they allocate others, and 8 % on several ranks, where buffers
+    // that peers have sent or still hold are added.
+    compare("lasting", mine.lasting, plan.step.lasting(), 1.002);
+    compare("weights", mine.weights, plan.step.lasting("weights"), 1.002);
+    compare("gradients", mine.gradients, plan.step.lasting("gradients"), 1.002);
+    compare("optimizer", mine.optimizer, plan.step.lasting("optimizer"), 1.002);
+    compare("kept", mine.kept, plan.step.kept(), 1.002);
+    int64_t most = plan.total();
+    if (at.part == kAttentionPart) {  // without the scratch that is not seen, another part may have the peak
+      most -= scratch_of_attention(config, ranks, at.backward);
+      for (const char* part : {"projection to heads", "rotary", "projection of heads", "norm",
+                               "projection to gate and up", "swiglu", "projection down", "loss", "sums of gradients"}) {
+        most = std::max(most, plan.step.most_in_backward_of(part));
+      }
+    }
+    compare("most", mine.peak, most, ranks == 1 ? 1.05 : most_of_the_most);
+  }
+}
+
+TEST(MemoryPlan, PredictsWhatAStepAllocates) {
+  const TestFolder folder;
+  for (const Case& c :
+       {Case{"wide", 4, 64, 2, 2, 256, 256, 512, 2}, Case{"grouped", 6, 64, 4, 1, 160, 256, 1024, 1},
+        Case{"large vocabulary", 2, 32, 2, 2, 96, 4096, 256, 4}, Case{"long", 3, 64, 2, 1, 128, 256, 2048, 1}}) {
+    for (const std::string dtype : {"fp32", "bf16", "fp64"}) {
+      for (const bool recompute : {false, true}) {
+        Config config = config_of(folder, c);
+        config.model.dtype = dtype;
+        config.model.recompute = recompute;
+        expect_planned(config, 1, std::string(c.name) + ", " + dtype + (recompute ? ", recomputed" : ""));
+      }
+    }
+  }
+}
+
+// Some model families set the head size, norms of queries and keys, and biases.
+TEST(MemoryPlan, CountsHeadSizeNormsAndBiases) {
+  const TestFolder folder;
+  for (const std::string dtype : {"fp32", "bf16", "fp64"}) {
+    for (const bool recompute : {false, true}) {
+      Config config = config_of(folder, {"", 4, 64, 4, 2, 160, 256, 1024, 1});
+      config.model.head_size = 32;
+      config.model.qk_norm = config.model.qkv_bias = config.model.out_bias = config.model.mlp_bias = true;
+      config.model.dtype = dtype;
+      config.model.recompute = recompute;
+      expect_planned(config, 1, "rich, " + dtype + (recompute ? ", recomputed" : ""));
+    }
+  }
+}
+
+TEST(MemoryPlan, CountsCommunicationBuffers) {
+  const TestFolder folder;
+  for (const std::string schedule : {"ring", "all-gather"}) {
+    for (const bool recompute : {false, true}) {
+      Config config = config_of(folder, {"", 6, 64, 2, 1, 192, 256, 2048, 1});
+      config.attention.schedule = schedule;
+      config.model.recompute = recompute;
+      for (const int ranks : {2, 4}) {
+        expect_planned(config, ranks, schedule + " over " + std::to_string(ranks) + (recompute ? ", recomputed" : ""));
+      }
+    }
+  }
+}
+
+// Ranks that lend their blocks hold together what is planned for all of them: a block that the plan counts for the
+// borrower lies in the memory of its owner.
+TEST(MemoryPlan, LentBlocksTakeTheMemoryThatCopiesWouldTake) {
+  const TestFolder folder;
+  for (const std::string schedule : {"ring", "all-gather"}) {
+    Config config = config_of(folder, {"", 6, 64, 2, 1, 192, 256, 2048, 1});
+    config.attention.schedule = schedule;
+    for (const int ranks : {2, 4}) {
+      const std::vector<Taken> lent = taken_by_a_step(config, ranks, /*lending=*/true);
+      int64_t kept = 0, peak = 0, planned_kept = 0, planned_peak = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const MemoryPlan plan = plan_memory(config, check_training(config, ranks), make_sharding(config, ranks, ranks),
+                                            ranks, rank, RanksAre::kThreads);
+        kept += lent[static_cast<size_t>(rank)].kept, planned_kept += plan.step.kept();
+        peak += lent[static_cast<size_t>(rank)].peak, planned_peak += plan.total();
+      }
+      const std::string where = schedule + " over " + std::to_string(ranks);
+      EXPECT_LE(static_cast<double>(kept), 1.05 * static_cast<double>(planned_kept)) << where;
+      EXPECT_LE(static_cast<double>(peak), 1.05 * static_cast<double>(planned_peak)) << where;
+      RecordProperty(where, std::to_string(static_cast<double>(kept) / static_cast<double>(planned_kept)) + ", " +
+                                std::to_string(static_cast<double>(peak) / static_cast<double>(planned_peak)));
+    }
+  }
+}
+
+// Accumulated batches, rows read ahead, and the table of positions of each row are counted.
+TEST(MemoryPlan, CountsAccumulatedBatchesAndPositions) {
+  const TestFolder folder;
+  for (const std::string dtype : {"fp32", "bf16", "fp64"}) {
+    Config config = config_of(folder, {"", 1, 32, 2, 1, 32, 256, 512, 4});
+    config.model.dtype = dtype;
+    config.data.accumulate = 4;
+    expect_planned(config, 1, dtype + ", accumulated");
+    config.data.documents = true;
+    config.data.positions = "restart";
+    expect_planned(config, 1, dtype + ", restarted positions");
+    expect_planned(config, 2, dtype + ", restarted positions");
+  }
+}
+
+TEST(MemoryPlan, BatchRampIsPlannedForItsLargestStep) {
+  const TestFolder folder;
+  Config config = config_of(folder, {"", 2, 64, 2, 2, 96, 256, 512, 4});
+  for (const int64_t level : {0, 2}) {
+    config.optimizer.shard = level;
+    const auto total = [&] {
+      return plan_memory(config, check_training(config, 2), make_sharding(config, 2, 2), 2, 0, RanksAre::kThreads)
+          .total();
+    };
+    config.data.accumulate = 4;
+    const int64_t alone = total();
+    config.data.accumulate.stages = {{.step = 0, .batches = 1}, {.step = 3, .batches = 4}, {.step = 9, .batches = 2}};
+    EXPECT_EQ(total(), alone) << level;
+  }
+}
+
+TEST(MemoryPlan, ContextScheduleIsPlannedForItsLargestStage) {
+  const TestFolder folder;
+  Config config = config_of(folder, {"", 2, 64, 2, 2, 96, 256, 512, 4});
+  const MemoryPlan alone = plan_memory(config, check_training(config, 1), {}, 1, 0, RanksAre::kThreads);
+  config.data.context.stages = {{.step = 0, .context = 64}, {.step = 5, .context = 512}, {.step = 9, .context = 128}};
+  EXPECT_EQ(plan_memory(config, check_training(config, 1), {}, 1, 0, RanksAre::kThreads).total(), alone.total());
+  EXPECT_EQ(least_memory(config, {}, 1), least_memory(config_of(folder, {"", 2, 64, 2, 2, 96, 256, 512, 4}), {}, 1));
+}
+
+// At every level the lasting memory and the peak are planned, including the buffers of gathers and sums. Each dtype and
+// level meets both values of the other three settings, and each pair of settings all of its values.
+TEST(MemoryPlan, CountsTheStateAtEachShardingLevel) {
+  const TestFolder folder;
+  const std::vector<std::string> dtypes = {"fp32", "bf16", "fp64"};
+  for (size_t i = 0; i < dtypes.size(); ++i) {
+    for (const size_t accumulate : {1, 2}) {
+      for (const size_t level : {0, 1, 2, 3}) {
+        const bool tied = (accumulate + level) % 2 == 0, recompute = (accumulate + i) % 2 == 0;
+        Config config = config_of(folder, {"", 5, 96, 2, 1, 256, tied ? 1024 : 256, 256, 2});
+        config.model.dtype = dtypes[i];
+        config.model.tie_embeddings = tied;
+        config.model.recompute = recompute;
+        config.data.accumulate = static_cast<int64_t>(accumulate);
+        config.optimizer.shard = static_cast<int64_t>(level);
+        expect_planned(config, 2,
+                       "level " + std::to_string(level) + ", " + dtypes[i] + (tied ? ", tied" : "") +
+                           (recompute ? ", recomputed" : "") + ", accumulate " + std::to_string(accumulate),
+                       1.05);
+      }
+    }
+  }
+}
+
+// When the model gets deeper, a rank's memory grows only by its share of the additional layers.
+TEST(MemoryPlan, AtLevel3GrowsOnlyByTheRanksShare) {
+  const TestFolder folder;
+  const auto config = [&](int64_t layers) {
+    Config c = config_of(folder, {"", layers, 128, 2, 2, 384, 256, 64, 1});
+    c.optimizer.shard = 3;
+    c.model.recompute = true;
+    return c;
+  };
+  const auto peak = [&](int64_t layers) {
+    int64_t most = 0;
+    for (const Taken& rank : taken_by_a_step(config(layers), 4)) most = std::max(most, rank.peak);
+    return most;
+  };
+  const auto kept = [&](int64_t layers) {
+    const Config c = config(layers);
+    return plan_memory(c, check_training(c, 4), make_sharding(c, 4, 4), 4, 0, RanksAre::kThreads).step.kept();
+  };
+  const int64_t grown = peak(24) - peak(8);
+  // A rank's share is a quarter of each fp32 weight, of its gradient and of its two means, and its kept activations.
+  const auto share = static_cast<double>(16 * (4 * 128 * 128 + 3 * 128 * 384 + 2 * 128) * 4 + kept(24) - kept(8));
+  RecordProperty("bytes more, and its share", std::to_string(grown) + ", " + std::to_string(share));
+  EXPECT_NEAR(static_cast<double>(grown), share, 0.02 * share);
+}
+
+// On CPUs dropout takes no more memory than attention without it. The MLP is small so that attention has the peak.
+TEST(MemoryPlan, CountsDropout) {
+  const TestFolder folder;
+  for (const std::string dtype : {"fp32", "bf16", "fp64"}) {
+    Config config = config_of(folder, {"", 2, 64, 4, 2, 32, 256, 1024, 1});
+    config.model.dropout = 0.1;
+    config.model.dtype = dtype;
+    expect_planned(config, 1, dtype + ", dropout");
+    expect_planned(config, 2, dtype + ", dropout");
+  }
+}
+
+TEST(MemoryPlan, CountsBlockSelection) {
+  const TestFolder folder;
+  Config config = config_of(folder, {"", 1, 64, 2, 2, 32, 256, 4096, 1});
+  config.model.pattern.all =
+      parse_pattern("{ kind = 'blocks', block = 16, causal = true, map = 'adaptive', keep = 4 }", "test");
+  expect_planned(config, 1, "selected blocks");
+}
+
+// With a small MLP, the rows of other ranks that attention holds make the peak.
+TEST(MemoryPlan, CountsAttentionBuffers) {
+  const TestFolder folder;
+  for (const std::string dtype : {"fp32", "bf16", "fp64"}) {
+    Config config = config_of(folder, {"", 2, 64, 2, 2, 32, 256, 2048, 1});
+    config.attention.schedule = "all-gather";
+    config.model.recompute = true;
+    config.model.dtype = dtype;
+    const MemoryPlan plan =
+        plan_memory(config, check_training(config, 4), make_sharding(config, 4, 4), 4, 0, RanksAre::kThreads);
+    EXPECT_EQ(plan.step.most().part, kAttentionPart);
+    EXPECT_TRUE(plan.step.most().backward);
+    // More than twice what the MLP takes besides what lasts and is kept.
+    const int64_t other = plan.step.lasting() + plan.step.kept();
+    EXPECT_GT(plan.total() - other, 2 * (plan.step.most_in_backward_of("swiglu") - other));
+    expect_planned(config, 4, dtype + ", attention");
+  }
+}
+
+// Planning allocates nothing, so that a model too large for this machine can be planned.
+TEST(MemoryPlan, PlansABillionWeightsWithoutAllocating) {
+  const TestFolder folder;
+  Config config = config_of(folder, {"", 16, 2048, 32, 8, 8192, 32768, 32768, 1});
+  config.model.dtype = "bf16";
+  const MemoryPlan kept = plan_memory(config, check_training(config, 1), {}, 1, 0, RanksAre::kGpus);
+  // In bf16 a parameter has fp32 weights, two means and summed gradients, and bf16 leaves and gradients of them.
+  const int64_t count = parameter_count(model_shape(config));
+  EXPECT_EQ(kept.step.lasting("weights"), 6 * count);
+  EXPECT_EQ(kept.step.lasting("gradients"), 6 * count);
+  EXPECT_EQ(kept.step.lasting("optimizer"), 8 * count);
+  EXPECT_NE(kept.text().find(" GB planned for each rank: weights "), std::string::npos) << kept.text();
+  config.model.recompute = true;
+  const MemoryPlan recomputed = plan_memory(config, check_training(config, 1), {}, 1, 0, RanksAre::kGpus);
+  EXPECT_LT(recomputed.step.kept(), kept.step.kept() / 3) << recomputed.text() << "; " << kept.text();
+  RecordProperty("kept", kept.text());
+  RecordProperty("recomputed", recomputed.text());
+}
+
+}  // namespace
+}  // namespace annulus::memory_plan_test

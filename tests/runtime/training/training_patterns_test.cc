@@ -1,0 +1,284 @@
+// Tests of training a small model with every pattern: the loss over ten steps in fp64 does not depend on the number of
+// ranks; training_test.cc has thirty.
+// They also test what a step plans: nothing if its patterns are unchanged, and its documents one step ahead.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention/plan/plan.h"
+#include "comm/threads/threads.h"
+#include "common/error.h"
+#include "runtime/tensor_files/block_map_file.h"
+#include "runtime/training/training.h"
+#include "tests/runtime/training/equal_losses.h"
+#include "tests/runtime/training/tiny_run.h"
+
+namespace annulus::training_patterns_test {
+namespace {
+
+constexpr int64_t kSteps = 10;
+
+PatternSpec pattern(const std::string& toml) { return parse_pattern(toml, "test"); }
+
+// Like tiny_config, but with rows of 9 blocks of 16, of which the last is partial.
+Config config_with(const TestFolder& folder, LayerPatterns patterns) {
+  Config c = tiny_config(folder);
+  c.model.dtype = "fp64";
+  c.run.steps = kSteps;
+  c.data.context = 136;
+  c.data.batch = 2;
+  c.model.pattern = std::move(patterns);
+  return c;
+}
+
+std::vector<std::string> write_documents(const TestFolder& folder) {
+  std::ifstream in(folder.write_text(20000), std::ios::binary);
+  std::vector<std::string> files;
+  std::string piece;
+  for (int64_t i = 0, length = 0; in; ++i) {
+    length = 1 + (length * 31 + 17) % 120;
+    piece.resize(static_cast<size_t>(length));
+    in.read(piece.data(), length);
+    files.push_back(folder.path() + "/document-" + std::to_string(1000 + i));
+    std::ofstream(files.back(), std::ios::binary).write(piece.data(), in.gcount());
+  }
+  return files;
+}
+
+std::vector<double> losses(const Config& config, int ranks, int64_t steps = kSteps) {
+  const Dataset data(config.data, config.run.seed);
+  std::vector<double> losses;
+  run_ranks(ranks, [&](Communicator& world) {
+    Training training(config, world, data, at::kCPU);
+    std::vector<double> mine;
+    for (int64_t i = 0; i < steps; ++i) mine.push_back(training.step().loss);
+    mine.push_back(training.validate([] { return false; }).loss);
+    if (world.rank() == 0) losses = mine;
+  });
+  return losses;
+}
+
+void expect_same_at_any_ranks(const Config& config) {
+  const std::vector<double> one = losses(config, 1);
+  EXPECT_LT(one[kSteps - 1], one[0]) << "it learns";
+  for (const int ranks : {2, 4}) expect_equal_losses(losses(config, ranks), one, std::to_string(ranks) + " ranks");
+}
+
+struct Named {
+  std::string name;
+  std::string toml;
+  friend std::ostream& operator<<(std::ostream& out, const Named& named) { return out << named.toml; }
+};
+
+class EveryPattern : public ::testing::TestWithParam<Named> {};
+
+TEST_P(EveryPattern, LossDoesNotDependOnTheRanks) {
+  const TestFolder folder;
+  expect_same_at_any_ranks(config_with(folder, pattern(GetParam().toml)));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Training, EveryPattern,
+    ::testing::Values(
+        Named{"Causal", "{ kind = 'causal' }"}, Named{"Window", "{ kind = 'window', left = 20, right = 0 }"},
+        Named{"DilatedLse", "{ kind = 'dilated', segment_lengths = [24, 70], dilation_rates = [1, 3], causal = true }"},
+        Named{"DilatedMean",
+              "{ kind = 'dilated', segment_lengths = [24, 70], dilation_rates = [1, 2], combine = 'mean', "
+              "offsets = 'groups', causal = true }"},
+        Named{"Local", "{ kind = 'blocks', map = 'local', block = 16, window_blocks = 1, causal = true }"},
+        Named{"DilatedBlocks",
+              "{ kind = 'blocks', map = 'dilated', block = 16, window_blocks = 4, rate = 2, causal = true }"},
+        Named{"GlobalLocal",
+              "{ kind = 'blocks', map = 'global-local', block = 16, global_blocks = 1, window_blocks = 1, "
+              "causal = true }"},
+        Named{"BigBird",
+              "{ kind = 'blocks', map = 'bigbird', block = 16, window_blocks = 1, global_blocks = 1, "
+              "random_blocks = 1, seed = 3, causal = true }"},
+        Named{"Strided",
+              "{ kind = 'blocks', map = 'strided', block = 16, window_blocks = 1, stride = 3, causal = true }"},
+        Named{"Hierarchical",
+              "{ kind = 'blocks', map = 'hierarchical', block = 16, levels = [[1, 1], [3, 6]], causal = true }"},
+        Named{"Adaptive", "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 3, causal = true }"},
+        Named{"Documents", "{ kind = 'causal', documents = [50, 3, 83] }"},
+        Named{"Union",
+              "{ kind = 'union', of = [{ kind = 'window', left = 9, right = 9 }, { kind = 'dilated', "
+              "segment_lengths = [64], dilation_rates = [2] }], causal = true }"}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(TrainingPatterns, BlockMapFileLossDoesNotDependOnTheRanks) {
+  const TestFolder folder;
+  const std::string file = folder.path() + "/map.safetensors";
+  std::vector<uint8_t> active(4 * 9 * 9);
+  for (size_t i = 0; i < active.size(); ++i) active[i] = i % 3 != 0 || i % 81 % 10 == 0;  // one map per head
+  write_block_map(file, block_map_from_dense(active.data(), 16, 1, 4, 9, 9));
+  const Config config = config_with(
+      folder, pattern("{ kind = 'blocks', map = 'file', block = 16, file = '" + file + "', causal = true }"));
+  expect_same_at_any_ranks(config);
+  // Training uses the map that was checked: the file is read only once.
+  const Dataset data(config.data, config.run.seed);
+  const std::shared_ptr<Communicator> world = make_self_communicator();
+  std::vector<Stage> checked = check_training(config, 1);
+  std::filesystem::remove(file);
+  EXPECT_TRUE(Training(config, std::move(checked), *world, data, at::kCPU, {}).step().applied);
+}
+
+// A pattern with an entry per row refers to the rows of the global batch, however many ranks share them.
+TEST(TrainingPatterns, PerRowPatternsIndexTheGlobalBatch) {
+  const TestFolder folder;
+  const std::string file = folder.path() + "/map.safetensors";
+  std::vector<uint8_t> active(4 * 9 * 9);
+  for (size_t i = 0; i < active.size(); ++i) active[i] = i / 81 >= i % 9 || i % 81 % 10 == 0;  // one map per row
+  write_block_map(file, block_map_from_dense(active.data(), 16, 4, 1, 9, 9));
+  for (const std::string& toml :
+       {std::string("{ kind = 'causal', documents = [[136], [1, 135], [60, 76], [30, 30, 76]] }"),
+        "{ kind = 'blocks', map = 'file', block = 16, file = '" + file + "', causal = true }",
+        std::string("{ kind = 'union', of = [{ kind = 'window', left = 5, right = 0 }, { kind = 'slices', slices = ["
+                    "{ queries = [0, 1, 136], keys = [0, 2, 68], batch = [1, 2, 2] }] }], causal = true }")}) {
+    Config config = config_with(folder, pattern(toml));
+    config.data.batch = 4;
+    const std::vector<double> one = losses(config, 1, 4);
+    for (const int data : {2, 4}) {
+      config.mesh.data = data;
+      expect_equal_losses(losses(config, 4, 4), one, toml + ", data " + std::to_string(data));
+    }
+  }
+  // A pattern with entries for half of the batch is refused.
+  Config config = config_with(folder, pattern("{ kind = 'causal', documents = [[136], [1, 135]] }"));
+  config.data.batch = 4;
+  config.mesh.data = 2;
+  EXPECT_THROW(check_training(config, 2), Error);
+}
+
+TEST(TrainingPatterns, DocumentsOfFilesLossDoesNotDependOnTheRanks) {
+  const TestFolder folder;
+  Config config = config_with(folder, causal_pattern());
+  config.data.train = write_documents(folder);
+  config.data.documents = true;
+  const std::vector<double> one = losses(config, 1);
+  expect_same_at_any_ranks(config);
+  config.mesh.data = 2;
+  expect_equal_losses(losses(config, 4), one, "2 x 2");
+  config.mesh.data = 1;
+  config.data.documents = false;
+  EXPECT_GT(std::abs(losses(config, 1, 1)[0] - one[0]), 1e-6) << "the documents mask some keys";
+}
+
+TEST(TrainingPatterns, PerLayerPatternsLossDoesNotDependOnTheRanks) {
+  const TestFolder folder;
+  Config config = config_with(
+      folder, std::vector<PatternSpec>{
+                  pattern("{ kind = 'window', left = 12, right = 0 }"),
+                  pattern("{ kind = 'dilated', segment_lengths = [200], dilation_rates = [2], causal = true }")});
+  expect_same_at_any_ranks(config);
+  const double straight = losses(config, 1, 1)[0];
+  std::swap(config.model.pattern.each[0], config.model.pattern.each[1]);
+  EXPECT_GT(std::abs(losses(config, 1, 1)[0] - straight), 1e-6) << "the order matters";
+}
+
+TEST(TrainingPatterns, DropoutDoesNotDependOnTheRanks) {
+  const TestFolder folder;
+  Config config = config_with(folder, causal_pattern());
+  config.model.dropout = 0.2;
+  expect_same_at_any_ranks(config);
+  const std::vector<double> with = losses(config, 1, 2);
+  config.mesh.data = 2;
+  expect_equal_losses(losses(config, 2, 2), with, "2 data");
+  config.mesh.data = 1;
+  config.model.dropout = 0;
+  const std::vector<double> without = losses(config, 1, 2);
+  EXPECT_GT(std::abs(with[0] - without[0]), 1e-6);
+  // Before the first step the models differ only in dropout, which validation does not apply.
+  config.model.dropout = 0.2;
+  const double before = losses(config, 1, 0)[0];
+  config.model.dropout = 0;
+  EXPECT_EQ(before, losses(config, 1, 0)[0]);
+}
+
+TEST(TrainingPatterns, UnchangedPatternIsPlannedOnce) {
+  const TestFolder folder;
+  const Config config =
+      config_with(folder, pattern("{ kind = 'blocks', map = 'strided', block = 16, window_blocks = 1, stride = 3 }"));
+  const Dataset data(config.data, config.run.seed);
+  run_ranks(2, [&](Communicator& world) {
+    Training training(config, world, data, at::kCPU);
+    training.step();
+    world.barrier({"test", 0});
+    const PlanStats before = plan_stats();
+    world.barrier({"test", 1});
+    for (int i = 0; i < 3; ++i) training.step();
+    training.validate([] { return false; });
+    world.barrier({"test", 2});
+    const PlanStats after = plan_stats();
+    EXPECT_EQ(after.patterns_made, before.patterns_made);
+    EXPECT_EQ(after.programs_made, before.programs_made);
+    world.barrier({"test", 3});
+  });
+}
+
+TEST(TrainingPatterns, DocumentsArePlannedOncePerStepAndAhead) {
+  const TestFolder folder;
+  Config config = config_with(folder, causal_pattern());
+  config.data.train = write_documents(folder);
+  config.data.documents = true;
+  config.run.seed = 77;  // gives documents that no other test has planned
+  config.run.steps = 4;
+  const Dataset data(config.data, config.run.seed);
+  run_ranks(1, [&](Communicator& world) {
+    const PlanStats begin = plan_stats();
+    Training training(config, world, data, at::kCPU);
+    for (int i = 0; i < 4; ++i) training.step();
+    const PlanStats end = plan_stats();
+    // The two layers share a plan, and what was planned ahead is not planned again. Proofs of plans do not count here.
+    EXPECT_EQ(end.programs.misses - begin.programs.misses, 4);
+    EXPECT_EQ(end.patterns_made - begin.patterns_made, 4);
+  });
+}
+
+TEST(TrainingPatterns, FlopsCountThePairsOfThePattern) {
+  const TestFolder folder;
+  const auto flops = [&](const std::string& toml) {
+    const Config config = config_with(folder, pattern(toml));
+    const Dataset data(config.data, config.run.seed);
+    const std::shared_ptr<Communicator> world = make_self_communicator();
+    return Training(config, *world, data, at::kCPU).flops_per_token();
+  };
+  const double full = flops("{ kind = 'full' }"), causal = flops("{ kind = 'causal' }");
+  // There are 2 layers of 4 heads of size 8, and each pair of query and key costs 12 * 8 flops.
+  EXPECT_DOUBLE_EQ(full - causal, 2 * 4 * 12 * 8 * (136 - 137 / 2.0));
+  // `keep = 1` keeps one of the 9 blocks, the query's own.
+  EXPECT_DOUBLE_EQ(flops("{ kind = 'blocks', map = 'adaptive', block = 16, keep = 1, causal = true }"),
+                   flops("{ kind = 'blocks', map = 'local', block = 16, window_blocks = 0, causal = true }"));
+}
+
+TEST(TrainingPatterns, CheckRefusesInvalidPatterns) {
+  const TestFolder folder;
+  const auto refused = [&](const std::string& toml, const std::string& word, ErrorKind kind = ErrorKind::kPlan) {
+    Config config = config_with(folder, pattern(toml));
+    try {
+      check_training(config, 2);
+      FAIL() << word;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), kind) << e.what();
+      EXPECT_NE(std::string(e.what()).find(word), std::string::npos) << e.what();
+    }
+  };
+  refused("{ kind = 'causal', documents = [50, 80] }", "136");
+  refused("{ kind = 'dilated', segment_lengths = [8,8,8,8,8], dilation_rates = [1,1,1,1,1], combine = 'mean' }",
+          "branches");
+  refused("{ kind = 'dilated', segment_lengths = [100], dilation_rates = [1], equal_segments = true }", "segment");
+  refused("{ kind = 'blocks', map = 'adaptive', keep = 2, documents = [50, 80] }", "136");
+  refused("{ kind = 'blocks', map = 'file', file = '" + folder.path() + "/none' }", "none", ErrorKind::kInput);
+  const std::string file = folder.path() + "/small.safetensors";
+  const std::vector<uint8_t> active(4, 1);
+  write_block_map(file, block_map_from_dense(active.data(), 16, 1, 1, 2, 2));
+  refused("{ kind = 'blocks', map = 'file', block = 16, file = '" + file + "' }", "9");
+}
+
+}  // namespace
+}  // namespace annulus::training_patterns_test
