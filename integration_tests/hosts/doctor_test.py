@@ -104,8 +104,8 @@ class DoctorTest(unittest.TestCase):
         self.assertEqual(code, 0)
         self.assert_found(found, "cores", "warning", "the time of 0.5, for 1 rank", "--cpus")
         self.assertRegex(self.used["threads"], r"^1, for the time of 0.5 processors that the control group /annulus-doctor")
-        code, found = self.doctor("-n", "1", prefix=prefix, OMP_NUM_THREADS="3")
-        self.assertRegex(self.used["threads"], r"^3 \(OMP_NUM_THREADS\)")
+        code, found = self.doctor("-n", "1", prefix=prefix, OMP_NUM_THREADS="2")
+        self.assertRegex(self.used["threads"], r"^2 \(OMP_NUM_THREADS\)")
         done = subprocess.run([*prefix, ANNULUS, "launch", "-n", "1", "--dry-run", "selftest", "print"], text=True,
                               env=environment(OMP_NUM_THREADS=None), capture_output=True, timeout=60)
         self.assertIn("its control group has the time of 0.5 processors", done.stdout)
