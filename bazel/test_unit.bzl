@@ -9,7 +9,7 @@
     cc_test_unit()
 
 A test program of its own costs the headers of LibTorch and GoogleTest again, and a link. So the tests of a folder are a
-unit, like the sources of a room (unit.bzl), and one program. A part is still a test with a label: it runs the program in
+unit, like the sources of a package (unit.bzl), and one program. A part is still a test with a label: it runs the program in
 a process of its own, which runs only the cases of the part's sources (tests/common/main.cc). So counters, caches and
 settings of a process are those of a part, as its size, shards, data and tags are.
 

@@ -1,4 +1,4 @@
-"""cc_part and cc_unit: the sources of a room, compiled together.
+"""cc_part and cc_unit: the sources of a package, compiled together.
 
     load("//bazel:unit.bzl", "cc_part", "cc_unit")
 
@@ -8,22 +8,22 @@
 
 Headers take most of the time that a source file takes to compile: LibTorch's are 3 to 6 seconds of parsing, and each file
 instantiates and compiles the same templates again. A unit is one file that includes all sources of its parts, so the
-compiler does that once for a room. Building the program takes a third of the CPU seconds that way (docs/performance.md).
+compiler does that once for a package. Building the program takes a third of the CPU seconds that way (docs/performance.md).
 
 A part is used like a cc_library. What it includes is listed in its deps (tests/tools/layers_test.py checks), and it has its
 own visibility, but its object code comes with that of the whole unit.
 
 - Names in anonymous namespaces must differ within a unit. A macro that a source defines is undefined at its end.
-- `--config=separate` compiles each source by itself, which is faster while one file of a large room is edited, and finds
+- `--config=separate` compiles each source by itself, which is faster while one file of a large package is edited, and finds
   a source that lacks an include, which a unit may hide.
 - Flags (copts, linkopts, local_defines) belong to the unit. A source that needs flags of its own is a cc_library beside
   the unit; if parts depend on it, it is listed in cc_unit's deps.
-- A room whose parts do not all use LibTorch has two units: cc_part(unit = "plain", ...), cc_unit(name = "plain").
+- A package whose parts do not all use LibTorch has two units: cc_part(unit = "plain", ...), cc_unit(name = "plain").
 """
 
 load("@rules_cc//cc:defs.bzl", "cc_library")
 
-# For rooms whose code runs once in a job or when a user asks for something, never in a step: it compiles a quarter faster.
+# For packages whose code runs once in a job or when a user asks for something, never in a step: it compiles a quarter faster.
 RUNS_ONCE = ["-O1"]
 
 def _select(cuda, cpu):
@@ -43,11 +43,11 @@ def cc_part(
         cpu_deps = [],
         unit = "unit",
         **kwargs):
-    """A library whose sources are compiled with its room's unit.
+    """A library whose sources are compiled with its package's unit.
 
     Args:
       name: as in cc_library.
-      srcs: as in cc_library, headers that only the room includes among them.
+      srcs: as in cc_library, headers that only the package includes among them.
       hdrs: as in cc_library.
       deps: as in cc_library; those of the same package are parts, or stand in cc_unit's deps.
       cuda_srcs: sources of builds for CUDA.

@@ -202,7 +202,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // The number of a call among those of this communicator that have one: 1, 2, ... Only calls that will have a backward
   // need one (backward_term in comm/agreement.h). Ask for it once the ranks have agreed on the call, which they do all
-  // together or not at all: then a number names one call, in which all of them took part.
+  // together or not at all: then a number names one call, in which all of them took part. Calls agreed on ahead
+  // (attention/execution/agreed_calls.h) have numbers that nothing compares.
   int64_t number_call() { return ++numbered_; }
 
   void broadcast(at::Tensor& tensor, int root, OpLabel label);

@@ -19,8 +19,8 @@ struct DeviceChoice {
 
 // "auto" chooses a GPU if this host has at least one for each of its `local_size` ranks and the build, the driver and
 // the kernels support them; otherwise it chooses the CPU. "cuda" throws Error(kUnavailable) in the latter case. A rank
-// gets the GPU that it is placed on (launch/rank_place.h), or the GPU with the number of its local rank if CUDA reports
-// no PCI bus ids. That GPU becomes the current device of the calling thread.
+// gets the GPU that it is placed on (launcher/launch/rank_place.h), or the GPU with the number of its local rank if
+// CUDA reports no PCI bus ids. That GPU becomes the current device of the calling thread.
 DeviceChoice choose_device(const std::string& wanted, int local_rank, int local_size, int job_size);
 
 // The reason why `local_size` ranks cannot compute on GPUs here, or "" if they can. May change the current device.

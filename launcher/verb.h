@@ -1,5 +1,6 @@
 // The interface of a verb, the first word of the command line (`annulus train ...`). Each verb has one file,
-// verb_NAME.cc, and one line of the table in verbs.cc. program.cc finds the verb, parses its options and runs it.
+// verbs/NAME.cc (verb_NAME.cc if every program with ranks has it), and one line of the table in verbs.cc. program.cc
+// finds the verb, parses its options and runs it.
 // `launch` also parses the options of the verb that it will run, so that a typing error is reported once and before any
 // rank starts.
 #pragma once
@@ -67,8 +68,7 @@ struct ParsedVerb {
 // Parses and checks the options of a verb. Throws Error(kUsage) for an unknown option (the message names the most
 // similar one) and for a missing or malformed value. An option that takes a number refuses any text that is not a
 // number of its type; nothing is truncated, rounded or wrapped. An empty argument is refused, wherever it stands.
-// Applies
-// --log-level and --log-json, which every verb has.
+// Applies --log-level and --log-json, which every verb has.
 ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& args);
 
 // Declares an option that takes a list of whole numbers in one word, such as 5,9,2. `numbers` must outlive the parsing.

@@ -10,7 +10,7 @@ PREFIX holds
     libexec/             the programs; they find their libraries in ../lib, wherever the folder is
     lib/                 libannulus.so, the libraries of LibTorch, and in a build for CUDA those of NVIDIA's wheels
     include/annulus/     annulus's headers for C++
-    share/annulus/       configurations, documents, licenses, the tokenization; MANIFEST lists what is installed
+    share/annulus/       configurations, documents, licenses, the tokenizer; MANIFEST lists what is installed
 """
 
 import argparse

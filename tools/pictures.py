@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the pictures of docs that show how a plan works: tools/pictures.py [--check] [FOLDER, default docs].
+"""Draws pictures of docs: tools/pictures.py [--check] [FOLDER, default docs].
 
 ring-steps.svg: causal attention over 4 ranks and 16 tokens on a ring, once in the contiguous and once in the zigzag layout. The
 colour of a pair says at which step of the ring it is computed (docs/attention.md, "ring": in step t rank r computes with the keys

@@ -28,7 +28,8 @@ struct TensorTraits {
 // that the calls have are proved now, where a call would have proved its own (adaptive patterns are still planned and
 // proved by each call).
 //
-// Afterwards each call has `agreed` set, and its forward and backward make no agreement. A rank whose call or tensors
+// Afterwards each call has `agreed` set, and its forward and backward make no agreement; nor is it compared whose
+// backward a backward is. A rank whose call or tensors
 // are not those that were agreed on raises Error(kPlan) alone, and the other ranks notice by their deadlines. The
 // result is the same decision on all ranks: it does not depend on what a rank has in its caches.
 void agree_ahead(const std::vector<AttentionCall*>& calls, const TensorTraits& tensors, OpLabel label);

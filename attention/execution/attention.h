@@ -89,7 +89,8 @@ struct AttentionStats {
 };
 
 // Collective. Raises Error(kMismatch) on every rank if plan, dtype, head size, scale, dropout, kernel, device or label
-// differ between ranks, or if they are in the backwards of different calls; Error(kPlan) if the tensors of a rank do
+// differ between ranks, or if they are in the backwards of different calls (which is not compared for calls agreed on
+// ahead, agreed_calls.h); Error(kPlan) if the tensors of a rank do
 // not fit the request; Error(kInternal) if the plan turns out to be wrong; and Error(kComm) if a transfer fails or
 // misses its deadline. `stats`, if given, is overwritten.
 AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

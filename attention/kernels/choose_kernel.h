@@ -1,5 +1,5 @@
 // Chooses the kernel of a call: the one asked for by name, or the fastest that takes its inputs. Used by the executor,
-// and by code that reports or plans beforehand what will be used (training, `attend`, `logits`, `doctor`, torch_ops).
+// and by code that reports or plans beforehand what will be used (training, `attend`, `logits`, `doctor`, python/ops).
 // The kernels for GPUs have never run on one.
 #pragma once
 

@@ -1,5 +1,5 @@
-// The kernel for GPUs, which computes tiles with calls of a library's attention operators (attention/kernels finds
-// the calls). choose_kernel.cc makes it. It runs on every device that its operators run on; CPU tests run it, no GPU
+// The kernel for GPUs, which computes tiles with calls of a library's attention operators (composition.h finds the
+// calls). choose_kernel.cc makes it. It runs on every device that its operators run on; CPU tests run it, no GPU
 // has yet. No intermediate result is larger than a gathered call (CompositionInput::most_gathered), so none has the
 // size of queries x keys.
 #pragma once

@@ -1,5 +1,5 @@
 // Finds which attention kernels this build and machine have. Only this code looks for them. Used by choose_kernel, the
-// composed kernel, `annulus doctor` and torch_ops.
+// composed kernel, `annulus doctor` and python/ops.
 #pragma once
 
 #include <cstdint>

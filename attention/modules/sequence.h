@@ -1,6 +1,6 @@
 // Finds out how a sequence lies over the ranks from how many of its positions each rank holds, and checks that all
 // ranks make the same call, for callers that have tensors rather than a request. Used by MultiheadAttention and by
-// torch_ops. Thread safety: functions without state.
+// python/ops. Thread safety: functions without state.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -2,8 +2,8 @@
 // of slices. The planner makes plans from it, and the verifier proves plans against it (attention/plan).
 //
 // PatternSpec is what a user writes as a TOML table (docs/attention.md), such as { kind = "causal" }. A new kind of
-// attention needs a generator of slices in this room, its reading and writing (parse.cc, text.cc) and its definition in
-// the oracle; planner, executor and kernels stay as they are. All functions here are thread safe.
+// attention needs a generator of slices in this package, its reading and writing (parse.cc, text.cc) and its definition
+// in the oracle; planner, executor and kernels stay as they are. All functions here are thread safe.
 #pragma once
 
 #include <cstdint>
@@ -130,7 +130,7 @@ bool is_adaptive(const PatternSpec& spec);
 
 // Reads an inline TOML table such as `{ kind = "window", left = 1023, right = 0 }`. `where` names the place in messages
 // ("--pattern", "model.pattern"). Raises Error(kUsage) if the text is not TOML, a kind or key is unknown (the message
-// names the nearest), a value has the wrong type, or the pattern is invalid for every shape (a negative reach, a number
+// names the nearest), a value has the wrong type, or the pattern is invalid for every shape (a reach below -1, a number
 // of rates that differs from the number of segments, ...).
 PatternSpec parse_pattern(std::string_view toml, std::string_view where);
 

@@ -1,5 +1,5 @@
 // Span, Band and Slice: the three types in which patterns, layouts and plans are expressed. They are plain values on
-// the host. Used by attention/pattern, attention/plan and the rooms that execute plans.
+// the host. Used by attention/pattern, attention/plan and the packages that execute plans.
 //
 // Positions here are indices into the sequence: query i and key j of 0, ..., S-1. A query offset (the position of query
 // 0) is added to the bands when a pattern is made (pattern.cc), so code that uses slices need not consider it.

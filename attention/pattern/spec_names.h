@@ -1,5 +1,5 @@
 // The names of enumerators in the texts of patterns, in the order of the enumerators, and the span that stands for all
-// batch rows or heads. Used by parse.cc and text.cc, and by other files of this room that check or cut specs.
+// batch rows or heads. Used by parse.cc and text.cc, and by other files of this package that check or cut specs.
 #pragma once
 
 #include <array>

@@ -1,6 +1,6 @@
 // Layout: which rank owns which positions of a sequence, and in which order it stores them. Queries and keys have one
-// layout each. Used by the planner, the verifier, and the code that scatters or gathers a sequence (modules, torch_ops,
-// training, attend through attention/execution).
+// layout each. Used by the planner, the verifier, and the code that scatters or gathers a sequence (modules,
+// python/ops, training, attend through attention/execution).
 #pragma once
 
 #include <cstdint>

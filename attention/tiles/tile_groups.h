@@ -1,6 +1,6 @@
 // Groups tiles with the same query rows, so that a kernel computes one softmax over all their keys, which lie in
-// several pieces of storage. Works without tensors. Used by the cpu kernel, attention/kernels/cpu and
-// attention/kernels. The functions are thread safe.
+// several pieces of storage. Works without tensors. Used by attention/kernels/cpu and
+// attention/kernels/composition.cc. The functions are thread safe.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // `annulus bench gpu`: what attention and training cost on a GPU, each compared within one run with a baseline:
 // attention through the executor with a direct call of LibTorch's operator, a whole ring with one call, patterns with
-// their share of the dense call; and training steps. Used by tests. It has never run on a
-// GPU (docs/performance.md). With --device cpu it runs tiny sizes, which tests the program and measures nothing of use.
+// their share of the dense call; and training steps. Used by tests. It has never run on a GPU (docs/performance.md).
+// With --device cpu it runs tiny sizes, which tests the program and measures nothing of use.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -50,7 +50,7 @@ struct GpuBenchResult {
 // Prints tables, and a line of JSON as soon as something is measured:
 //   {"bench":"gpu","part":"dense","device":...,"versions":...,"highest_mhz":...,
 //    "figures":[{"name":...,"unit":...,"value":...,"median":...,"operators":...,"invalid":...},...],"ratios":[...]}
-// with the ratios in the form of a report (report/report.h), and the last two keys of a figure where they say
+// with the ratios in the form of a report (benchmarks/report.h), and the last two keys of a figure where they say
 // something. Raises Error(kUsage) or Error(kPlan) for invalid options, before it allocates memory.
 GpuBenchResult run_gpu_bench(const GpuBenchOptions& options, std::ostream& out);
 

@@ -1,5 +1,5 @@
 // A Communicator over the ranks of a c10d process group, in which PyTorch's training programs hold their ranks
-// (torchrun, init_process_group). It does not use MPI. torch_ops uses it through the name of the group (groups.h).
+// (torchrun, init_process_group). It does not use MPI. python/ops uses it through the name of the group (groups.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,6 @@
 // Finds process groups and their communicators by the names under which PyTorch registers groups
 // (ProcessGroup.group_name). An operator takes such a name, as PyTorch's functional collectives do, so that it works
-// with torch.compile. Used by torch_ops.
+// with torch.compile. Used by python/ops.
 #pragma once
 
 #include <c10/core/Device.h>

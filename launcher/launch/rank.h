@@ -1,6 +1,6 @@
 // The rank's side of `annulus launch`: connects this process to the launcher, which receives its output and how it
-// ends, and makes it end with the launcher. Called by program.cc before any thread starts, and by verb_train.cc. Thread
-// safety: one thread at a time.
+// ends, and makes it end with the launcher. Called by program.cc before any thread starts, and by verbs/train.cc.
+// Thread safety: one thread at a time.
 #pragma once
 
 #include <cstdint>

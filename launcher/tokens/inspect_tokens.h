@@ -1,4 +1,5 @@
-// The work of `tokenize --inspect` and `tokenize --verify` on shards of tokens in any format. Used by verb_tokenize.cc.
+// The work of `tokenize --inspect` and `tokenize --verify` on shards of tokens in any format. Used by
+// verbs/tokenize.cc.
 #pragma once
 
 #include <string>

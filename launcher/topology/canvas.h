@@ -1,4 +1,4 @@
-// Draws boxes, lines and text into an SVG picture. Only this room uses it.
+// Draws boxes, lines and text into an SVG picture. Only this package uses it.
 #pragma once
 
 #include <string>

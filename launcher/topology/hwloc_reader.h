@@ -1,5 +1,5 @@
-// Makes a Machine from a topology that hwloc has loaded. Only this room uses it: machine_sources.cc loads topologies,
-// and machine.cc derives the links again after the GPUs have changed.
+// Makes a Machine from a topology that hwloc has loaded. Only this package uses it: machine_sources.cc loads
+// topologies, and machine.cc derives the links again after the GPUs have changed.
 #pragma once
 
 #include <memory>

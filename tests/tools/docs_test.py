@@ -21,7 +21,7 @@ SKIPPED = ("runs",)
 CODE = (".cc", ".h", ".cu", ".py", ".sh", ".bzl")
 # Files that a user or a job makes, and files of other programs, that look like ours.
 ELSEWHERE = re.compile(r"^(runs|models|tokens|out|data|corpus|gpu-report|bench|my|path|text|shards|share|PREFIX|RUN|bin|lib|include|"
-                       r"etc|usr|opt|home|scratch|site-packages|transformers|torch|quickstart[\w-]*|checkpoints|step-\w+)/")
+                       r"ATen|etc|usr|opt|home|scratch|site-packages|transformers|torch|quickstart[\w-]*|checkpoints|step-\w+)/")
 
 
 def read(path):
@@ -56,8 +56,8 @@ def quoted(text):
 def paths_of(text):
     """The paths of this tree that a page names."""
     for word in quoted(text):
-        if re.fullmatch(r"[\w.+-]+(/[\w.+-]+)*/[\w.+-]*", word) and word.split("/")[0] in FOLDERS \
-                and not ELSEWHERE.match(word) and "NAME" not in word:
+        if re.fullmatch(r"[\w.+-]+(/[\w.+-]+)*/[\w.+-]*", word) \
+                and (word.split("/")[0] in FOLDERS or word.endswith((".cc", ".h", ".cu"))) and not ELSEWHERE.match(word) and "NAME" not in word:
             yield word
 
 
@@ -207,6 +207,7 @@ class Planted(unittest.TestCase):
 
     def test_a_file_that_moved(self):
         self.found(missing_paths, "see `memory/recompute.cc`", "memory/recompute.cc is not there")
+        self.found(missing_paths, "see `topology/placement.h`", "topology/placement.h is not there")
 
     def test_a_test_that_was_renamed(self):
         self.found(missing_tests, "`Merge.Nonsense` and `test_nothing_of_the_kind`", "test_nothing_of_the_kind")

@@ -1,5 +1,5 @@
 // Defines arc4random for the bundle's libraries on machines with glibc before 2.36, which lacks it. collect.py builds
-// lib/libannulus_entropy.so from this file, and run.sh preloads it.
+// lib/libannulus_entropy.so from this file, and run.py preloads it.
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 // Elements of the kernels' tensors: their types, and loading and storing several of them at once. Used by the kernels
 // of this folder. The same source is compiled by nvcc, where it runs on a GPU, and by the compiler of a CPU, where
-// tests run it (tests/model/gpu/thread_fibers.h).
+// tests run it (tests/runtime/model/gpu/fiber_launcher.h).
 #pragma once
 
 #include <c10/util/BFloat16.h>

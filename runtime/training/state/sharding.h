@@ -54,8 +54,8 @@ struct StateTraits {
   at::ScalarType dtype = at::kFloat;  // of the leaves
   Sharding sharding;
   int64_t accumulate = 1;
-  bool recorded =
-      false;  // steps are recorded (runtime/training/step_graph.h), so leaves and gradients keep their memory
+  // Whether steps are recorded (runtime/training/step_graph.h), so that leaves and gradients keep their memory.
+  bool recorded = false;
   bool messages = false;  // whether ranks exchange CPU tensors in messages, so that summing takes memory
   double weight_decay = 0;
   ParameterGroups groups = {};
