@@ -3,6 +3,7 @@
 silently give another mask or other positions are refused on all ranks. Runs under mpirun, or under torchrun over gloo. The
 targets transformers_*_test start it."""
 
+import copy
 import itertools
 import os
 import sys
@@ -142,6 +143,14 @@ if size > 1:
     out = model(**part, output_hidden_states=True)
     assert torch.equal(torch.get_rng_state(), state) and all(m.training for m in model.modules())
     assert len(out.hidden_states) == 4 and out.hidden_states[0].shape[1] == models.LENGTH // size
+    # A copy of such a model, whose angles depend on the whole row, and the model itself with another attention.
+    want = model.eval()(**part).logits
+    copied = copy.deepcopy(model)
+    assert torch.equal(copied(**part).logits, want)
+    model.set_attn_implementation("sdpa")
+    model(**part)
+    del model
+    assert torch.equal(copied(**part).logits, want)
     model = models.make("mixtral", "annulus")
     model(**annulus.transformers.shard_batch(models.batch(False)))
 

@@ -252,7 +252,7 @@ class Transformers(unittest.TestCase):
         self.assertEqual(mask.mask.pattern(8), {"kind": "window", "left": 4, "right": 0})
         ids = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 0]])
         packed = make(masking_utils.create_sliding_window_causal_mask, position_ids=ids)
-        packed.mask.settle(None, None, 1, None, "contiguous")
+        packed.mask.settle(None, None, {}, 1, None, "contiguous")
         self.assertEqual(packed.mask.pattern(8), {"kind": "window", "left": 4, "right": 0, "documents": [[3, 4, 1]]})
         full = masking_utils.create_bidirectional_mask(config, embeds, None)
         self.assertEqual(full.mask.pattern(8), {"kind": "full"})

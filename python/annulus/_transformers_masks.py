@@ -19,6 +19,7 @@ from transformers import Cache, PreTrainedModel, masking_utils
 
 from ._errors import AnnulusError
 from ._operators import Group, size
+from ._patterns import pattern_text
 from ._sharding import unshard
 
 
@@ -47,17 +48,17 @@ class Mask:
     documents: Tensor | None = None  # int64 [batch, queries], rising; None: each row is one document
     settled: bool = False
     fault: str = ""  # why it cannot be expressed. Models also make masks that none of their layers uses.
-    patterns: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)  # by the number of keys
+    texts: dict[int, str] = dataclasses.field(default_factory=dict)  # patterns by the number of keys
 
-    def pattern(self, keys: int) -> dict[str, Any]:
-        """Returns the pattern for the first `keys` keys of whole rows."""
+    def text(self, keys: int) -> str:
+        """Returns the text of the pattern for the first `keys` keys of whole rows, which most layers have in common."""
         if keys > self.keys:
             raise refusal(f"a layer of {_name(self.model)} has {keys} keys, but its mask {self.keys}", OTHER_ATTENTION)
-        if keys not in self.patterns:
-            self.patterns[keys] = self._make_pattern(keys)
-        return self.patterns[keys]
+        if keys not in self.texts:
+            self.texts[keys] = pattern_text(self.pattern(keys))
+        return self.texts[keys]
 
-    def _make_pattern(self, keys: int) -> dict[str, Any]:
+    def pattern(self, keys: int) -> dict[str, Any]:
         visible = None if self.visible is None else self.visible[:, :keys]
         if visible is not None and not visible.all():
             return {"kind": "slices", "slices": list(self._slices(visible))}
@@ -86,7 +87,7 @@ class Mask:
             band["hi"] = self.query_offset + self.right
         keys = visible.shape[1]
         # Rows that begin and end their runs alike share slices.
-        rows = [((_runs(row)), self._document_ranges(i, keys)) for i, row in enumerate(visible)]
+        rows = [(_runs(row), self._document_ranges(i, keys)) for i, row in enumerate(visible)]
         first = 0
         for (runs, documents), alike in itertools.groupby(rows):
             count = len(list(alike))
@@ -104,24 +105,39 @@ class Mask:
         ends = list(itertools.accumulate(n for n in lengths_of(self.documents[row : row + 1])[0] if n > 0))
         return list(zip([0, *ends], ends))
 
-    def settle(self, position_ids: Tensor | None, seq_idx: Tensor | None, batch: int, group: Group, layout: str) -> None:
-        """Finds the documents of whole rows, which the layers' arguments may also name, and over several ranks which of
-        their keys are hidden. Collective; it raises on all ranks or none."""
-        ranks = size(group)
-        if self.settled or (self.queries == 1 and ranks == 1):
+    def settle(
+        self,
+        position_ids: Tensor | None,
+        seq_idx: Tensor | None,
+        boundaries: dict[str, Tensor | None],
+        batch: int,
+        group: Group,
+        layout: str,
+    ) -> None:
+        """In the first layer, finds the documents of whole rows, and over several ranks which of their keys are hidden.
+        Refuses what the layers' arguments say of the documents if it differs; `boundaries` are such arguments by name.
+        Collective; it raises on all ranks or none."""
+        if self.settled:
             return
+        if self.queries > 1 or size(group) > 1:
+            self._find_documents(position_ids, seq_idx, batch, group, layout)
+        for name, given in boundaries.items():
+            self._check_boundaries(name, given, batch)
+        self.settled = True
+
+    def _find_documents(
+        self, position_ids: Tensor | None, seq_idx: Tensor | None, batch: int, group: Group, layout: str
+    ) -> None:
+        ranks = size(group)
         ids = self.positions
         for other in (position_ids, self.models_positions):
             if ids is None and other is not None and other.dim() == 2 and other.shape[1] == self.queries:
                 ids = other
-        numbers = None
+        numbers = None if seq_idx is None else _row_numbers(seq_idx.detach().cpu(), batch, self.queries)
         if ranks > 1:
-            ids, numbers = self._gather(ids, position_ids, seq_idx, batch, group, layout)
+            ids, numbers = self._gather(ids, position_ids, numbers, batch, group, layout)
         elif ids is not None:
             ids = ids.detach().cpu().expand(batch, -1)
-            numbers = None if seq_idx is None else _row_numbers(seq_idx.detach().cpu(), batch, self.queries)
-        elif seq_idx is not None:
-            numbers = _row_numbers(seq_idx.detach().cpu(), batch, self.queries)
         if ids is not None:
             visible = self.visible
             if visible is not None and ranks == 1:
@@ -129,12 +145,21 @@ class Mask:
             found = documents_of(ids, visible, f"the registered layout {layout!r} of {ranks} ranks" if ranks > 1 else "")
             if found is not None:
                 self._check_documents()
-            self.documents = found if found is not None else self.documents
+                self.documents = found
         if numbers is not None:
             _check_same(numbers, self.documents, "seq_idx", None if ranks > 1 else self.visible)
         if self.documents is not None and isinstance(self.cache, Cache):
             _packed_caches.add(self.cache)
-        self.settled = True
+
+    def _check_boundaries(self, name: str, boundaries: Tensor | None, batch: int) -> None:
+        """Checks that boundaries of whole rows, one after the other, are those of the documents in the position ids."""
+        if boundaries is None:
+            return
+        given = [n for n in boundaries.diff().tolist() if n > 0]
+        rows = [[self.queries]] * batch if self.documents is None else lengths_of(self.documents)
+        known = [n for row in rows for n in row if n > 0]
+        if given != known:
+            raise refusal(f"{name} has documents of {given} tokens, but position_ids has {known}", "make them agree")
 
     def _check_documents(self) -> None:
         if self.positions is None:
@@ -149,9 +174,9 @@ class Mask:
             )
 
     def _gather(
-        self, ids: Tensor | None, layers_ids: Tensor | None, seq_idx: Tensor | None, batch: int, group: Group, layout: str
+        self, ids: Tensor | None, layers_ids: Tensor | None, numbers: Tensor | None, batch: int, group: Group, layout: str
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns the position ids of whole rows and, if the layers have them, their document numbers."""
+        """Returns the position ids of whole rows and, if this rank's `numbers` are given, their document numbers."""
         if self.query_offset != 0 or (self.visible is not None and self.visible.shape[1] != self.queries):
             raise refusal("a cache of keys over several ranks", "pass whole rows, with use_cache=False")
         for given in (self.positions, layers_ids, self.models_positions):
@@ -167,8 +192,8 @@ class Mask:
         counted = (ids == torch.arange(ids.shape[1])).all().to(ids.dtype)
         visible = torch.ones_like(ids) if self.visible is None else self.visible.to(ids.dtype)
         parts = [ids, visible, counted.expand(1, ids.shape[1])]
-        if seq_idx is not None:
-            parts.append(_row_numbers(seq_idx.detach().cpu(), batch, self.queries).to(ids.dtype))
+        if numbers is not None:
+            parts.append(numbers.to(ids.dtype))
         whole = unshard(torch.cat(parts), layout, group)
         ids, visible, counted = whole[:batch], whole[batch : 2 * batch], whole[2 * batch]
         if counted.all():
@@ -180,7 +205,7 @@ class Mask:
             )
         self.queries = self.keys = ids.shape[1]
         self.visible = None if visible.all() else visible > 0
-        return ids, whole[2 * batch + 1 :] if seq_idx is not None else None
+        return ids, whole[2 * batch + 1 :] if numbers is not None else None
 
 
 # The caches that packed documents filled. Their later queries belong to a document that only the caller knows.
@@ -264,17 +289,6 @@ def _check_same(numbers: Tensor, documents: Tensor | None, name: str, visible: T
         if not torch.equal(other.diff() != 0, own.diff() != 0):
             given, known = (x.unique_consecutive(return_counts=True)[1].tolist() for x in (other, own))
             raise refusal(f"{name} has documents of {given} tokens, but position_ids has {known}", "make them agree")
-
-
-def check_boundaries(name: str, boundaries: Tensor | None, mask: Mask, batch: int) -> None:
-    """Checks that boundaries of whole rows, one after the other, are those of the documents in the position ids."""
-    if boundaries is None:
-        return
-    given = [n for n in boundaries.diff().tolist() if n > 0]
-    rows = [[mask.queries]] * batch if mask.documents is None else lengths_of(mask.documents)
-    known = [n for row in rows for n in row if n > 0]
-    if given != known:
-        raise refusal(f"{name} has documents of {given} tokens, but position_ids has {known}", "make them agree")
 
 
 # ---- The form in which a mask passes through a model.

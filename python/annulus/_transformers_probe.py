@@ -31,7 +31,16 @@ _local = threading.local()
 
 def probing() -> bool:
     """Whether this thread runs a model to look at it."""
-    return getattr(_local, "recorder", None) is not None
+    return getattr(_local, "probing", False)
+
+
+@contextlib.contextmanager
+def _probing() -> Iterator[None]:
+    _local.probing = True
+    try:
+        yield
+    finally:
+        _local.probing = False
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -160,12 +169,8 @@ def check_loss(model: PreTrainedModel) -> None:
     ids = torch.arange(8, device=device).unsqueeze(0) % model.get_input_embeddings().weight.shape[0]
     labels = torch.where(ids % 2 == 0, ids, -100)
     given = dict(input_ids=ids, position_ids=torch.arange(8, device=device).unsqueeze(0), use_cache=False)
-    try:
-        _local.recorder = True
-        with _unchanged(model), torch.no_grad():
-            out = model(**given, labels=labels, shift_labels=labels, num_items_in_batch=16)
-    finally:
-        _local.recorder = None
+    with _probing(), _unchanged(model), torch.no_grad():
+        out = model(**given, labels=labels, shift_labels=labels, num_items_in_batch=16)
     wanted = nn.functional.cross_entropy(out.logits[0].float(), labels[0].to(out.logits.device), reduction="sum") / 16
     if abs(out.loss.item() - wanted.item()) > 0.05 * wanted.item():  # a mean would be four times as much
         raise AnnulusError(
@@ -182,19 +187,17 @@ def _run(model: PreTrainedModel, recorder: _Recorder) -> None:
     hooks = [m.register_forward_hook(recorder.look, with_kwargs=True) for m in model.modules()]
     hooks.append(model.get_input_embeddings().register_forward_hook(recorder.poison, prepend=True))
     try:
-        _local.recorder = recorder
-        for recorder.run in recorder.RUNS:
-            recorder.counts.clear()
-            ids, positions = (t.to(device) for t in recorder.given[recorder.run])
-            given: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "use_cache": False}
-            if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-                given = {name: value for name, value in given.items() if name in parameters}
-            with torch.no_grad():
+        with _probing(), torch.no_grad():
+            for recorder.run in recorder.RUNS:
+                recorder.counts.clear()
+                ids, positions = (t.to(device) for t in recorder.given[recorder.run])
+                given: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+                if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+                    given = {name: value for name, value in given.items() if name in parameters}
                 model(**given)
-            if recorder.faults:
-                return
+                if recorder.faults:
+                    return
     finally:
-        _local.recorder = None
         for hook in hooks:
             hook.remove()
 
@@ -323,9 +326,12 @@ def check(model: PreTrainedModel, longest: Callable[[Tensor], Tensor | None]) ->
         )
     far = 2 * max([n for key, n in numbers if "position" in key], default=2**17) + 1
     for module, args, kwargs in recorder.angles:
+        if (copied := getattr(module, "_annulus_whole_length", None)) is not None and module not in _known:
+            copied.longest = longest  # copy.deepcopy of a model that was looked at: its hooks are there
+            _known.add(module)
         if module in _known or not _depends_on_length(module, args, kwargs, recorder, far):
             continue
-        whole = _WholeLength(longest)
+        module._annulus_whole_length = whole = _WholeLength(longest)
         module.register_forward_pre_hook(whole.before, with_kwargs=True)
         module.register_forward_hook(whole.after)
         _known.add(module)  # a module that several layers share is hooked once

@@ -114,14 +114,13 @@ def _attend(
                 "output_router_logits over several ranks asks for a balancing loss over the tokens of all ranks",
                 "set it to False, as an argument and in the configuration",
             )
-    mask.settle(others.get("position_ids"), others.get("seq_idx"), query.shape[0], group, layout)
-    for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
-        masks.check_boundaries(name, others.get(name), mask, query.shape[0])
+    boundaries = {name: others.get(name) for name in ("cu_seq_lens_q", "cu_seq_lens_k")}
+    mask.settle(others.get("position_ids"), others.get("seq_idx"), boundaries, query.shape[0], group, layout)
     # The latent attention of DeepSeek has values of another size than queries and keys. Zeros change neither scores nor sums.
     width = max(query.shape[-1], value.shape[-1])
     out = attention(
         *(_widened(t, width).transpose(1, 2) for t in (query, key, value)),
-        mask.pattern(mask.queries if size(group) > 1 else key.shape[2]),
+        mask.text(mask.queries if size(group) > 1 else key.shape[2]),
         group=group,
         layout=layout,
         schedule=schedule,
@@ -142,9 +141,8 @@ def _longest(model: PreTrainedModel) -> Callable[[Tensor], Tensor | None]:
 
     def longest(position_ids: Tensor) -> Tensor | None:
         model = weak()
-        group = _registered.get(model.config._attn_implementation, (None, ""))[0] if model is not None else None
-        ranks = size(group)
-        if model is None or model.config._attn_implementation not in _registered or ranks == 1:
+        registered = _registered.get(model.config._attn_implementation) if model is not None else None
+        if registered is None or (ranks := size(group := registered[0])) == 1:
             return None
         each = torch.zeros(ranks, dtype=torch.int64)
         if position_ids.numel() > 0:

@@ -20,13 +20,21 @@ using at::Tensor;
 
 template <typename... P>
 struct Autocast {
+  template <typename Result>
+  using Operator =
+      c10::TypedOperatorHandle<Result(const Tensor&, const Tensor&, const Tensor&, P..., const std::optional<Tensor>&)>;
+
+  template <typename Result>
+  static Operator<Result> find(const char* name) {
+    using Signature = Result(const Tensor&, const Tensor&, const Tensor&, P..., const std::optional<Tensor>&);
+    return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+  }
+
   // Casts q, k and v to the region's dtype unless one of them is fp64, which a user chooses on purpose. Autograd sees
   // the casts, so gradients have the dtypes of the given tensors.
   template <at::DeviceType device, typename Result>
-  static Result cast(const char* name, const Tensor& q, const Tensor& k, const Tensor& v, const P&... p,
+  static Result cast(const Operator<Result>& op, const Tensor& q, const Tensor& k, const Tensor& v, const P&... p,
                      const std::optional<Tensor>& cu_seqlens) {
-    using Signature = Result(const Tensor&, const Tensor&, const Tensor&, P..., const std::optional<Tensor>&);
-    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
     const c10::impl::ExcludeDispatchKeyGuard below(at::autocast::get_autocast_dispatch_key_from_device_type(device));
     const std::array<const Tensor*, 3> given = {&q, &k, &v};
     const bool casts = std::all_of(given.begin(), given.end(), [](const Tensor* t) {
@@ -40,12 +48,14 @@ struct Autocast {
   template <at::DeviceType device>
   static Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, P... p,
                           const std::optional<Tensor>& cu_seqlens) {
-    return cast<device, Tensor>("annulus::attention", q, k, v, p..., cu_seqlens);
+    static const auto op = find<Tensor>("annulus::attention");
+    return cast<device, Tensor>(op, q, k, v, p..., cu_seqlens);
   }
   template <at::DeviceType device>
   static std::tuple<Tensor, Tensor> attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v, P... p,
                                                        const std::optional<Tensor>& cu_seqlens) {
-    return cast<device, std::tuple<Tensor, Tensor>>("annulus::attention_with_lse", q, k, v, p..., cu_seqlens);
+    static const auto op = find<std::tuple<Tensor, Tensor>>("annulus::attention_with_lse");
+    return cast<device, std::tuple<Tensor, Tensor>>(op, q, k, v, p..., cu_seqlens);
   }
 };
 

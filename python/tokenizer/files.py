@@ -47,8 +47,9 @@ def matches(pattern):
                     os.stat(path)
                 except OSError as error:
                     raise unreadable(path, error)
+        listed = n == len(parts) or glob.has_magic(parts[n]) or "**" in parts[:n]
         for folder in glob.glob(above + "/", recursive=True):
-            if not os.access(folder, os.R_OK | os.X_OK):
+            if not os.access(folder, os.X_OK | (os.R_OK if listed else 0)):
                 raise Refused(INPUT, f"--input {pattern} looks into {folder}, which cannot be read: Permission denied")
     found = [path for path in sorted(glob.glob(pattern, recursive=True)) if not os.path.isdir(path)]
     if not found:

@@ -46,6 +46,32 @@ class Mistakes(support.Test):
         self.tokenize("--input", "su[b]/*.txt", "--input", "**/a.txt")
         self.assertEqual(support.read_folder(self.path("out"))[0], support.library_ids("llama3", ["b", "a"]))
 
+    def test_a_folder_on_the_way_need_not_be_readable(self):
+        os.makedirs(self.path("way/below"))
+        self.write("way/below/a.txt", "a")
+        os.chmod(self.folder, 0o755)
+        os.chmod(self.path("way"), 0o311)
+        self.addCleanup(os.chmod, self.path("way"), 0o755)
+        program = """if True:
+            import os, sys
+            sys.path.insert(0, sys.argv[1])
+            import files
+            if os.geteuid() == 0:
+                os.setresuid(65534, 65534, 65534)
+            for glob in sys.argv[2:]:
+                try:
+                    print(*files.matches(glob))
+                except files.Refused as error:
+                    print(error)
+        """
+        done = subprocess.run([sys.executable, "-B", "-c", program, support.PROGRAM, "way/below/*.txt", "way/*/a.txt"],
+                              cwd=self.folder, capture_output=True, text=True, timeout=support.LIMIT)
+        if "setresuid" in done.stderr:
+            self.skipTest("this test cannot become another user")
+        read, listed = done.stdout.splitlines()
+        self.assertEqual(read, "way/below/a.txt", done.stderr)
+        self.assertRegex(listed, "way/, which cannot be read: Permission denied")
+
     def test_runs_with_closed_standard_streams(self):
         self.write("a.txt", "a " * 1000)
         self.tokenize("--input", "a.txt", output="whole")
