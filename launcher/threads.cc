@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <climits>
-#include <cmath>
 #include <cstdlib>
 #include <string_view>
 #include <vector>
@@ -24,9 +23,8 @@ namespace {
 // costs at most twice what it would cost with perfect foresight.
 constexpr const char* kSpins = "1000";
 
-// With any of these, the user has decided how threads wait. KMP_BLOCKTIME is that of LLVM's and Intel's libraries,
-// which do not spin at all with the policy that is set here.
-constexpr std::array<std::string_view, 3> kDecided = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"};
+// With any of these, the user has decided how threads wait.
+constexpr std::array<std::string_view, 2> kDecided = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"};
 
 // Adds the variables to the environment and starts the program once more in this process, unless the user has decided
 // or has only one thread. If it cannot be started again, it goes on, and threads wait as the library has it.
@@ -54,15 +52,13 @@ void limit_waiting(int /*argc*/, char** argv, char** environment) {
 [[gnu::used, gnu::section(".preinit_array")]] void (*call_first)(int, char**, char**) = limit_waiting;
 #endif
 
-int threads_for(const CpuQuota& quota) { return std::max(1, static_cast<int>(std::lround(std::min(quota.cpus, 1e6)))); }
-
 }  // namespace
 
 void set_threads(std::optional<int> placed) {
   if (text_from_environment("OMP_NUM_THREADS") != nullptr) return;
   if (placed) return at::set_num_threads(*placed);
   const std::optional<CpuQuota> quota = cpu_quota();
-  if (quota && threads_for(*quota) < at::get_num_threads()) at::set_num_threads(threads_for(*quota));
+  if (quota && threads_for(quota->cpus) < at::get_num_threads()) at::set_num_threads(threads_for(quota->cpus));
 }
 
 std::string threads_text() {
@@ -70,9 +66,9 @@ std::string threads_text() {
   const std::optional<CpuQuota> quota = cpu_quota();
   if (text_from_environment("OMP_NUM_THREADS") != nullptr) {
     text += " (OMP_NUM_THREADS)";
-  } else if (quota && threads_for(*quota) == at::get_num_threads()) {
-    text += ", for the time of " + exact(std::round(quota->cpus * 100) / 100) + " processors that the control group " +
-            quota->group + " allows";
+  } else if (quota && threads_for(quota->cpus) == at::get_num_threads()) {
+    text += ", for the time of " + significant(quota->cpus, 4) + " processors that the control group " + quota->group +
+            " allows";
   }
   std::vector<std::string> set;
   for (const std::string_view name : kDecided) {

@@ -1,6 +1,8 @@
 // See control_groups.h.
 #include "common/control_groups/control_groups.h"
 
+#include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <set>
 
@@ -54,6 +56,8 @@ std::vector<ControlGroup> control_groups(std::string_view controller, const std:
   }
   return groups;
 }
+
+int threads_for(double cpus) { return std::max(1, static_cast<int>(std::lround(std::min(cpus, 1e6)))); }
 
 std::optional<CpuQuota> cpu_quota(const std::string& root) {
   std::optional<CpuQuota> least;

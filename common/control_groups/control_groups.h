@@ -33,6 +33,9 @@ struct CpuQuota {
   bool operator==(const CpuQuota&) const = default;
 };
 
+// How many threads have work at once in that time: the number of processors, rounded, and at least 1.
+int threads_for(double cpus);
+
 // The least quota of the groups of this process; nullopt if none has one. `root` as above.
 std::optional<CpuQuota> cpu_quota(const std::string& root = "");
 

@@ -129,6 +129,9 @@ class DoctorTest(unittest.TestCase):
         code, found = self.doctor(OMP_NUM_THREADS="2", OMP_DISPLAY_ENV="verbose", OMP_WAIT_POLICY="active")
         self.assert_found(found, "thread-waits", "warning", "OMP_WAIT_POLICY=active: threads that wait keep", "unset")
         self.assertEqual([block["OMP_WAIT_POLICY"] for block in self.openmp(self.said)], ["ACTIVE"])
+        # A variable of another library decides nothing.
+        self.doctor(OMP_NUM_THREADS="2", OMP_DISPLAY_ENV="verbose", KMP_BLOCKTIME="0")
+        self.assertEqual([block["GOMP_SPINCOUNT"] for block in self.openmp(self.said)], ["1000"])
         # One thread waits for no other.
         code, found = self.doctor(OMP_DISPLAY_ENV="verbose")
         self.assert_found(found, "thread-waits", "good", "one thread", "")

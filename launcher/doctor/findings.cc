@@ -23,6 +23,11 @@ std::string_view to_string(Severity severity) {
 
 const std::string& label_of(const HostReport& report) { return report.listed.empty() ? report.name : report.listed; }
 
+std::string variable_of(const HostReport& report, const char* name) {
+  const auto it = report.environment.find(name);
+  return it == report.environment.end() ? "" : it->second;
+}
+
 std::string findings_table(const std::vector<Finding>& findings, bool all) {
   // A finding that several hosts share becomes one entry.
   struct Entry {

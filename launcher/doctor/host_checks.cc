@@ -57,10 +57,7 @@ class Checks {
   }
   void good(const char* check, std::string found) { add(check, Severity::kGood, std::move(found)); }
 
-  std::string variable(const char* name) const {
-    const auto it = r_.environment.find(name);
-    return it == r_.environment.end() ? "" : it->second;
-  }
+  std::string variable(const char* name) const { return variable_of(r_, name); }
 
   // "4.1" of "Open MPI v4.1.4" and of "4.1.4".
   static std::string series(const std::string& version) {

@@ -55,6 +55,9 @@ std::string difference_table(const std::vector<HostReport>& reports);
 // The name of a host in messages: the one in the job's list, or else the host's own.
 const std::string& label_of(const HostReport& report);
 
+// The value of a variable in the environment that the host's processes have; empty if it is not set.
+std::string variable_of(const HostReport& report, const char* name);
+
 // A table of the findings, the worst first; with `all`, it includes those that are good. A finding that several hosts
 // share has one entry. "" if there is nothing to show.
 std::string findings_table(const std::vector<Finding>& findings, bool all);

@@ -2,7 +2,6 @@
 // table of these checks.
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <cstdint>
 #include <string>
 #include <system_error>
@@ -14,18 +13,13 @@
 namespace annulus {
 namespace {
 
-std::string variable_of(const HostReport& report, const char* name) {
-  const auto it = report.environment.find(name);
-  return it == report.environment.end() ? "" : it->second;
-}
-
-// Whether the variable is `most` or more, or a word such as "infinite".
-bool spins(const HostReport& report, const char* name, double most) {
-  const std::string value = variable_of(report, name);
-  if (value.empty()) return false;
-  double number = 0;
-  const bool is_number = std::from_chars(value.data(), value.data() + value.size(), number).ec == std::errc();
-  return !is_number || number >= most;
+// Whether threads spin for a millisecond or more, which 100,000 turns of the loop of GNU's library take at least. Its
+// variable may also be a word, "infinite".
+bool spins_long(const std::string& spin_count) {
+  if (spin_count.empty()) return false;
+  double turns = 0;
+  const char* const end = spin_count.data() + spin_count.size();
+  return std::from_chars(spin_count.data(), end, turns).ec != std::errc() || turns >= 100000;
 }
 
 Finding cores(const HostReport& report, int ranks) {
@@ -33,8 +27,8 @@ Finding cores(const HostReport& report, int ranks) {
   const int64_t cores = static_cast<int64_t>(machine.cores.size()), threads = machine.cpus().size();
   const double quota = machine.cpu_quota;
   std::string text = counted(cores, "core");
-  if (quota > 0) {
-    text += ", of which the control group allows the time of " + exact(std::round(quota * 100) / 100) + ",";
+  if (quota > 0 && quota < static_cast<double>(cores)) {
+    text += ", of which the control group allows the time of " + significant(quota, 4) + ",";
   }
   text += " for " + counted(ranks, "rank");
   const auto finding = [&](Severity severity, const std::string& found, const std::string& remedy) {
@@ -61,13 +55,11 @@ Finding cores(const HostReport& report, int ranks) {
 
 Finding thread_waits(const HostReport& report) {
   std::vector<std::string> set;
-  for (const char* const name : {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}) {
+  for (const char* const name : {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}) {
     if (const std::string value = variable_of(report, name); !value.empty()) set.push_back(name + ("=" + value));
   }
   const std::string policy = variable_of(report, "OMP_WAIT_POLICY");
-  // GNU's library counts turns of a loop, of which 100,000 take a millisecond or more; Intel's counts milliseconds.
-  if (policy != "active" && policy != "ACTIVE" && !spins(report, "GOMP_SPINCOUNT", 100000) &&
-      !spins(report, "KMP_BLOCKTIME", 1)) {
+  if (policy != "active" && policy != "ACTIVE" && !spins_long(variable_of(report, "GOMP_SPINCOUNT"))) {
     return {"thread-waits", Severity::kGood, label_of(report),
             set.empty() ? "each rank has one thread" : "threads that wait give up their cores: " + join(set, ", ")};
   }

@@ -2,13 +2,13 @@
 #include "launcher/topology/placement.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <numeric>
 #include <set>
 #include <tuple>
 #include <utility>
 
+#include "common/control_groups/control_groups.h"
 #include "common/error.h"
 #include "common/text.h"
 #include "launcher/topology/ring_order.h"
@@ -257,9 +257,7 @@ class HostPlacer {
   void choose_threads() {
     const double even = machine_.cpu_quota / static_cast<double>(ranks_.size());
     for (RankPlacement& rank : ranks_) {
-      rank.threads = machine_.cpu_quota > 0
-                         ? std::clamp(static_cast<int>(std::lround(std::min(even, 1e6))), 1, rank.cores)
-                         : rank.cores;
+      rank.threads = machine_.cpu_quota > 0 ? std::min(rank.cores, threads_for(even)) : rank.cores;
     }
   }
 

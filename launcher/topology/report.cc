@@ -192,7 +192,7 @@ std::string to_table(const Machine& machine) {
                     counted(static_cast<int64_t>(machine.gpus.size()), "GPU") + ", " +
                     counted(static_cast<int64_t>(machine.nics.size()), "NIC") + "\n";
   if (machine.cpu_quota > 0) {
-    out += "  its control group has the time of " + exact(std::round(machine.cpu_quota * 100) / 100) + " processors\n";
+    out += "  its control group has the time of " + significant(machine.cpu_quota, 4) + " processors\n";
   }
   if (!machine.packages.empty() && !machine.packages.front().model.empty()) {
     out += "  " + printable(machine.packages.front().model, 100) + "\n";

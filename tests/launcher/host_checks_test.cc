@@ -184,7 +184,10 @@ TEST(HostChecks, FindsEachFaultOfAHostAndItsRemedy) {
        "OMP_WAIT_POLICY=active: threads that wait keep their cores busy", "unset these"},
       {"thread-waits", w, [](R& r, Q&) { r.environment["GOMP_SPINCOUNT"] = "infinite"; }, "GOMP_SPINCOUNT=infinite",
        "unset these"},
-      {"thread-waits", w, [](R& r, Q&) { r.environment["KMP_BLOCKTIME"] = "200"; }, "KMP_BLOCKTIME=200", "unset these"},
+      {"thread-waits", w, [](R& r, Q&) { r.environment["GOMP_SPINCOUNT"] = "100000"; }, "GOMP_SPINCOUNT=100000",
+       "unset these"},
+      {"cores", w, [](R& r, Q&) { r.host.machine.cpu_quota = 12, r.environment["OMP_NUM_THREADS"] = "8"; },
+       "8 cores for 2 ranks, but", "unset OMP_NUM_THREADS"},
       {"host-name", w, [](R& r, Q&) { r.listed = "A.cluster"; }, "its own name is a: ", "write a in the list"},
   };
   for (const Fault& fault : faults) {
