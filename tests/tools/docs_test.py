@@ -57,7 +57,8 @@ def paths_of(text):
     """The paths of this tree that a page names."""
     for word in quoted(text):
         if re.fullmatch(r"[\w.+-]+(/[\w.+-]+)*/[\w.+-]*", word) \
-                and (word.split("/")[0] in FOLDERS or word.endswith((".cc", ".h", ".cu"))) and not ELSEWHERE.match(word) and "NAME" not in word:
+                and (word.split("/")[0] in FOLDERS or word.endswith((".cc", ".h", ".cu"))) \
+                and not ELSEWHERE.match(word) and "NAME" not in word:
             yield word
 
 
