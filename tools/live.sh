@@ -7,7 +7,7 @@
 # script whose users wait for its progress, such as tools/test.sh, sets live_elsewhere=plain before it sources this file.
 live_mode=${ANNULUS_PROGRESS-}
 if [[ ! $live_mode && -t 2 ]]; then
-  [[ ${TERM-dumb} == dumb ]] && live_mode=plain || live_mode=live
+  [[ ${TERM:-dumb} == dumb ]] && live_mode=plain || live_mode=live
 fi
 : "${live_mode:=${live_elsewhere-none}}"
 live_at=-10 live_shown='' live_width=0

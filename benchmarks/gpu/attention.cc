@@ -121,7 +121,7 @@ std::string verdict(const BenchRatio& r) {
 }
 
 std::string computed_instead(const TimedSide& side, const std::string& own) {
-  return side.name + " computed by " + side.operators + " instead of " + own;
+  return side.name + " computed by " + side.operators() + " instead of " + own;
 }
 
 double teraflops(double flops, double seconds) { return flops / seconds / 1e12; }
@@ -138,10 +138,10 @@ std::string own_operator_of(const GpuBenchOptions& o) {
 BenchRatio compared(GpuBench& bench, const std::string& name, const std::string& settings,
                     std::vector<TimedSide>& sides, std::optional<double> goal) {
   measure_in_turn(sides, bench.options.device, bench.options.rounds);
-  BenchRatio r = ratio_of(name, settings + ", by " + sides[0].operators, sides[0].seconds, sides[1].seconds, goal);
-  if (sides[0].computed.size() != 1 || sides[0].operators != sides[1].operators) {
+  BenchRatio r = ratio_of(name, settings + ", by " + sides[0].operators(), sides[0].seconds, sides[1].seconds, goal);
+  if (sides[0].computed.size() != 1 || sides[0].computed != sides[1].computed) {
     r.invalid =
-        sides[0].name + " computed by " + sides[0].operators + ", " + sides[1].name + " by " + sides[1].operators;
+        sides[0].name + " computed by " + sides[0].operators() + ", " + sides[1].name + " by " + sides[1].operators();
   }
   return r;
 }
@@ -180,9 +180,9 @@ void bench_dense(GpuBench& bench) {
         bench.out << line(&side == &sides[0] ? "  %12.3f  %8.1f" : "  %11.3f  %8.1f", 1e3 * seconds,
                           teraflops(flops, seconds));
         bench.figure(&side == &sides[0] ? of : of + ", operator", "TFLOP/s", teraflops(flops, seconds),
-                     teraflops(flops, median(side.seconds)), side.operators, &side == &sides[0] ? r.invalid : "");
+                     teraflops(flops, median(side.seconds)), side.operators(), &side == &sides[0] ? r.invalid : "");
       }
-      bench.out << line("  %8.3f  ", r.ratio) << sides[0].operators << verdict(r) << std::endl;
+      bench.out << line("  %8.3f  ", r.ratio) << sides[0].operators() << verdict(r) << std::endl;
       bench.end_figures("dense");  // the run may be cut off at any time
     }
   }
@@ -276,16 +276,16 @@ void bench_ring(GpuBench& bench) {
                                       {"one call", [&] { back ? whole.backward() : whole.forward(); }}};
       BenchRatio& r =
           bench.ratio(compared(bench, line("gpu/ring of %lld %s", o.ranks, direction), settings, sides, std::nullopt));
-      if (r.invalid.empty() && sides[1].operators != own) r.invalid = computed_instead(sides[1], own);
+      if (r.invalid.empty() && sides[1].operators() != own) r.invalid = computed_instead(sides[1], own);
       for (size_t i = 0; i < ring_both.size(); ++i) {
         ring_both[i] += sides[0].seconds[i];
         whole_both[i] += sides[1].seconds[i];
       }
       computed.insert(sides[0].computed.begin(), sides[0].computed.end());
       if (invalid.empty()) invalid = r.invalid;
-      print(direction.c_str(), r, sides[0].operators, least(sides[0].seconds), least(sides[1].seconds));
-      bench.figure("ring " + direction, "s", sides[0].seconds, sides[0].operators, r.invalid);
-      bench.figure("ring " + direction + ", one call", "s", sides[1].seconds, sides[1].operators);
+      print(direction.c_str(), r, sides[0].operators(), least(sides[0].seconds), least(sides[1].seconds));
+      bench.figure("ring " + direction, "s", sides[0].seconds, sides[0].operators(), r.invalid);
+      bench.figure("ring " + direction + ", one call", "s", sides[1].seconds, sides[1].operators());
       bench.end_figures("ring");
     }
     BenchRatio& r =
@@ -350,17 +350,17 @@ void bench_attention_patterns(GpuBench& bench) {
       measure_in_turn(sides, o.device, o.rounds);
       std::vector<double> expected = sides[1].seconds;
       for (double& seconds : expected) seconds *= share;
-      const std::string by = sides[0].operators + ", the whole call by " + sides[1].operators;
+      const std::string by = sides[0].operators() + ", the whole call by " + sides[1].operators();
       BenchRatio& r = bench.ratio(ratio_of("gpu/" + name + " over its share",
                                            settings_of(bench, o.length) + ", by " + by, sides[0].seconds, expected));
       // A kernel may hand bands and gathered blocks to another operator (choose_kernel.h), but not a whole call.
-      if (sides[1].operators != own) r.invalid = computed_instead(sides[1], own);
+      if (sides[1].operators() != own) r.invalid = computed_instead(sides[1], own);
       bench.out << line("  %-20s  %.4f  %-9s  %9.3f  %8.3f  %10.2f  %8.2g   ", p.name, share, direction,
                         1e3 * least(sides[0].seconds), 1e3 * least(sides[1].seconds), r.ratio, error)
                 << by << verdict(r) << std::endl;
-      bench.figure(name, "s", sides[0].seconds, sides[0].operators, r.invalid);
+      bench.figure(name, "s", sides[0].seconds, sides[0].operators(), r.invalid);
       bench.figure(name + ", over share", "ratio", r.ratio, r.ratio, by, r.invalid);
-      bench.figure(name + ", call without a mask", "s", sides[1].seconds, sides[1].operators);
+      bench.figure(name + ", call without a mask", "s", sides[1].seconds, sides[1].operators());
       bench.end_figures("patterns");
     }
     bench.figure(p.name + ", off the oracle", "relative", error, error);

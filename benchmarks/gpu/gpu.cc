@@ -106,7 +106,6 @@ void measure_in_turn(std::vector<TimedSide>& sides, at::Device device, int64_t r
     const OperatorsSeen seen;
     side.call();
     side.computed.merge(seen.names());
-    side.operators = text_of_operators(side.computed);
   }
 }
 

@@ -57,7 +57,8 @@ struct TimedSide {
   std::function<void()> call;
   std::vector<double> seconds = {};
   OperatorNames computed = {};  // in all calls that were observed
-  std::string operators = {};   // their names, as text_of_operators writes them
+
+  std::string operators() const { return text_of_operators(computed); }
 };
 
 // Calls each side a few times to warm up, then measures the sides in turn, round by round. A short call is repeated

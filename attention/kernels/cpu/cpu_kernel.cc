@@ -1,4 +1,4 @@
-// The cpu kernel: flash attention on CPUs (attention/kernels/cpu) for LibTorch's tensors. choose_kernel.cc makes it.
+// The cpu kernel: flash attention on CPUs (flash.h) for LibTorch's tensors. choose_kernel.cc makes it.
 // This file gives the tiles of a step to threads, in the pieces of cpu_items.h.
 //
 // Tiles with the same query rows, or with many keys in common, are computed together

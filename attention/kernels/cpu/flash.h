@@ -51,7 +51,6 @@ struct WrittenRows {
   uint8_t* flags = nullptr;
   int64_t step = 1;
 
-  WrittenRows from(int64_t i) const { return {flags == nullptr ? nullptr : flags + i * step, step}; }
   // Returns whether row i has been written, and takes note that it is now.
   bool test_and_set(int64_t i) const { return flags == nullptr || std::exchange(flags[i * step], uint8_t{1}) != 0; }
 };
