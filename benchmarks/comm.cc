@@ -207,7 +207,7 @@ void start_and_step(Communicator& world, StartTimes times, const std::string& pa
                                    .batch = 1,
                                    .steps = 1,
                                    .text_bytes = 1 << 20});
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   Training training(config, world, data, at::kCPU);
   times[kModel] = wall_seconds();
   training.step();

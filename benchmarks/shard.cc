@@ -50,7 +50,7 @@ class ShardBenchmark : public Benchmark {
     llama_.steps = rounds_ + 1;
     Config config = config_of(llama_);
     config.model.dtype = dtype_;
-    const Dataset data(config.data, config.run.seed);
+    const Dataset data(config.data, config.run.seed, config.model.vocab);
     std::array<Level, kLevels> levels;
     for (size_t level = 0; level < kLevels; ++level) {
       config.optimizer.shard = static_cast<int64_t>(level);

@@ -64,7 +64,7 @@ class TrainBenchmark : public Benchmark {
                                      .batch = 4,
                                      .steps = steps_ + 1,
                                      .text_bytes = 64 << 20});
-    const Dataset data(config.data, config.run.seed);
+    const Dataset data(config.data, config.run.seed, config.model.vocab);
     Training training(config, world, data, at::kCPU);
     training.step();  // touches memory for the first time
 

@@ -108,7 +108,7 @@ MemoryPlan planned(const Config& config, at::Device device) {
 Steps run_steps(const Config& config, at::Device device, int64_t warm_ups, int64_t counted,
                 const std::function<void(double seconds, const std::string& note)>& each_step) {
   release_cached_memory(device);
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   const std::shared_ptr<Communicator> world = make_self_communicator();
   Training training(config, *world, data, device);
   Steps steps;

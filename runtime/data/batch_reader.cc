@@ -1,34 +1,39 @@
 // See batch_reader.h.
 #include "runtime/data/batch_reader.h"
 
+#include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <utility>
 
 #include "common/error.h"
 
 namespace annulus {
 
-Batch fill_batch(const BatchShape& shape, const std::function<Row(int64_t)>& row,
-                 const std::function<std::vector<int64_t>(int64_t)>& parts, int64_t* to) {
-  Batch batch;
-  int64_t* tokens = to;
+int64_t BatchShape::length() const {
+  return std::accumulate(positions.begin(), positions.end(), int64_t{0},
+                         [](int64_t sum, const Span& span) { return sum + span.count; });
+}
+
+Batch fill_batch(const Dataset& data, const BatchShape& shape, std::vector<DrawnRow> rows, int64_t* to) {
+  Batch batch{.rows = std::move(rows)};
+  const int64_t length = shape.length();
   int64_t* targets = to + shape.plane();
   int64_t* restarted = targets + shape.plane();
-  for (int64_t i = 0; i < shape.own_rows; ++i) {
-    const Row whole = row(shape.first_row + i);
-    batch.parts.push_back(parts(shape.first_row + i));
-    for (const int64_t position : shape.positions) {
-      const auto at = static_cast<size_t>(position);
-      *tokens++ = whole.tokens[at];
-      batch.targets += whole.targets[at] != kNoTarget ? 1 : 0;
-      *targets++ = whole.targets[at];
-    }
+  for (const DrawnRow& row : batch.rows) {
+    data.read(row, shape.positions, to, targets);
+    batch.targets += length - std::count(targets, targets + length, kNoTarget);
+    to += length;
+    targets += length;
     if (!shape.restart) continue;
+    const std::vector<int64_t> parts = row.parts();
     int64_t begin = 0;
-    auto part = batch.parts.back().begin();
-    for (const int64_t position : shape.positions) {
-      while (position >= begin + *part) begin += *part++;
-      *restarted++ = position - begin;
+    auto part = parts.begin();
+    for (const Span& span : shape.positions) {
+      for (int64_t i = 0; i < span.count; ++i) {
+        while (span.at(i) >= begin + *part) begin += *part++;
+        *restarted++ = span.at(i) - begin;
+      }
     }
   }
   return batch;
@@ -58,13 +63,16 @@ BatchReader::~BatchReader() {
 
 void BatchReader::read_step(int64_t step, Step& to) const {
   to.batches.clear();
+  to.uses.assign(data_.sources(), {});
   for (int64_t i = 0; i < batches_; ++i) {
-    const int64_t first = i * shape_.rows;
-    to.batches.push_back(fill_batch(
-        shape_, [&](int64_t row) { return data_.row(step, first + row); },
-        [&](int64_t row) { return data_.parts(step, first + row); }, memory_[to.slot] + i * shape_.values()));
+    std::vector<DrawnRow> own;
+    for (int64_t row = 0; row < shape_.rows; ++row) {
+      DrawnRow drawn = data_.drawn(step, i * shape_.rows + row);
+      to.uses[drawn.source].add(drawn.use());
+      if (row >= shape_.first_row && row < shape_.first_row + shape_.own_rows) own.push_back(std::move(drawn));
+    }
+    to.batches.push_back(fill_batch(data_, shape_, std::move(own), memory_[to.slot] + i * shape_.values()));
   }
-  to.uses = data_.uses(step);
 }
 
 void BatchReader::read() {

@@ -5,11 +5,11 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
-#include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#include "attention/pattern/span.h"
 #include "runtime/data/dataset.h"
 
 namespace annulus {
@@ -19,23 +19,23 @@ struct BatchShape {
   int64_t rows = 0;       // in the batch, over all ranks
   int64_t first_row = 0;  // the first of them that is this rank's
   int64_t own_rows = 0;
-  std::vector<int64_t> positions;  // this rank's positions in a row, rising
-  bool restart = false;            // also give rotary positions, which restart with every part
+  std::vector<Span> positions;  // this rank's positions in a row, rising
+  bool restart = false;         // also give rotary positions, which restart with every part
 
-  int64_t plane() const { return own_rows * static_cast<int64_t>(positions.size()); }
+  int64_t length() const;  // the number of positions
+  int64_t plane() const { return own_rows * length(); }
   // Planes [own_rows, positions]: tokens, targets and, with `restart`, rotary positions.
   int64_t planes() const { return restart ? 3 : 2; }
   int64_t values() const { return planes() * plane(); }
 };
 
 struct Batch {
-  std::vector<std::vector<int64_t>> parts;  // for each of this rank's rows, lengths that add up to the context
-  int64_t targets = 0;                      // this rank's targets that count
+  std::vector<DrawnRow> rows;  // this rank's
+  int64_t targets = 0;         // this rank's targets that count
 };
 
-// Fills `to`, an array of values() numbers, from row(i) and parts(i), where i is a row of the batch. Thread-safe.
-Batch fill_batch(const BatchShape& shape, const std::function<Row(int64_t)>& row,
-                 const std::function<std::vector<int64_t>(int64_t)>& parts, int64_t* to);
+// Fills `to`, an array of values() numbers, with what this rank has of its rows. Thread-safe.
+Batch fill_batch(const Dataset& data, const BatchShape& shape, std::vector<DrawnRow> rows, int64_t* to);
 
 // Only one thread may call take().
 class BatchReader {

@@ -16,17 +16,6 @@
 namespace annulus {
 namespace {
 
-std::vector<int64_t> lengths(const std::vector<Piece>& pieces, int64_t context) {
-  std::vector<int64_t> lengths;
-  int64_t left = context;
-  for (const Piece& piece : pieces) {
-    lengths.push_back(piece.count);
-    left -= piece.count;
-  }
-  if (left > 0) lengths.push_back(left);
-  return lengths;
-}
-
 // The ids by which the documents of a file are found, for messages.
 std::string ids_text(const TokenFile& file) {
   std::string text;
@@ -36,6 +25,25 @@ std::string ids_text(const TokenFile& file) {
 }
 
 }  // namespace
+
+void SourceUse::add(const SourceUse& other, int64_t times) {
+  rows += times * other.rows;
+  targets += times * other.targets;
+  documents += times * other.documents;
+}
+
+std::vector<int64_t> DrawnRow::parts() const {
+  std::vector<int64_t> lengths;
+  for (const Piece& piece : pieces) lengths.push_back(piece.count);
+  if (const int64_t padding = context - use().targets; padding > 0) lengths.push_back(padding);
+  return lengths;
+}
+
+SourceUse DrawnRow::use() const {
+  SourceUse use{.rows = 1, .targets = 0, .documents = static_cast<int64_t>(pieces.size())};
+  for (const Piece& piece : pieces) use.targets += piece.count;
+  return use;
+}
 
 Dataset::Dataset(const DataConfig& data, int64_t seed, int64_t vocab, bool resumes)
     : data_(data), seed_(seed), vocab_(vocab) {
@@ -256,7 +264,7 @@ int64_t Dataset::rows_left_out() const {
 
 // ---- rows
 
-Dataset::Place Dataset::place(int64_t step, int64_t row) const {
+DrawnRow Dataset::drawn(int64_t step, int64_t row) const {
   const Phase& phase = phase_of(step);
   if (step < phase.step || row < 0 || row >= phase.rows) {
     throw Error(ErrorKind::kInternal, "data",
@@ -265,58 +273,17 @@ Dataset::Place Dataset::place(int64_t step, int64_t row) const {
   const Mixture::Draw draw = phase.mixture->at(phase.first_draw(step) + row);
   for (size_t s = 0; s < sources_.size(); ++s) {
     if (sources_[s].digest != phase.sources[draw.source].digest) continue;
-    return {s, sources_[s].order->at(phase.drawn[draw.source] + draw.number)};
+    const SourceOrder::Drawn at = sources_[s].order->at(phase.drawn[draw.source] + draw.number);
+    return {.source = s, .context = phase.context, .pieces = at.index->row(Split::kTrain, at.row)};
   }
   throw Error(ErrorKind::kInternal, "data", "the source of a row of an earlier step is gone");
-}
-
-size_t Dataset::source(int64_t step, int64_t row) const { return place(step, row).source; }
-
-Row Dataset::assemble(size_t source, const std::vector<Piece>& pieces, int64_t context) const {
-  const Corpus& corpus = *sources_[source].corpus;
-  Row row{.tokens = std::vector<int64_t>(static_cast<size_t>(context), 0),
-          .targets = std::vector<int64_t>(static_cast<size_t>(context), kNoTarget)};
-  std::vector<int64_t> read;
-  auto token = row.tokens.begin();
-  auto target = row.targets.begin();
-  for (const Piece& piece : pieces) {
-    read.resize(static_cast<size_t>(piece.count) + 1);
-    corpus.read(piece.token, piece.count + 1, read.data());
-    if (vocab_ > 0) {
-      const auto beyond = std::find_if(read.begin(), read.end(), [&](int64_t id) { return id < 0 || id >= vocab_; });
-      if (beyond != read.end()) {
-        refuse_data(corpus.where(piece.token + (beyond - read.begin())) + " is the id " + std::to_string(*beyond) +
-                    ", beyond model.vocab = " + std::to_string(vocab_) +
-                    ": check that the file has this tokenizer, format and width");
-      }
-    }
-    token = std::copy(read.begin(), read.end() - 1, token);
-    target = std::copy(read.begin() + 1, read.end(), target);
-  }
-  for (const int64_t ignored : data_.ignore) std::replace(row.targets.begin(), target, ignored, kNoTarget);
-  return row;
-}
-
-Row Dataset::row(int64_t step, int64_t row) const {
-  const Place at = place(step, row);
-  return assemble(at.source, at.drawn.index->row(Split::kTrain, at.drawn.row), context(step));
-}
-
-std::vector<int64_t> Dataset::parts(int64_t step, int64_t row) const {
-  const Place at = place(step, row);
-  return lengths(at.drawn.index->row(Split::kTrain, at.drawn.row), context(step));
 }
 
 std::vector<SourceUse> Dataset::uses(int64_t step) const {
   std::vector<SourceUse> uses(sources_.size());
   for (int64_t row = 0; row < rows(step); ++row) {
-    const Place at = place(step, row);
-    SourceUse& use = uses[at.source];
-    ++use.rows;
-    for (const Piece& piece : at.drawn.index->row(Split::kTrain, at.drawn.row)) {
-      use.targets += piece.count;
-      ++use.documents;
-    }
+    const DrawnRow at = drawn(step, row);
+    uses[at.source].add(at.use());
   }
   return uses;
 }
@@ -345,21 +312,54 @@ int64_t Dataset::validation_rows(size_t source, int64_t step) const {
   return index_of(source, phase_of(step).settings)->rows(Split::kValidation);
 }
 
-std::vector<Piece> Dataset::validation_pieces(size_t source, int64_t step, int64_t i, int64_t count) const {
-  const std::shared_ptr<const RowIndex> index = index_of(source, phase_of(step).settings);
+DrawnRow Dataset::held_out(size_t source, int64_t step, int64_t i, int64_t count) const {
+  const Phase& phase = phase_of(step);
+  const std::shared_ptr<const RowIndex> index = index_of(source, phase.settings);
   const int64_t rows = index->rows(Split::kValidation);
-  if (rows >= count) {
-    return index->row(Split::kValidation, static_cast<int64_t>(static_cast<__int128>(rows) * i / count));
+  const int64_t row = rows >= count ? static_cast<int64_t>(static_cast<__int128>(rows) * i / count) : i;
+  return {.source = source,
+          .context = phase.context,
+          .pieces = row < rows ? index->row(Split::kValidation, row) : std::vector<Piece>()};
+}
+
+// ---- tokens
+
+void Dataset::read(const DrawnRow& row, const std::vector<Span>& positions, int64_t* tokens, int64_t* targets) const {
+  const Corpus& corpus = *sources_[row.source].corpus;
+  const auto read_from = [&](int64_t first, const Span& of, int64_t* to) {
+    corpus.read(first, of.count, to, of.stride);
+    if (vocab_ == 0) return;
+    const int64_t* beyond = std::find_if(to, to + of.count, [&](int64_t id) { return id >= vocab_; });
+    if (beyond == to + of.count) return;
+    refuse_data(corpus.where(first + (beyond - to) * of.stride) + " is the id " + std::to_string(*beyond) +
+                ", beyond model.vocab = " + std::to_string(vocab_) +
+                ": check that the file has this tokenizer, format and width");
+  };
+  for (const Span& span : positions) {
+    std::fill_n(tokens, span.count, 0);
+    std::fill_n(targets, span.count, kNoTarget);
+    int64_t begin = 0;  // of the piece in the row
+    for (const Piece& piece : row.pieces) {
+      const Span own = span.clip(begin, begin + piece.count - 1);
+      if (!own.empty()) {
+        const int64_t first = piece.token + own.begin - begin, at = span.index_of(own.begin);
+        read_from(first + 1, own, targets + at);
+        // In a run of neighbouring positions, each target but the last is also the next token.
+        const bool run = own.stride == 1;
+        read_from(first, run ? own.sub(0, 1) : own, tokens + at);
+        if (run) std::copy_n(targets + at, own.count - 1, tokens + at + 1);
+      }
+      begin += piece.count;
+    }
+    for (const int64_t ignored : data_.ignore) std::replace(targets, targets + span.count, ignored, kNoTarget);
+    tokens += span.count;
+    targets += span.count;
   }
-  return i < rows ? index->row(Split::kValidation, i) : std::vector<Piece>();
 }
 
-Row Dataset::validation_row(size_t source, int64_t step, int64_t i, int64_t count) const {
-  return assemble(source, validation_pieces(source, step, i, count), context(step));
-}
-
-std::vector<int64_t> Dataset::validation_parts(size_t source, int64_t step, int64_t i, int64_t count) const {
-  return lengths(validation_pieces(source, step, i, count), context(step));
+int64_t Dataset::tokens_read() const {
+  return std::accumulate(sources_.begin(), sources_.end(), int64_t{0},
+                         [](int64_t sum, const Source& source) { return sum + source.corpus->tokens_read(); });
 }
 
 }  // namespace annulus

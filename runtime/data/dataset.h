@@ -12,9 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include "attention/pattern/span.h"
 #include "runtime/config/config.h"
 #include "runtime/data/mixture.h"
 #include "runtime/data/order.h"
+#include "runtime/data/packing.h"
 #include "runtime/data/row_index.h"
 #include "runtime/data/shards/corpus.h"
 
@@ -23,19 +25,28 @@ namespace annulus {
 // The target of a position that does not count: of padding, and of ids of data.ignore.
 inline constexpr int64_t kNoTarget = -1;
 
-// One row, with as many tokens as the stage's context.
-struct Row {
-  std::vector<int64_t> tokens;   // 0 for padding
-  std::vector<int64_t> targets;  // for each of them, the token that follows it, or kNoTarget
-};
-
 // What a source has contributed.
 struct SourceUse {
   int64_t rows = 0;
   int64_t targets = 0;    // positions that are not padding, including ids of data.ignore
   int64_t documents = 0;  // what rows hold of documents: one that is cut counts once for each of its rows
 
+  // Adds another use, or takes it off with `times` = -1.
+  void add(const SourceUse& other, int64_t times = 1);
   friend bool operator==(const SourceUse&, const SourceUse&) = default;
+};
+
+// A row before its tokens are read: where they lie, and what it holds of documents.
+struct DrawnRow {
+  size_t source = 0;
+  int64_t context = 0;        // the number of its positions
+  std::vector<Piece> pieces;  // in order, one for each document that it has tokens of; the rest of it is padding
+
+  // The lengths of its parts in order: the documents, whatever data.documents is, and then padding if there is any.
+  // They add up to the context.
+  std::vector<int64_t> parts() const;
+  // What it takes from its source.
+  SourceUse use() const;
 };
 
 // Thread-safe except for resume() and leave_out(), which find or make row indexes as the constructor does.
@@ -52,12 +63,8 @@ class Dataset {
 
   int64_t context(int64_t step) const { return phase_of(step).context; }
   int64_t rows(int64_t step) const { return phase_of(step).rows; }
-  size_t source(int64_t step, int64_t row) const;
-  // Raises Error(kInput) if a file has changed, cannot be read, or holds an id outside the vocabulary.
-  Row row(int64_t step, int64_t row) const;
-  // The lengths of a row's parts in order, one for each document that it has tokens of, whatever data.documents is, and
-  // one for padding, which is last. They add up to context(step). Reads no tokens.
-  std::vector<int64_t> parts(int64_t step, int64_t row) const;
+  // Looks up a row. Reads no tokens. Raises Error(kInput) if the file of the row index has changed or is damaged.
+  DrawnRow drawn(int64_t step, int64_t row) const;
   // What the rows of this step take from each source.
   std::vector<SourceUse> uses(int64_t step) const;
   // The epochs of a source that the steps before this one have completed, and the share of the epoch that they began:
@@ -75,15 +82,24 @@ class Dataset {
   bool has_validation() const;
   // The number of validation rows of a source; 0 if nothing is held out.
   int64_t validation_rows(size_t source, int64_t step) const;
-  // Row i of `count` rows that are spaced evenly over them. If there are fewer than `count`, the further rows have no
-  // tokens and no target that counts.
-  Row validation_row(size_t source, int64_t step, int64_t i, int64_t count) const;
-  std::vector<int64_t> validation_parts(size_t source, int64_t step, int64_t i, int64_t count) const;
+  // Row i of `count` rows that are spaced evenly over them. If there are fewer than `count`, the further rows are
+  // nothing but padding.
+  DrawnRow held_out(size_t source, int64_t step, int64_t i, int64_t count) const;
+
+  // ---- tokens
+
+  // Reads the tokens at some positions of a row, one span after the other, and for each of them the token that follows
+  // it, its target. Padding has the token 0 and kNoTarget. Nothing else of the row is read. Raises Error(kInput) if a
+  // file has changed, cannot be read, or holds an id outside the vocabulary.
+  void read(const DrawnRow& row, const std::vector<Span>& positions, int64_t* tokens, int64_t* targets) const;
+  // The number of tokens that were read from the files so far.
+  int64_t tokens_read() const;
 
   // ---- descriptions
 
   size_t sources() const { return sources_.size(); }
   std::string name(size_t source) const { return data_.train.name(source); }
+  int64_t vocab() const { return vocab_; }  // as given
   // Whether all sources are texts, whose tokens are bytes.
   bool is_text() const;
   // The folder of the shards that has tokens.table, the texts of all ids; empty: there is none.
@@ -148,19 +164,12 @@ class Dataset {
     std::string digest;  // of the corpus
     std::optional<SourceOrder> order;
   };
-  struct Place {
-    size_t source;
-    SourceOrder::Drawn drawn;
-  };
 
   std::shared_ptr<const RowIndex> index_of(size_t source, const PackSettings& settings) const;
   std::vector<Phase> planned(int64_t from) const;  // as configured, from that step on
   void follow(std::vector<Phase> phases);          // sets phases_ and makes the sources' orders
   size_t number_of_phase(int64_t step) const;
   const Phase& phase_of(int64_t step) const { return phases_[number_of_phase(step)]; }
-  Place place(int64_t step, int64_t row) const;
-  std::vector<Piece> validation_pieces(size_t source, int64_t step, int64_t i, int64_t count) const;
-  Row assemble(size_t source, const std::vector<Piece>& pieces, int64_t context) const;
 
   DataConfig data_;
   int64_t seed_;

@@ -3,6 +3,7 @@
 
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/aminmax.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -274,21 +275,18 @@ Part loss_charges(int64_t rows, int64_t dim, int64_t vocab, const Computes& on) 
 at::Tensor linear_cross_entropy_sum(const at::Tensor& hidden, const at::Tensor& head, const at::Tensor& targets,
                                     double scale, int64_t chunk_rows) {
   const int64_t vocab = head.size(0);
-  if (targets.is_cpu()) check_tokens(targets, vocab, /*lowest=*/-1);
+  if (targets.is_cpu() && targets.numel() > 0) {
+    const auto [low, high] = at::aminmax(targets);
+    const int64_t lowest = low.item<int64_t>(), highest = high.item<int64_t>();
+    if (lowest < -1 || highest >= vocab) {
+      throw Error(ErrorKind::kInput, "model",
+                  "the target " + std::to_string(lowest < -1 ? lowest : highest) + " is outside the vocabulary [0, " +
+                      std::to_string(vocab) + "): set model.vocab to hold every token of the data");
+    }
+  }
   if (chunk_rows <= 0) chunk_rows = loss_chunk_rows(vocab, hidden.scalar_type());
   return LinearCrossEntropySum::apply(hidden, head, targets, scale, chunk_rows,
                                       at::GradMode::is_enabled() && (hidden.requires_grad() || head.requires_grad()));
-}
-
-void check_tokens(const at::Tensor& tokens, int64_t vocab, int64_t lowest) {
-  const int64_t* p = tokens.const_data_ptr<int64_t>();
-  for (int64_t i = 0; i < tokens.numel(); ++i) {
-    if (p[i] < lowest || p[i] >= vocab) {
-      throw Error(ErrorKind::kInput, "model",
-                  "token " + std::to_string(p[i]) + " is outside the vocabulary [0, " + std::to_string(vocab) +
-                      "): set model.vocab to hold every token of the data");
-    }
-  }
 }
 
 }  // namespace annulus

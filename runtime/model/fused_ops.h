@@ -71,14 +71,10 @@ int64_t loss_chunk_rows(int64_t vocab, at::ScalarType dtype);
 // hidden [rows, dim], head [vocab, dim], targets int64 [rows]; a row whose target is -1 has no loss and no gradient.
 // Both gradients are computed together with the loss, chunk by chunk of rows, so that the logits of all rows never
 // exist at once; chunk_rows = 0 means loss_chunk_rows(). Raises Error(kInput) if targets are on a CPU and one is vocab
-// or more; targets on another device have been checked by the caller (check_tokens) before they were copied there.
+// or more; targets on another device have been checked by the caller before they were copied there.
 at::Tensor linear_cross_entropy_sum(const at::Tensor& hidden, const at::Tensor& head, const at::Tensor& targets,
                                     double scale, int64_t chunk_rows = 0);
 
 Part loss_charges(int64_t rows, int64_t dim, int64_t vocab, const Computes& on);
-
-// tokens int64, contiguous, on a CPU. Raises Error(kInput) if one is outside [lowest, vocab). `lowest` is -1 for
-// targets, where -1 stands for one that does not count.
-void check_tokens(const at::Tensor& tokens, int64_t vocab, int64_t lowest = 0);
 
 }  // namespace annulus

@@ -4,9 +4,9 @@
 #include <ATen/OpMathType.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -39,26 +39,25 @@ Span rows_of(int64_t batch, const Mesh& mesh) {
   return {mesh.index("data") * count, 1, count};
 }
 
-void set_documents(std::vector<PlanRequest>& requests, const std::vector<std::vector<int64_t>>& parts) {
+void set_documents(std::vector<PlanRequest>& requests, const std::vector<DrawnRow>& rows) {
+  std::vector<std::vector<int64_t>> parts;
+  for (const DrawnRow& row : rows) parts.push_back(row.parts());
   for (PlanRequest& request : requests) request.pattern.documents = parts;
 }
 
 }  // namespace
 
 struct Training::Share {
-  Share(int64_t accumulate, const LayerRequests& layers, BatchShape batch_shape, bool recorded, const Model& model,
+  Share(int64_t accumulate, const LayerRequests& layers, BatchShape batch_shape, RotaryTable table, bool recorded,
         at::Device device)
       : shape(std::move(batch_shape)),
         requests(layers.of_rows(shape.first_row, shape.own_rows)),
+        rotary(std::move(table)),
         graph(device, recorded) {
-    const auto positions = static_cast<int64_t>(shape.positions.size());
-    std::vector<int64_t> sizes = {shape.planes(), shape.own_rows, positions};
+    std::vector<int64_t> sizes = {shape.planes(), shape.own_rows, shape.length()};
     if (device.is_cuda()) batch = at::empty(sizes, at::TensorOptions(at::kLong).device(device));
     sizes.insert(sizes.begin(), accumulate);
     for (int64_t i = 0; i < kTokenSlots; ++i) slots.push_back(host_memory(sizes, at::kLong, device));
-    const int64_t context = layers.distinct[0].shape.q_len;
-    rotary = model.rotary(shape.restart ? at::arange(context, at::kLong)
-                                        : at::from_blob(shape.positions.data(), {positions}, at::kLong));
   }
 
   // Begins to read the rows of steps [begin, until).
@@ -114,6 +113,9 @@ Training::Training(const Config& config, std::vector<Stage> stages, Communicator
       everybodys_(at::zeros({world.size(), kNumbers}, numbers_.options())),
       readout_({world.size(), kNumbers}, at::kDouble, device),
       uses_(data.resumed_uses()) {
+  if (data.vocab() != config.model.vocab) {
+    throw Error(ErrorKind::kInternal, "train", "the data were opened for another vocabulary than model.vocab");
+  }
   if (device.is_cuda()) set_gpu_numerics({.tf32 = config.tf32, .deterministic = config.deterministic});
   model_.set_recompute(config.model.recompute);
   const int64_t first = data_.first_step();
@@ -143,24 +145,27 @@ void Training::enter(size_t stage, int64_t step) {
   stop_reading();
   share_.reset();  // before the next one takes its memory
   stage_ = stage;
-  const Layout layout =
-      make_layout(parse_layout(config_.attention.layout, "attention.layout"), now.context, mesh_.size("context"));
+  const Layout layout = query_layout(now.layers.distinct[0]);
+  const int rank = mesh_.index("context");
   const Span rows = rows_of(now.batch, mesh_);
   BatchShape shape{.rows = now.batch,
                    .first_row = rows.begin,
                    .own_rows = rows.count,
-                   .positions = layout.positions(mesh_.index("context")),
+                   .positions = layout.spans[static_cast<size_t>(rank)],
                    .restart = config_.data.positions == "restart"};
-  share_ = std::make_unique<Share>(now.accumulate, now.layers, std::move(shape), recorded_, model_, device_);
+  const at::Tensor positions = config_.data.positions == "restart" ? at::arange(now.context, at::kLong)
+                                                                   : at::tensor(layout.positions(rank), at::kLong);
+  share_ = std::make_unique<Share>(now.accumulate, now.layers, std::move(shape), model_.rotary(positions), recorded_,
+                                   device_);
   // Plans are proved before the stage's first step, so that errors appear early. Plans of later documents are proved
   // when they are made, ahead of their step, and adaptive ones by the calls that make them.
   if (!proves_by_default()) return;
   for (const PlanRequest& request : requests_ahead(step, 0)) prove_plan(request, mesh_.axis("context"));
 }
 
-std::vector<PlanRequest> Training::requests(const std::vector<std::vector<int64_t>>& parts) const {
+std::vector<PlanRequest> Training::requests(const std::vector<DrawnRow>& rows) const {
   std::vector<PlanRequest> requests = share_->requests;
-  if (config_.data.documents) set_documents(requests, parts);
+  if (config_.data.documents) set_documents(requests, rows);
   return requests;
 }
 
@@ -169,9 +174,9 @@ std::vector<PlanRequest> Training::requests_ahead(int64_t step, int64_t i) const
   const Span rows = rows_of(stage.batch, mesh_);
   std::vector<PlanRequest> requests = stage.layers.of_rows(rows.begin, rows.count);
   if (!config_.data.documents) return requests;
-  std::vector<std::vector<int64_t>> parts;
-  for (int64_t row = 0; row < rows.count; ++row) parts.push_back(data_.parts(step, i * stage.batch + rows.at(row)));
-  set_documents(requests, parts);
+  std::vector<DrawnRow> drawn;
+  for (int64_t row = 0; row < rows.count; ++row) drawn.push_back(data_.drawn(step, i * stage.batch + rows.at(row)));
+  set_documents(requests, drawn);
   return requests;
 }
 
@@ -246,7 +251,7 @@ StepResult Training::step(bool stop) {
   for (int64_t i = 0; i < now.accumulate; ++i) {
     const Batch& batch = read.batches[static_cast<size_t>(i)];
     targets += batch.targets;
-    const std::vector<PlanRequest> requests_now = requests(batch.parts);
+    const std::vector<PlanRequest> requests_now = requests(batch.rows);
     look_up(requests_now);
     const Dropout dropout{.rate = config_.model.dropout,
                           .seed = static_cast<uint64_t>(config_.run.seed),
@@ -258,8 +263,6 @@ StepResult Training::step(bool stop) {
   agree_on(batches, {"agreeing on attention", steps_done_ + 1, "step"});
   for (int64_t i = 0; i < now.accumulate; ++i) {
     const at::Tensor host = slot[i];
-    check_tokens(host[0], config_.model.vocab);
-    check_tokens(host[1], config_.model.vocab, kNoTarget);
     const at::Tensor on_device = share.on_device(host);
     const Attend attends = attend(std::move(batches[static_cast<size_t>(i)]));
     model_state_.begin_pass(steps_done_ + 1, i == 0, i + 1 == now.accumulate);
@@ -294,11 +297,7 @@ StepResult Training::step(bool stop) {
   result.note = share.graph.take_note();
   result.lr = learning_rate(optimizer_settings(config_), steps_done_);
   apply(per_target, result);
-  for (size_t i = 0; i < uses_.size(); ++i) {
-    uses_[i].rows += read.uses[i].rows;
-    uses_[i].targets += read.uses[i].targets;
-    uses_[i].documents += read.uses[i].documents;
-  }
+  for (size_t i = 0; i < uses_.size(); ++i) uses_[i].add(read.uses[i]);
   tokens_ += result.tokens;
   ++steps_done_;
   return result;
@@ -346,25 +345,27 @@ ValidationResult Training::validate(const std::function<bool()>& stop) {
   const BatchShape& shape = share_->shape;
   const Stage& now = stages_[stage_];
   const int64_t batches = config_.validation.batches, rows = batches * now.batch;
-  at::Tensor host =
-      host_memory({shape.planes(), shape.own_rows, static_cast<int64_t>(shape.positions.size())}, at::kLong, device_);
+  at::Tensor host = host_memory({shape.planes(), shape.own_rows, shape.length()}, at::kLong, device_);
   double total = 0, targets = 0;
   ValidationResult result;
   for (size_t source = 0; source < data_.sources(); ++source) {
     double of_source = 0, targets_of_source = 0;
+    const auto own_rows = [&](int64_t batch) {
+      std::vector<DrawnRow> own;
+      for (int64_t row = 0; row < shape.own_rows; ++row) {
+        own.push_back(data_.held_out(source, step, batch * now.batch + shape.first_row + row, rows));
+      }
+      return own;
+    };
     const bool any = data_.validation_rows(source, step) > 0;
+    std::vector<DrawnRow> next = own_rows(0);
     for (int64_t i = 0; any && i < batches; ++i) {
       const bool stop_now = stop();
-      const auto parts = [&](int64_t row) { return data_.validation_parts(source, step, i * now.batch + row, rows); };
-      const auto row = [&](int64_t row) { return data_.validation_row(source, step, i * now.batch + row, rows); };
-      const Batch batch = fill_batch(shape, row, parts, host.data_ptr<int64_t>());
-      const std::vector<PlanRequest> requests_now = requests(batch.parts);
+      const Batch batch = fill_batch(data_, shape, std::move(next), host.data_ptr<int64_t>());
+      const std::vector<PlanRequest> requests_now = requests(batch.rows);
       look_up(requests_now);
-      if (config_.data.documents && i + 1 < batches) {
-        std::vector<std::vector<int64_t>> next;
-        for (int64_t r = 0; r < shape.own_rows; ++r) next.push_back(parts(now.batch + shape.first_row + r));
-        plan_ahead(requests(next));
-      }
+      if (i + 1 < batches) next = own_rows(i + 1);
+      if (config_.data.documents && i + 1 < batches) plan_ahead(requests(next));
       const at::Tensor on_device = share_->on_device(host);
       std::vector<std::vector<AttentionCall>> batches = {
           calls(requests_now, {}, "validation, batch " + std::to_string(i + 1))};
@@ -442,11 +443,7 @@ void Training::restore(const TrainingState& state,
   stop_reading();
   for (int64_t step = state.step; step < steps_done_; ++step) {
     const std::vector<SourceUse> given = data_.uses(step);
-    for (size_t i = 0; i < uses_.size(); ++i) {
-      uses_[i].rows -= given[i].rows;
-      uses_[i].targets -= given[i].targets;
-      uses_[i].documents -= given[i].documents;
-    }
+    for (size_t i = 0; i < uses_.size(); ++i) uses_[i].add(given[i], -1);
   }
   read(slices(/*written=*/false));
   model_state_.changed();

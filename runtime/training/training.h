@@ -136,8 +136,8 @@ class Training {
   // Advances all begun communication and raises the errors that it has met.
   void progress();
   std::vector<TensorSlice> slices(bool written) const;
-  // Returns the distinct requests of a batch whose rows are divided into documents by `parts` (BatchReader).
-  std::vector<PlanRequest> requests(const std::vector<std::vector<int64_t>>& parts) const;
+  // Returns the distinct requests of a batch with these rows, which are this rank's.
+  std::vector<PlanRequest> requests(const std::vector<DrawnRow>& rows) const;
   // The same for batch i of a later step, which may belong to another stage.
   std::vector<PlanRequest> requests_ahead(int64_t step, int64_t i) const;
   // Makes the programs of these requests or finds them in the cache; PlanStats counts the time as waited.

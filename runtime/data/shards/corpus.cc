@@ -85,14 +85,16 @@ size_t Corpus::file_of(int64_t token) const {
   return static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), token) - ends_.begin());
 }
 
-void Corpus::read(int64_t first, int64_t count, int64_t* to) const {
-  if (first < 0 || count < 0 || count > tokens_ - first) {
+void Corpus::read(int64_t first, int64_t count, int64_t* to, int64_t stride) const {
+  if (first < 0 || count < 0 || (count > 0 && first + (count - 1) * stride >= tokens_)) {
     throw Error(ErrorKind::kInternal, "data", "tokens beyond the source were asked for");
   }
+  tokens_read_ += count;
   for (size_t i = file_of(first); count > 0; ++i) {
-    const int64_t n = std::min(count, ends_[i] - first);
-    if (n > 0) files_[i]->read(first - begin_of(i), n, to);
-    first += n;
+    if (ends_[i] <= first) continue;  // it is empty, or the stride passes over it
+    const int64_t n = std::min(count, (ends_[i] - 1 - first) / stride + 1);
+    files_[i]->read(first - begin_of(i), n, to, stride);
+    first += n * stride;
     to += n;
     count -= n;
   }

@@ -2,6 +2,7 @@
 // dataset and `annulus pack`.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -33,8 +34,10 @@ class Corpus {
   // Whether all files are texts, whose tokens are bytes.
   bool is_text() const { return is_text_; }
 
-  // Reads tokens [first, first + count). Raises Error(kInput) if a file has changed since it was opened.
-  void read(int64_t first, int64_t count, int64_t* to) const;
+  // Reads `count` tokens: first, first + stride, ... Raises Error(kInput) if a file has changed since it was opened.
+  void read(int64_t first, int64_t count, int64_t* to, int64_t stride = 1) const;
+  // The number of tokens that read() has returned so far.
+  int64_t tokens_read() const { return tokens_read_; }
 
   // Visits every document, empty ones included. hashed: see TokenFile::visit_documents.
   void visit_documents(bool hashed, const DocumentVisitor& visit) const;
@@ -70,6 +73,7 @@ class Corpus {
   std::optional<int64_t> vocab_;
   std::string tokenizer_;
   std::string fingerprint_;
+  mutable std::atomic<int64_t> tokens_read_ = 0;
 };
 
 }  // namespace annulus

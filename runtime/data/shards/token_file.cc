@@ -126,12 +126,17 @@ std::unique_ptr<TokenFile> TokenFile::open(const std::string& path, const Source
   return open_text(path, look.state);
 }
 
-void TokenFile::read(int64_t first, int64_t count, int64_t* to) const {
-  if (first < 0 || count < 0 || count > tokens_ - first) {
+void TokenFile::read(int64_t first, int64_t count, int64_t* to, int64_t stride) const {
+  const int64_t reach = count < 1 ? 0 : (count - 1) * stride + 1;
+  if (first < 0 || count < 0 || reach > tokens_ - first) {
     throw Error(ErrorKind::kInternal, "data", path_ + ": tokens beyond the file were asked for");
   }
-  visit_raw(first, count, [&](const void* raw, int64_t n) {
-    const auto widen = [&](auto* tokens) { to = std::copy(tokens, tokens + n, to); };
+  int64_t next = 0;  // the next token that is taken, counted from the beginning of the piece
+  visit_raw(first, reach, [&](const void* raw, int64_t n) {
+    const auto widen = [&](auto* tokens) {
+      for (; next < n; next += stride) *to++ = tokens[next];
+      next -= n;
+    };
     if (bits_ == 8) widen(static_cast<const uint8_t*>(raw));
     if (bits_ == 16) widen(static_cast<const uint16_t*>(raw));
     if (bits_ == 32) widen(static_cast<const uint32_t*>(raw));

@@ -60,9 +60,9 @@ class TokenFile {
   std::optional<int64_t> begin_id() const { return begin_; }
   std::optional<int64_t> end_id() const { return end_; }
 
-  // Reads tokens [first, first + count) as int64. Raises Error(kInput) if the file has changed since it was opened or
-  // cannot be read.
-  void read(int64_t first, int64_t count, int64_t* to) const;
+  // Reads `count` tokens as int64: first, first + stride, ... Raises Error(kInput) if the file has changed since it was
+  // opened or cannot be read.
+  void read(int64_t first, int64_t count, int64_t* to, int64_t stride = 1) const;
 
   // Visits the documents within the first `limit` tokens (-1: all); the last one is cut there. Reads no tokens if
   // boundaries are stored and hashes are stored or not asked for. Raises as read(), and if stored boundaries go

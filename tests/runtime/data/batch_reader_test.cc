@@ -7,7 +7,10 @@
 #include <fstream>
 #include <map>
 
+#include "attention/pattern/span.h"
+#include "attention/plan/layout.h"
 #include "common/error.h"
+#include "tests/runtime/data/whole_rows.h"
 
 namespace annulus::batch_reader_test {
 namespace {
@@ -26,6 +29,8 @@ std::vector<std::string> write_texts() {
   return {root + "/*"};
 }
 
+constexpr LayoutKind kLayouts[] = {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped};
+
 DataConfig config() {
   DataConfig d;
   d.train = write_texts();
@@ -39,24 +44,27 @@ DataConfig config() {
 // What all ranks of a grid of `rows` x `context` read at step `step`, assembled: the values of the three planes by row
 // and position.
 std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> put_together(const Dataset& data, int64_t step,
-                                                                         int64_t rows, int64_t context) {
+                                                                         int64_t rows, int context, LayoutKind layout) {
   std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> all;
   int64_t targets = 0;
   for (int64_t d = 0; d < rows; ++d) {
-    for (int64_t c = 0; c < context; ++c) {
-      BatchShape shape{.rows = 42, .first_row = d * 42 / rows, .own_rows = 42 / rows, .positions = {}, .restart = true};
-      for (int64_t p = c; p < 24; p += context) shape.positions.push_back(p);
+    for (int c = 0; c < context; ++c) {
+      const BatchShape shape{.rows = 42,
+                             .first_row = d * 42 / rows,
+                             .own_rows = 42 / rows,
+                             .positions = make_layout(layout, 24, context).spans[static_cast<size_t>(c)],
+                             .restart = true};
+      const std::vector<int64_t> positions = Layout{24, {shape.positions}}.positions(0);
       std::vector<std::vector<int64_t>> memory(3, std::vector<int64_t>(static_cast<size_t>(shape.values())));
       std::vector<int64_t*> slots;
       for (std::vector<int64_t>& slot : memory) slots.push_back(slot.data());
       BatchReader reader(data, shape, 1, step, step + 1, slots);
       const BatchReader::Step& read = reader.take();
       targets += read.batches[0].targets;
-      EXPECT_EQ(read.batches[0].parts.size(), static_cast<size_t>(shape.own_rows));
+      EXPECT_EQ(read.batches[0].rows.size(), static_cast<size_t>(shape.own_rows));
       const std::vector<int64_t>& values = memory[read.slot];
       for (int64_t i = 0; i < shape.plane(); ++i) {
-        const auto n = static_cast<int64_t>(shape.positions.size());
-        auto& at = all[{shape.first_row + i / n, shape.positions[static_cast<size_t>(i % n)]}];
+        auto& at = all[{shape.first_row + i / shape.length(), positions[static_cast<size_t>(i % shape.length())]}];
         for (int64_t plane = 0; plane < 3; ++plane)
           at.push_back(values[static_cast<size_t>(plane * shape.plane() + i)]);
       }
@@ -64,7 +72,7 @@ std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> put_together(const D
   }
   int64_t whole = 0;
   for (int64_t r = 0; r < 42; ++r) {
-    for (const int64_t target : data.row(step, r).targets) whole += target != kNoTarget ? 1 : 0;
+    for (const int64_t target : whole_row(data, step, r).targets) whole += target != kNoTarget ? 1 : 0;
   }
   EXPECT_EQ(targets, whole);
   return all;
@@ -73,21 +81,65 @@ std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> put_together(const D
 TEST(BatchReader, GivesEachRankItsShareOfTheSameRows) {
   const Dataset data(config(), 1);
   for (const int64_t step : {0, 3}) {
-    const auto one = put_together(data, step, 1, 1);
+    const auto one = put_together(data, step, 1, 1, LayoutKind::kContiguous);
     ASSERT_EQ(one.size(), 42U * 24U);
     for (const auto& [place, planes] : one) {
-      const Row row = data.row(step, place.first);
+      const Row row = whole_row(data, step, place.first);
       EXPECT_EQ(planes[0], row.tokens[static_cast<size_t>(place.second)]);
       EXPECT_EQ(planes[1], row.targets[static_cast<size_t>(place.second)]);
       int64_t begin = 0;
-      for (const int64_t part : data.parts(step, place.first)) {
+      for (const int64_t part : data.drawn(step, place.first).parts()) {
         if (place.second < begin + part) break;
         begin += part;
       }
       EXPECT_EQ(planes[2], place.second - begin) << "positions restart with every document";
     }
     for (const int64_t rows : {1, 2, 3, 7}) {
-      for (const int64_t context : {1, 2, 3, 7}) EXPECT_EQ(put_together(data, step, rows, context), one);
+      for (const int context : {1, 2, 3, 7}) {
+        for (const LayoutKind layout : kLayouts) EXPECT_EQ(put_together(data, step, rows, context, layout), one);
+      }
+    }
+  }
+}
+
+// A rank reads the token of each of its positions and, where the next position is not its own or lies in another
+// document, also the target.
+TEST(BatchReader, RanksReadOnlyTheirOwnPositions) {
+  constexpr int64_t kContext = 512, kRows = 4;
+  DataConfig d = config();
+  d.context = kContext;
+  d.batch = kRows;
+  for (const std::string packing : {"stream", "best-fit", "document"}) {
+    d.packing = packing;
+    const Dataset data(d, 1, 256);
+    std::vector<DrawnRow> rows;
+    int64_t documents = 0;
+    for (int64_t row = 0; row < kRows; ++row) {
+      rows.push_back(data.drawn(0, row));
+      documents += rows.back().use().documents;
+    }
+    for (const int ranks : {1, 4, 8}) {
+      for (const LayoutKind layout : kLayouts) {
+        int64_t targets = 0;
+        for (int rank = 0; rank < ranks; ++rank) {
+          const std::vector<Span> own = make_layout(layout, kContext, ranks).spans[static_cast<size_t>(rank)];
+          const BatchShape shape{.rows = kRows, .own_rows = kRows, .positions = own};
+          std::vector<int64_t> memory(static_cast<size_t>(shape.values()));
+          const int64_t before = data.tokens_read();
+          const Batch batch = fill_batch(data, shape, rows, memory.data());
+          const int64_t read = data.tokens_read() - before;
+          const std::string what = packing + ", rank " + std::to_string(rank) + " of " + std::to_string(ranks);
+          EXPECT_GE(read, batch.targets) << what;
+          EXPECT_LE(read, 2 * batch.targets) << what;
+          if (layout != LayoutKind::kStriped || ranks == 1) {
+            EXPECT_LE(read, batch.targets + documents + kRows * static_cast<int64_t>(own.size())) << what;
+          }
+          targets += batch.targets;
+        }
+        int64_t held = 0;
+        for (const DrawnRow& row : rows) held += row.use().targets;
+        EXPECT_EQ(targets, held) << packing;
+      }
     }
   }
 }
@@ -97,7 +149,7 @@ TEST(BatchReader, ReadAheadDoesNotTouchTheSlotInUse) {
   d.batch = 2;
   d.accumulate = 3;
   const Dataset data(d, 1);
-  BatchShape shape{.rows = 2, .first_row = 0, .own_rows = 2, .positions = {0, 5, 23}, .restart = false};
+  BatchShape shape{.rows = 2, .first_row = 0, .own_rows = 2, .positions = {{0, 5, 2}, {23, 1, 1}}, .restart = false};
   std::vector<std::vector<int64_t>> memory(3, std::vector<int64_t>(static_cast<size_t>(3 * shape.values())));
   BatchReader reader(data, shape, 3, 4, 40, {memory[0].data(), memory[1].data(), memory[2].data()});
   for (int64_t step = 4; step < 40; ++step) {
@@ -111,7 +163,7 @@ TEST(BatchReader, ReadAheadDoesNotTouchTheSlotInUse) {
     EXPECT_EQ(rows, 6);
     for (int64_t i = 0; i < 3; ++i) {
       for (int64_t r = 0; r < 2; ++r) {
-        const Row row = data.row(step, 2 * i + r);
+        const Row row = whole_row(data, step, 2 * i + r);
         const auto at = static_cast<size_t>(i * shape.values() + r * 3);
         EXPECT_EQ(values[at], row.tokens[0]);
         EXPECT_EQ(values[at + 2], row.tokens[23]);
@@ -126,7 +178,7 @@ TEST(BatchReader, ReadAheadDoesNotTouchTheSlotInUse) {
 TEST(BatchReader, ErrorIsThrownByTheTakeOfItsStep) {
   const Dataset data(config(), 1, 256);
   const std::string root = ::testing::TempDir() + "/batches";
-  BatchShape shape{.rows = 42, .first_row = 0, .own_rows = 42, .positions = {0}, .restart = false};
+  BatchShape shape{.rows = 42, .first_row = 0, .own_rows = 42, .positions = {{0, 1, 1}}, .restart = false};
   std::vector<int64_t> a(static_cast<size_t>(shape.values()));
   BatchReader reader(data, shape, 1, 0, 100, {a.data()});
   reader.take();
@@ -141,7 +193,7 @@ TEST(BatchReader, ErrorIsThrownByTheTakeOfItsStep) {
 // destructor returns: it writes no more, however long another reader takes.
 TEST(BatchReader, WritesNothingOnceItIsDestroyed) {
   const Dataset data(config(), 1);
-  BatchShape shape{.rows = 42, .first_row = 0, .own_rows = 42, .positions = {0}, .restart = false};
+  BatchShape shape{.rows = 42, .first_row = 0, .own_rows = 42, .positions = {{0, 1, 1}}, .restart = false};
   const std::vector<int64_t> untouched(static_cast<size_t>(shape.values()), -7);
   std::vector<int64_t> a = untouched, b = untouched, first_step;
   for (int i = 0; i < 20; ++i) {

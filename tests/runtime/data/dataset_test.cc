@@ -12,6 +12,7 @@
 
 #include "common/error.h"
 #include "tests/runtime/data/drawn_rows.h"
+#include "tests/runtime/data/whole_rows.h"
 
 namespace annulus::dataset_test {
 namespace {
@@ -100,7 +101,7 @@ TEST_F(DatasetTest, EachEpochHasItsOwnOrder) {
   const auto order = [&](const Dataset& of, int64_t epoch) {
     std::vector<int64_t> firsts;
     for (int64_t draw = 64 * epoch; draw < 64 * (epoch + 1); ++draw)
-      firsts.push_back(of.row(draw / 3, draw % 3).tokens[0]);
+      firsts.push_back(whole_row(of, draw / 3, draw % 3).tokens[0]);
     return firsts;
   };
   const std::vector<int64_t> first = order(made, 0), second = order(made, 1);
@@ -122,10 +123,9 @@ TEST_F(DatasetTest, MixesSourcesByWeight) {
   std::vector<SourceUse> used(2);
   for (int64_t step = 0; step < 40; ++step) {
     const std::vector<SourceUse> uses = made.uses(step);
-    for (int64_t r = 0; r < 3; ++r) ++rows[made.source(step, r)];
+    for (int64_t r = 0; r < 3; ++r) ++rows[made.drawn(step, r).source];
     for (size_t s = 0; s < 2; ++s) {
-      used[s].rows += uses[s].rows;
-      used[s].targets += uses[s].targets;
+      used[s].add(uses[s]);
     }
   }
   EXPECT_EQ(rows, (std::vector<int64_t>{90, 30}));
@@ -190,7 +190,7 @@ TEST_F(DatasetTest, ResumeContinuesWithTheSameRows) {
     EXPECT_EQ(resumed.state(step + 1, uses), straight.state(step + 1, uses));
     for (int64_t next = step; next < step + 30; ++next) {
       for (int64_t r = 0; r < resumed.rows(next); ++r) {
-        EXPECT_EQ(resumed.row(next, r).tokens, straight.row(next, r).tokens) << next;
+        EXPECT_EQ(whole_row(resumed, next, r).tokens, whole_row(straight, next, r).tokens) << next;
       }
     }
   }
@@ -206,7 +206,7 @@ TEST_F(DatasetTest, RowsLeftOutAreNotDrawn) {
     d.context.stages = {{.step = 0, .context = 16}, {.step = 20, .context = 24}};
     const auto tokens = [](const Dataset& of, int64_t step) {
       std::vector<std::vector<int64_t>> rows;
-      for (int64_t r = 0; r < of.rows(step); ++r) rows.push_back(of.row(step, r).tokens);
+      for (int64_t r = 0; r < of.rows(step); ++r) rows.push_back(whole_row(of, step, r).tokens);
       return rows;
     };
     const Dataset all(d, 1);
@@ -268,7 +268,8 @@ TEST_F(DatasetTest, ResumeWithAnotherSeedKeepsTheOrder) {
   const std::vector<std::string> told = after.resume(before.state(10, {{}}), 10);
   ASSERT_EQ(told.size(), 1U);
   EXPECT_NE(told[0].find("run.seed = 1"), std::string::npos) << told[0];
-  for (int64_t step = 10; step < 30; ++step) EXPECT_EQ(after.row(step, 1).tokens, before.row(step, 1).tokens);
+  for (int64_t step = 10; step < 30; ++step)
+    EXPECT_EQ(whole_row(after, step, 1).tokens, whole_row(before, step, 1).tokens);
   EXPECT_EQ(after.state(20, {{}}), before.state(20, {{}})) << "later states record the old seed as well";
 }
 
@@ -301,7 +302,7 @@ TEST_F(DatasetTest, IgnoresSettingsThatChangeNoRow) {
   const Dataset before(d, 1);
   Dataset after(same, 1);
   EXPECT_TRUE(after.resume(before.state(10, {{}}), 10).empty());
-  EXPECT_EQ(after.row(11, 0).tokens, before.row(11, 0).tokens);
+  EXPECT_EQ(whole_row(after, 11, 0).tokens, whole_row(before, 11, 0).tokens);
 }
 
 TEST_F(DatasetTest, WarnsIfNoDocumentsAreFound) {
@@ -376,10 +377,10 @@ TEST_F(DatasetTest, RefusesInvalidStates) {
   }
   Dataset after(d, 1);
   EXPECT_EQ(after.resume("", 10).size(), 1U) << "an empty state is that of a run that drew rows at random";
-  EXPECT_EQ(after.row(10, 0).tokens.size(), 16U);
+  EXPECT_EQ(whole_row(after, 10, 0).tokens.size(), 16U);
   Dataset again(d, 1);
   again.resume(after.state(20, {{}}), 20);
-  EXPECT_EQ(again.row(20, 1).tokens, after.row(20, 1).tokens);
+  EXPECT_EQ(whole_row(again, 20, 1).tokens, whole_row(after, 20, 1).tokens);
 }
 
 TEST_F(DatasetTest, HoldsDocumentsOutForValidation) {
@@ -392,8 +393,8 @@ TEST_F(DatasetTest, HoldsDocumentsOutForValidation) {
   ASSERT_GT(rows, 20);
   std::set<int64_t> held;
   for (int64_t i = 0; i < rows; ++i) {
-    const Row row = made.validation_row(0, 0, i, rows);
-    EXPECT_EQ(made.validation_parts(0, 0, i, rows), parts_by_tokens(row));
+    const Row row = whole(made, made.held_out(0, 0, i, rows));
+    EXPECT_EQ(made.held_out(0, 0, i, rows).parts(), parts_by_tokens(row));
     for (const int64_t id : row.targets) {
       if (id == kNoTarget || id == kEnd) continue;
       EXPECT_TRUE(held.insert(id).second) << id;
@@ -404,12 +405,12 @@ TEST_F(DatasetTest, HoldsDocumentsOutForValidation) {
   for (const auto& [id, count] : targets(made, 0, steps)) EXPECT_FALSE(held.contains(id)) << id;
   // If more rows are requested than exist, the rest have no target.
   for (int64_t i = 0; i < 2 * rows; ++i) {
-    const Row row = made.validation_row(0, 0, i, 2 * rows);
+    const Row row = whole(made, made.held_out(0, 0, i, 2 * rows));
     const bool any = std::any_of(row.targets.begin(), row.targets.end(), [](int64_t t) { return t != kNoTarget; });
     EXPECT_EQ(any, i < rows);
   }
   // If fewer rows are requested, they are spread over all.
-  EXPECT_EQ(made.validation_row(0, 0, 1, 2).tokens, made.validation_row(0, 0, rows / 2, rows).tokens);
+  EXPECT_EQ(whole(made, made.held_out(0, 0, 1, 2)).tokens, whole(made, made.held_out(0, 0, rows / 2, rows)).tokens);
 }
 
 TEST_F(DatasetTest, IgnoredIdsAreNotTargets) {
@@ -419,7 +420,7 @@ TEST_F(DatasetTest, IgnoredIdsAreNotTargets) {
   int64_t ignored = 0;
   for (int64_t step = 0; made.epochs(0, step) < 1; ++step) {
     for (int64_t r = 0; r < 3; ++r) {
-      const Row row = made.row(step, r);
+      const Row row = whole_row(made, step, r);
       for (size_t i = 0; i < row.targets.size(); ++i) {
         EXPECT_NE(row.targets[i], kEnd);
         EXPECT_NE(row.targets[i], 7);
@@ -457,7 +458,7 @@ TEST_F(DatasetTest, ErrorLocatesAnIdBeyondTheVocabulary) {
   for (int64_t step = 0; said.empty() && step < 10; ++step) {
     for (int64_t r = 0; r < 3; ++r) {
       try {
-        made.row(step, r);
+        whole_row(made, step, r);
       } catch (const Error& error) {
         said = error.message();
       }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/pattern/span.h"
 #include "common/error.h"
 #include "runtime/data/batch_reader.h"
 
@@ -46,8 +47,7 @@ TEST(LongRun, ReadingTakesConstantMemory) {
   d.packing = "best-fit";
   d.documents = true;
   const Dataset data(d, 1);
-  BatchShape shape{.rows = 4, .first_row = 0, .own_rows = 4, .positions = {}, .restart = true};
-  for (int64_t p = 0; p < 2048; ++p) shape.positions.push_back(p);
+  const BatchShape shape{.rows = 4, .own_rows = 4, .positions = {Span::range(0, 2048)}, .restart = true};
   std::vector<std::vector<int64_t>> memory(3, std::vector<int64_t>(static_cast<size_t>(shape.values())));
   BatchReader reader(data, shape, 1, 0, 10'000, {memory[0].data(), memory[1].data(), memory[2].data()});
   int64_t before = 0;

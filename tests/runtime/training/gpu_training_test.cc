@@ -64,7 +64,7 @@ class GpuTraining : public ::testing::Test {
 
   // Calls body(training) with a training of one rank.
   static void with_training(const Config& config, at::Device device, const std::function<void(Training&)>& body) {
-    const Dataset data(config.data, config.run.seed);
+    const Dataset data(config.data, config.run.seed, config.model.vocab);
     const std::shared_ptr<Communicator> world = make_self_communicator();
     Training training(config, *world, data, device);
     body(training);

@@ -96,7 +96,7 @@ class AtBackward {
 // rank that allocated it, and the plan counts it where it is held, so the two can be compared rank by rank only where
 // ranks do not lend.
 std::vector<Taken> taken_by_a_step(const Config& config, int ranks, bool lending = false) {
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   std::vector<Taken> taken(static_cast<size_t>(ranks));
   run_ranks(ranks, [&](Communicator& world) {
     const auto bytes = std::make_shared<PeakBytes>();

@@ -26,7 +26,7 @@ struct FirstSteps {
 
 inline FirstSteps first_steps(const Config& config, Communicator& world, at::Device device) {
   constexpr int kSteps = 3;
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   Training training(config, world, data, device);
   FirstSteps first;
   for (int i = 0; i < kSteps; ++i) {

@@ -150,7 +150,7 @@ TEST(Spikes, RewindLeavesOutTheirRowsAndResumesBitIdentically) {
 
   // Training without those rows and without the rule gives the same weights.
   config.optimizer.spike = 0;
-  Dataset data(config.data, config.run.seed);
+  Dataset data(config.data, config.run.seed, config.model.vocab);
   for (const nlohmann::json& rows : left_out) {
     // The recorded places count the rows that were left out before them, so the step is that much earlier.
     data.leave_out(rows.at("first").get<int64_t>() / 2 - data.rows_left_out() / 2);

@@ -16,6 +16,7 @@
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "runtime/training/training.h"
+#include "tests/runtime/data/whole_rows.h"
 #include "tests/runtime/model/dense_attention.h"
 #include "tests/runtime/model/flat_parameters.h"
 #include "tests/runtime/training/equal_losses.h"
@@ -64,7 +65,7 @@ struct Learned {
 };
 
 Learned learn(const Config& config, int ranks, int64_t steps) {
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   std::mutex mutex;
   Learned learned;
   run_ranks(ranks, [&](Communicator& world) {
@@ -94,14 +95,14 @@ Learned learn(const Config& config, int ranks, int64_t steps) {
 
 // The mean loss and gradients of the first step's documents, each run separately through the model from position 0.
 Learned documents_alone(const Config& config) {
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   const Model model(model_shape(config), static_cast<uint64_t>(config.run.seed), at::kDouble);
   double loss = 0;
   int64_t targets = 0;
   for (int64_t r = 0; r < data.rows(0); ++r) {
-    Row row = data.row(0, r);
+    Row row = whole_row(data, 0, r);
     int64_t begin = 0;
-    for (const int64_t part : data.parts(0, r)) {
+    for (const int64_t part : data.drawn(0, r).parts()) {
       const auto cut = [part, first = begin](std::vector<int64_t>& of) {
         return at::from_blob(of.data() + first, {1, part}, at::kLong);
       };
@@ -244,12 +245,12 @@ TEST(TrainingData, EveryPackingMatchesItsRowsByHand) {
   const auto each_layout = [&](const std::string& packing, bool documents) {
     config.data.packing = packing;
     config.data.documents = documents;
-    const Dataset data(config.data, config.run.seed);
+    const Dataset data(config.data, config.run.seed, config.model.vocab);
     ASSERT_GE(data.epochs(0, 1), packing == "document" ? 0.5 : 1);
     ASSERT_GT(data.validation_rows(0, 0), 1);
     std::vector<Row> rows, held_out;
-    for (int64_t r = 0; r < 12; ++r) rows.push_back(data.row(0, r));
-    for (int64_t r = 0; r < 12; ++r) held_out.push_back(data.validation_row(0, 0, r, 12));
+    for (int64_t r = 0; r < 12; ++r) rows.push_back(whole_row(data, 0, r));
+    for (int64_t r = 0; r < 12; ++r) held_out.push_back(whole(data, data.held_out(0, 0, r, 12)));
     PatternSpec window;
     window.kind = PatternSpec::Kind::kWindow;
     window.left = 9;
@@ -339,7 +340,7 @@ TEST(TrainingData, ResumesWithinAndBetweenStages) {
   config.data.packing = "best-fit";
   config.data.accumulate = 2;
   config.data.context.stages = {{.step = 0, .context = 32}, {.step = 3, .context = 64}, {.step = 6, .context = 48}};
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   for (const int ranks : {1, 2}) {
     std::string straight;
     std::vector<KeptState> states(8);
@@ -352,7 +353,7 @@ TEST(TrainingData, ResumesWithinAndBetweenStages) {
       if (world.rank() == 0) straight = training.weights_digest();
     });
     for (const int64_t step : {2, 3, 5, 6, 7}) {
-      Dataset again(config.data, config.run.seed);
+      Dataset again(config.data, config.run.seed, config.model.vocab);
       const KeptState& kept = states[static_cast<size_t>(step)];
       EXPECT_TRUE(again.resume(kept.state.extra.at("data"), step).empty());
       run_ranks(ranks, [&](Communicator& world) {
@@ -375,7 +376,7 @@ TEST(TrainingData, ResumesWithinABatchRamp) {
   config.data.context = 32;
   config.data.batch = 2;
   config.data.accumulate.stages = {{.step = 0, .batches = 1}, {.step = 2, .batches = 2}, {.step = 5, .batches = 4}};
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   for (const int64_t level : {0, 3}) {
     config.optimizer.shard = level;
     std::string straight;
@@ -390,7 +391,7 @@ TEST(TrainingData, ResumesWithinABatchRamp) {
       if (world.rank() == 0) straight = digest;
     });
     for (int64_t step = 1; step < 7; ++step) {
-      Dataset again(config.data, config.run.seed);
+      Dataset again(config.data, config.run.seed, config.model.vocab);
       const KeptState& kept = states[static_cast<size_t>(step)];
       EXPECT_TRUE(again.resume(kept.state.extra.at("data"), step).empty()) << "the ramp is not a changed setting";
       run_ranks(2, [&](Communicator& world) {
@@ -421,7 +422,7 @@ TEST(TrainingData, BatchWithoutTargetsIsNotApplied) {
   const TestFolder folder;
   Config config = documents_config(folder);
   for (char c = 'a'; c <= 'p'; ++c) config.data.ignore.push_back(c);
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   const std::shared_ptr<Communicator> world = make_self_communicator();
   Training training(config, *world, data, at::kCPU);
   const std::string before = training.weights_digest();
@@ -443,7 +444,7 @@ TEST(TrainingData, RefusesFilesThatChangeDuringTraining) {
   const TestFolder folder;
   Config config = documents_config(folder);
   config.run.steps = 50;
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   const std::shared_ptr<Communicator> world = make_self_communicator();
   Training training(config, *world, data, at::kCPU);
   training.step();

@@ -52,7 +52,7 @@ std::vector<std::string> write_documents(const TestFolder& folder) {
 }
 
 std::vector<double> losses(const Config& config, int ranks, int64_t steps = kSteps) {
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   std::vector<double> losses;
   run_ranks(ranks, [&](Communicator& world) {
     Training training(config, world, data, at::kCPU);
@@ -121,7 +121,7 @@ TEST(TrainingPatterns, BlockMapFileLossDoesNotDependOnTheRanks) {
       folder, pattern("{ kind = 'blocks', map = 'file', block = 16, file = '" + file + "', causal = true }"));
   expect_same_at_any_ranks(config);
   // Training uses the map that was checked: the file is read only once.
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   const std::shared_ptr<Communicator> world = make_self_communicator();
   std::vector<Stage> checked = check_training(config, 1);
   std::filesystem::remove(file);
@@ -204,7 +204,7 @@ TEST(TrainingPatterns, UnchangedPatternIsPlannedOnce) {
   const TestFolder folder;
   const Config config =
       config_with(folder, pattern("{ kind = 'blocks', map = 'strided', block = 16, window_blocks = 1, stride = 3 }"));
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   run_ranks(2, [&](Communicator& world) {
     Training training(config, world, data, at::kCPU);
     training.step();
@@ -228,7 +228,7 @@ TEST(TrainingPatterns, DocumentsArePlannedOncePerStepAndAhead) {
   config.data.documents = true;
   config.run.seed = 77;  // gives documents that no other test has planned
   config.run.steps = 4;
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   run_ranks(1, [&](Communicator& world) {
     const PlanStats begin = plan_stats();
     Training training(config, world, data, at::kCPU);
@@ -244,7 +244,7 @@ TEST(TrainingPatterns, FlopsCountThePairsOfThePattern) {
   const TestFolder folder;
   const auto flops = [&](const std::string& toml) {
     const Config config = config_with(folder, pattern(toml));
-    const Dataset data(config.data, config.run.seed);
+    const Dataset data(config.data, config.run.seed, config.model.vocab);
     const std::shared_ptr<Communicator> world = make_self_communicator();
     return Training(config, *world, data, at::kCPU).flops_per_token();
   };

@@ -27,7 +27,7 @@ struct Curve {
 
 // `number[r]` is the rank in the job of thread r; if `number` is empty, it is r itself.
 Curve train(const Config& config, int ranks, int64_t steps, const std::vector<int>& number = {}) {
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   std::mutex mutex;
   std::vector<Curve> curves(ranks);
   run_ranks(ranks, [&](Communicator& started) {
@@ -156,7 +156,7 @@ TEST(Training, Fp64StateBeginsAsThatOfFp32) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.model.qk_norm = config.model.qkv_bias = true;
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   for (const int64_t level : {0, 1, 2, 3}) {
     config.optimizer.shard = level;
     KeptState narrow, wide;
@@ -186,7 +186,7 @@ TEST(Training, Bf16LeavesAreRoundedFromFp32Weights) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.model.dtype = "bf16";
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   const std::shared_ptr<Communicator> world = make_self_communicator();
   Training training(config, *world, data, at::kCPU);
   const Parameters& p = training.model().parameters();
@@ -211,7 +211,7 @@ TEST(Training, Bf16LeavesAreRoundedFromFp32Weights) {
 TEST(Training, StateResumesInTheOtherDtype) {
   const TestFolder folder;
   const Config plain = tiny_config(folder);
-  const Dataset data(plain.data, plain.run.seed);
+  const Dataset data(plain.data, plain.run.seed, plain.model.vocab);
   const std::shared_ptr<Communicator> world = make_self_communicator();
   const auto in = [&](const std::string& dtype) {
     Config config = plain;
@@ -246,7 +246,7 @@ TEST(Training, StateResumesInTheOtherDtype) {
 TEST(Training, RestoredStateContinuesBitIdentically) {
   const TestFolder folder;
   Config config = tiny_config(folder);
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   for (const std::string dtype : {"fp32", "bf16", "fp64"}) {
     config.model.dtype = dtype;
     KeptState kept;
@@ -267,7 +267,7 @@ TEST(Training, RestoredStateContinuesBitIdentically) {
 TEST(Training, RefusesAStateWithoutItsCounters) {
   const TestFolder folder;
   const Config config = tiny_config(folder);
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   const std::shared_ptr<Communicator> world = make_self_communicator();
   Training training(config, *world, data, at::kCPU);
   const std::string before = training.weights_digest();
@@ -290,7 +290,7 @@ TEST(Training, RefusesAStateWithoutItsCounters) {
 TEST(Training, StopRequestOnOneRankStopsAll) {
   const TestFolder folder;
   const Config config = tiny_config(folder);
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   run_ranks(2, [&](Communicator& world) {
     Training training(config, world, data, at::kCPU);
     EXPECT_FALSE(training.step(false).stop);
@@ -307,7 +307,7 @@ TEST(Training, RanksAgreeOncePerStepOnAllCallsOfAttention) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.data.accumulate = 3;
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   run_ranks(2, [&](Communicator& world) {
     Training training(config, world, data, at::kCPU);
     const CommStats& ring = training.mesh().axis("context").stats();
@@ -329,7 +329,7 @@ TEST(Training, LossIsTheMeanOverTheBatch) {
   Config config = tiny_config(folder);
   config.model.dtype = "fp64";
   config.validation.batches = 3;
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   for (const int ranks : {1, 2}) {
     run_ranks(ranks, [&](Communicator& world) {
       Training training(config, world, data, at::kCPU);
@@ -349,7 +349,7 @@ void break_weights(KeptState& kept) {
 TEST(Training, SkipsNonFiniteUpdates) {
   const TestFolder folder;
   Config config = tiny_config(folder);
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   for (const int64_t level : {0, 2, 3}) {
     config.optimizer.shard = level;
     KeptState whole, broken;
@@ -399,7 +399,7 @@ TEST(Training, SkipsUpdatesThatCannotBeClipped) {
   Config config = tiny_config(folder);
   config.optimizer.clip = 1e-42;
   config.optimizer.skips = 3;
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   for (const int64_t level : {0, 3}) {
     config.optimizer.shard = level;
     run_ranks(2, [&](Communicator& world) {

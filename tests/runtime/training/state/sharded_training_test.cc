@@ -20,6 +20,7 @@
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "runtime/training/training.h"
+#include "tests/runtime/data/whole_rows.h"
 #include "tests/runtime/model/dense_attention.h"
 #include "tests/runtime/model/flat_parameters.h"
 #include "tests/runtime/training/equal_losses.h"
@@ -46,7 +47,7 @@ void put_on_hosts(Communicator& world, int ranks_of_a_host) {
 // Trains on `ranks` threads, which are treated as hosts of `ranks_of_a_host` ranks each (0: one host).
 Trained train(const Config& config, int ranks, int64_t steps, int ranks_of_a_host = 0,
               const KeptState* from = nullptr) {
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   std::mutex mutex;
   std::vector<Trained> trained(static_cast<size_t>(ranks));
   KeptState kept;
@@ -244,7 +245,7 @@ TEST(ShardedTraining, LossesDoNotDependOnTheWorldSize) {
 
 // The losses of a job whose whole batch passes through one model, in fp64, with dense attention and AdamW's formula.
 std::vector<double> losses_of_one_model(const Config& config, int64_t steps) {
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   Model model(model_shape(config), static_cast<uint64_t>(config.run.seed), at::kDouble);
   const std::vector<NamedTensor> values = model.parameters().value_views();
   const std::vector<NamedTensor> gradients = model.parameters().gradient_views();
@@ -258,7 +259,7 @@ std::vector<double> losses_of_one_model(const Config& config, int64_t steps) {
   for (int64_t step = 0; step < steps; ++step) {
     std::vector<at::Tensor> tokens, targets;
     for (int64_t r = 0; r < data.rows(step); ++r) {
-      const Row row = data.row(step, r);
+      const Row row = whole_row(data, step, r);
       tokens.push_back(at::tensor(row.tokens));
       targets.push_back(at::tensor(row.targets));
     }
@@ -314,7 +315,7 @@ TEST(ShardedTraining, StateResumesAtEveryLevelAndWorldSize) {
   config.data.batch = 12;
   config.data.context = 48;
   config.optimizer.shard = 3;
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   KeptState kept;
   std::string straight;
   run_ranks(4, [&](Communicator& world) {
@@ -343,7 +344,7 @@ TEST(ShardedTraining, StateResumesAtEveryLevelAndWorldSize) {
 TEST(ShardedTraining, EachElementIsWrittenByOneRank) {
   const TestFolder folder;
   Config config = tiny_config(folder);
-  const Dataset data(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
   for (const std::string within : {"world", "host"}) {
     for (const int64_t level : {0, 3}) {
       config.optimizer.shard_within = within;
@@ -376,7 +377,7 @@ TEST(ShardedTraining, BytesSentMatchTheFormula) {
             config.model.recompute = true;
             config.data.accumulate = accumulate;
             config.optimizer.shard = level;
-            const Dataset data(config.data, config.run.seed);
+            const Dataset data(config.data, config.run.seed, config.model.vocab);
             run_ranks(ranks, [&](Communicator& world) {
               Training training(config, world, data, at::kCPU);
               training.step();
@@ -426,7 +427,7 @@ TEST(ShardedTraining, BytesBetweenHostsMatchTheFormula) {
         config.data.context = 48;
         config.optimizer.shard = level;
         config.optimizer.shard_within = within;
-        const Dataset data(config.data, config.run.seed);
+        const Dataset data(config.data, config.run.seed, config.model.vocab);
         std::mutex mutex;
         int64_t sent = 0;
         double want = 0;
