@@ -71,13 +71,17 @@ std::string text_of(const std::vector<std::vector<int64_t>>& rows) {
 
 std::string PatternSpec::text() const {
   std::string text = "{ kind = ";
+  // A window that ends with the query is causal by itself, and one without bounds is the kind that it equals.
+  const bool past = causal || (kind == Kind::kWindow && right == 0);
+  const bool unbounded = kind == Kind::kWindow && left == kOpen && (past || right == kOpen);
   bool causal_said = false;
-  switch (kind) {
+  switch (unbounded ? Kind::kFull : kind) {
     case Kind::kFull:
-      causal_said = causal;
-      text += causal ? "\"causal\"" : documents.empty() ? "\"full\"" : "\"documents\"";
+      causal_said = past;
+      text += past ? "\"causal\"" : documents.empty() ? "\"full\"" : "\"documents\"";
       break;
     case Kind::kWindow:
+      causal_said = right == 0;
       text += "\"window\", left = " + str(left) + ", right = " + str(right);
       break;
     case Kind::kDilated:

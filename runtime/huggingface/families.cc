@@ -58,9 +58,8 @@ PatternSpec window_pattern(int64_t w) {
 }
 
 int64_t window_of(const ModelSection& model, int64_t layer) {
-  PatternSpec pattern = model.pattern.of(layer);
+  const PatternSpec& pattern = model.pattern.of(layer);
   if (pattern == causal_pattern()) return 0;
-  pattern.causal = false;  // a window into the past is causal in any case
   const int64_t w = pattern.left + 1;
   return pattern == window_pattern(w) ? w : -1;
 }

@@ -172,6 +172,14 @@ TEST(Pattern, EquivalentSpellingsHaveOneText) {
             "{ kind = \"causal\", documents = [3, 4] }");
   EXPECT_EQ(parse_pattern("{ kind = \"blocks\", window_blocks = 1, map = \"local\" }", "").text(),
             "{ kind = \"blocks\", map = \"local\", block = 128, window_blocks = 1 }");
+  const auto window = [](const std::string& keys) {
+    return parse_pattern("{ kind = \"window\", " + keys + " }", "").text();
+  };
+  EXPECT_EQ(window("left = -1, right = 0"), causal_pattern().text());
+  EXPECT_EQ(window("left = -1, right = 0, documents = [3, 4]"), "{ kind = \"causal\", documents = [3, 4] }");
+  EXPECT_EQ(window("left = -1, right = 3, causal = true"), causal_pattern().text());
+  EXPECT_EQ(window("left = -1, right = -1"), PatternSpec().text());
+  EXPECT_EQ(window("left = 5, right = 0, causal = true"), "{ kind = \"window\", left = 5, right = 0 }");
 }
 
 size_t slices_of(const std::string& text, const AttentionShape& shape) {
