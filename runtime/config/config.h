@@ -61,6 +61,14 @@ struct Sources {
   friend bool operator==(const Sources&, const Sources&) = default;
 };
 
+// The index of the last of these stages that has begun at `step`. They rise, and the first has begun.
+template <typename Stage>
+size_t stage_at(const std::vector<Stage>& stages, int64_t step) {
+  size_t at = 0;
+  while (at + 1 < stages.size() && stages[at + 1].step <= step) ++at;
+  return at;
+}
+
 // The length of the rows that a run trains on, by step. In TOML it is one number, or a list of [step, context] and
 // [step, context, batch], each of which applies from its step on.
 struct ContextSchedule {
@@ -77,8 +85,6 @@ struct ContextSchedule {
   ContextSchedule(int64_t context) : stages{Stage{.context = context}} {}  // NOLINT(google-explicit-constructor)
 
   int64_t longest() const;
-  // The index of the last stage that has begun at `step`; both count from 0.
-  size_t stage_of(int64_t step) const;
   std::string text() const;  // as TOML
 
   friend bool operator==(const ContextSchedule&, const ContextSchedule&) = default;
@@ -99,8 +105,7 @@ struct AccumulateSchedule {
   AccumulateSchedule(int64_t batches) : stages{Stage{.batches = batches}} {}  // NOLINT(google-explicit-constructor)
 
   int64_t most() const;
-  int64_t at(int64_t step) const;  // steps count from 0
-  std::string text() const;        // as TOML
+  std::string text() const;  // as TOML
 
   friend bool operator==(const AccumulateSchedule&, const AccumulateSchedule&) = default;
 };

@@ -168,8 +168,7 @@ class Dataset {
   std::shared_ptr<const RowIndex> index_of(size_t source, const PackSettings& settings) const;
   std::vector<Phase> planned(int64_t from) const;  // as configured, from that step on
   void follow(std::vector<Phase> phases);          // sets phases_ and makes the sources' orders
-  size_t number_of_phase(int64_t step) const;
-  const Phase& phase_of(int64_t step) const { return phases_[number_of_phase(step)]; }
+  const Phase& phase_of(int64_t step) const { return phases_[stage_at(phases_, step)]; }
 
   DataConfig data_;
   int64_t seed_;

@@ -22,6 +22,7 @@
 #include "common/error.h"
 #include "common/text.h"
 #include "runtime/training/numerics.h"
+#include "runtime/training/state/learning_rate.h"
 #include "runtime/training/training_charges.h"
 
 namespace annulus {
@@ -119,19 +120,13 @@ Training::Training(const Config& config, std::vector<Stage> stages, Communicator
   if (device.is_cuda()) set_gpu_numerics({.tf32 = config.tf32, .deterministic = config.deterministic});
   model_.set_recompute(config.model.recompute);
   const int64_t first = data_.first_step();
-  enter(stage_of(first), first);
+  enter(stage_at(stages_, first), first);
 }
 
 Training::~Training() = default;
 
-size_t Training::stage_of(int64_t step) const {
-  size_t at = 0;
-  while (at + 1 < stages_.size() && stages_[at + 1].step <= step) ++at;
-  return at;
-}
-
 void Training::require_stage(int64_t step) {
-  if (const size_t stage = stage_of(step); stage != stage_) enter(stage, step);
+  if (const size_t stage = stage_at(stages_, step); stage != stage_) enter(stage, step);
 }
 
 void Training::stop_reading() {
@@ -170,7 +165,7 @@ std::vector<PlanRequest> Training::requests(const std::vector<DrawnRow>& rows) c
 }
 
 std::vector<PlanRequest> Training::requests_ahead(int64_t step, int64_t i) const {
-  const Stage& stage = stages_[stage_of(step)];
+  const Stage& stage = stages_[stage_at(stages_, step)];
   const Span rows = rows_of(stage.batch, mesh_);
   std::vector<PlanRequest> requests = stage.layers.of_rows(rows.begin, rows.count);
   if (!config_.data.documents) return requests;

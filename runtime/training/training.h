@@ -9,11 +9,9 @@
 #include <array>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "attention/execution/attention.h"
@@ -123,7 +121,6 @@ class Training {
   // Makes this rank's share of `stage`, which contains `step`.
   void enter(size_t stage, int64_t step);
   void stop_reading();
-  size_t stage_of(int64_t step) const;
   // Enters the stage that contains `step` if it is not the current one.
   void require_stage(int64_t step);
   // Returns this rank's part of the loss: a sum over targets, divided by the number of tokens of a step.

@@ -70,8 +70,8 @@ Attend Training::attend(std::vector<AttentionCall> calls) {
 void Training::plan_what_follows() {
   const int64_t next = steps_done_ + 1;
   if (next >= config_.run.steps) return;
-  if (!config_.data.documents && stage_of(next) == stage_) return;
-  for (int64_t i = 0; i < stages_[stage_of(next)].accumulate; ++i) plan_ahead(requests_ahead(next, i));
+  if (!config_.data.documents && stage_at(stages_, next) == stage_) return;
+  for (int64_t i = 0; i < stages_[stage_at(stages_, next)].accumulate; ++i) plan_ahead(requests_ahead(next, i));
 }
 
 }  // namespace annulus

@@ -203,7 +203,7 @@ TEST(Config, ReadsContextStages) {
   EXPECT_EQ(c.data.context.text(), text);
   EXPECT_EQ(c.data.context.longest(), 256);
   for (const auto& [step, stage] : std::vector<std::pair<int64_t, size_t>>{{0, 0}, {9, 0}, {10, 1}, {29, 1}, {99, 2}}) {
-    EXPECT_EQ(c.data.context.stage_of(step), stage) << step;
+    EXPECT_EQ(stage_at(c.data.context.stages, step), stage) << step;
   }
   EXPECT_EQ(c.data.batch_of(c.data.context.stages[0]), c.data.batch);
   EXPECT_EQ(c.data.batch_of(c.data.context.stages[1]), 8);
