@@ -180,6 +180,11 @@ bool same_file(const std::string& a, const std::string& b) {
   return whole(a) == whole(b);
 }
 
+bool is_file(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::is_regular_file(path, error);
+}
+
 std::string folder_of(const std::string& path) {
   const std::string folder = std::filesystem::path(path).parent_path().string();
   return folder.empty() ? "." : folder;

@@ -78,6 +78,9 @@ std::string read_small_file(std::string_view room, const std::string& path, size
 // Whether both paths lead to the same file, which need not exist yet.
 bool same_file(const std::string& a, const std::string& b);
 
+// Whether there is a regular file at this path; not if that cannot be found out.
+bool is_file(const std::string& path);
+
 // The folder of a path: "a" for "a/b", "." for "b".
 std::string folder_of(const std::string& path);
 

@@ -5,14 +5,12 @@
 
 #include "common/error.h"
 #include "common/nearest.h"
+#include "common/text.h"
 
 namespace annulus {
 
 std::string suggestion(std::string_view got, const std::vector<std::string>& known) {
-  const std::string near = nearest(got, known);
-  std::string text = near.empty() ? " (known: " : "; did you mean \"" + near + "\"? (known: ";
-  for (size_t i = 0; i < known.size(); ++i) text += (i ? ", " : "") + known[i];
-  return text + ")";
+  return did_you_mean(got, known) + " (known: " + join(known, ", ") + ")";
 }
 
 size_t index_of_name(std::string_view got, const std::vector<std::string>& known, std::string_view what,

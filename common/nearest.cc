@@ -51,4 +51,9 @@ std::string nearest(std::string_view got, const std::vector<std::string>& known)
   return best;
 }
 
+std::string did_you_mean(std::string_view got, const std::vector<std::string>& known) {
+  const std::string near = nearest(got, known);
+  return near.empty() ? "" : "; did you mean \"" + near + "\"?";
+}
+
 }  // namespace annulus

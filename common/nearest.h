@@ -13,4 +13,7 @@ namespace annulus {
 // the longer name may change, or one letter if it has fewer than three. "zigzga" gives "zigzag".
 std::string nearest(std::string_view got, const std::vector<std::string>& known);
 
+// The end of an error message that names it: `; did you mean "zigzag"?`. Empty if no name is near.
+std::string did_you_mean(std::string_view got, const std::vector<std::string>& known);
+
 }  // namespace annulus

@@ -134,10 +134,8 @@ const Entry* find(std::string_view name) {
     all.insert(all.end(), n.classes.begin(), n.classes.end());
     known += ", " + std::string(n.name);
   }
-  const std::string near = nearest(name, all);
   throw Error(ErrorKind::kUsage, "modules",
-              "unknown attention \"" + std::string(name) + "\"" +
-                  (near.empty() ? "" : "; did you mean \"" + near + "\"?") + " (known: " + known +
+              "unknown attention \"" + std::string(name) + "\"" + did_you_mean(name, all) + " (known: " + known +
                   ", and the class names in docs/modules.md)");
 }
 

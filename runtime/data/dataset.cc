@@ -3,13 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <numeric>
-#include <system_error>
 #include <utility>
 
 #include "common/checksum.h"
 #include "common/error.h"
+#include "common/files.h"
 #include "common/text.h"
 #include "runtime/data/shards/refuse.h"
 
@@ -96,9 +95,8 @@ bool Dataset::is_text() const {
 
 std::string Dataset::tokenizer_folder() const {
   for (const Source& source : sources_) {
-    std::error_code error;
     const std::string folder = source.corpus->folder();
-    if (!source.corpus->is_text() && std::filesystem::is_regular_file(folder + "/tokens.table", error)) return folder;
+    if (!source.corpus->is_text() && is_file(folder + "/tokens.table")) return folder;
   }
   return "";
 }
@@ -236,12 +234,6 @@ void Dataset::follow(std::vector<Phase> phases) {
   phases_ = std::move(phases);
 }
 
-size_t Dataset::number_of_phase(int64_t step) const {
-  size_t at = 0;
-  while (at + 1 < phases_.size() && phases_[at + 1].step <= step) ++at;
-  return at;
-}
-
 int64_t Dataset::Phase::first_draw(int64_t of) const {
   int64_t place = of - step;
   for (const int64_t out : left_out) place += out <= place ? 1 : 0;
@@ -250,7 +242,7 @@ int64_t Dataset::Phase::first_draw(int64_t of) const {
 
 void Dataset::leave_out(int64_t step) {
   std::vector<Phase> phases = phases_;
-  Phase& phase = phases[number_of_phase(step)];
+  Phase& phase = phases[stage_at(phases, step)];
   const int64_t place = phase.first_draw(step) / phase.rows;
   phase.left_out.insert(std::upper_bound(phase.left_out.begin(), phase.left_out.end(), place), place);
   follow(std::move(phases));

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <filesystem>
 #include <system_error>
-#include <utility>
 
 #include "common/checksum.h"
 #include "common/error.h"

@@ -6,10 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <cstring>
-#include <filesystem>
-#include <system_error>
 #include <utility>
 
 #include "common/checksum.h"
@@ -279,8 +276,7 @@ class FileStore : public RowStore {
 std::shared_ptr<const RowIndex> rows_in_memory(const MakeRows& make) { return std::make_shared<MemoryRows>(make); }
 
 std::shared_ptr<const RowIndex> open_rows(const std::string& path, const std::string& digest) {
-  std::error_code error;
-  if (!std::filesystem::is_regular_file(path, error)) return nullptr;
+  if (!is_file(path)) return nullptr;
   try {
     auto rows = std::make_shared<const MappedRows>(path);
     return rows->digest() == digest ? rows : nullptr;

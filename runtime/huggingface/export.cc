@@ -2,13 +2,9 @@
 #include "runtime/huggingface/export.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <system_error>
 
 #include "common/error.h"
@@ -47,12 +43,7 @@ int64_t longest_rows(const DataConfig& data, int64_t step) {
 std::string original_of(const std::string& run) {
   const std::string path = huggingface_folder(run) + "/config.json";
   std::error_code error;
-  if (!std::filesystem::exists(path, error) && !error) return "";
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (!in) throw Error(kind_of_errno(errno), "huggingface", path + " cannot be read: " + std::strerror(errno));
-  return text.str();
+  return std::filesystem::exists(path, error) || error ? read_small_file("huggingface", path) : "";
 }
 
 // `longest`: the length of the longest rows that the model was trained on.

@@ -1,13 +1,8 @@
 // See model_config.h. This file reads config.json; write_config.cc writes it.
 #include "runtime/huggingface/model_config.h"
 
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
-#include <utility>
 #include <vector>
 
 #include "common/error.h"
@@ -30,26 +25,7 @@ using Json = nlohmann::json;
 
 // kMostLayers and kWidest are also the bounds of the keys of [model].
 constexpr int64_t kMostLayers = 100000, kWidest = 1 << 24, kLongest = int64_t{1} << 40;
-constexpr uintmax_t kLargest = 16 << 20;
 constexpr size_t kDeepest = 16;
-
-std::string read_file(const std::string& path) {
-  std::error_code error;
-  const auto bytes = std::filesystem::file_size(path, error);
-  const auto unreadable = [&](int reason) {
-    return Error(kind_of_errno(reason), "huggingface", path + " cannot be read: " + std::strerror(reason));
-  };
-  if (error) throw unreadable(error.value());
-  if (bytes > kLargest) {
-    throw Error(ErrorKind::kInput, "huggingface",
-                path + ": expected a config.json of at most 16 MiB, found a larger file");
-  }
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (!in) throw unreadable(errno);
-  return text.str();
-}
 
 const Family& family_of(const ConfigReader& config) {
   const std::string type = config.text("model_type", "");
@@ -80,9 +56,7 @@ void check_keys(const ConfigReader& config, const Json& object, const Family& fa
     if (key == nullptr) {
       std::vector<std::string> names;
       for (const ConfigKey& known : config_keys()) names.emplace_back(known.name);
-      const std::string near = nearest(name, names);
-      config.refuse(name, "is not known, and might change what the model computes" +
-                              (near.empty() ? "" : "; did you mean \"" + near + "\"?") +
+      config.refuse(name, "is not known, and might change what the model computes" + did_you_mean(name, names) +
                               "; if it does not, remove it from the file");
     }
     if (value.is_null()) continue;
@@ -223,7 +197,7 @@ FolderConfig read_folder_config(const std::string& folder) {
                     ? folder + " holds no config.json: expected a folder in Hugging Face's layout"
                     : folder + ": there is no such folder: expected one in Hugging Face's layout");
   }
-  return parse_folder_config(read_file(path), path);
+  return parse_folder_config(read_small_file("huggingface", path), path);
 }
 
 ModelSection read_model_config(const std::string& folder) { return read_folder_config(folder).model; }

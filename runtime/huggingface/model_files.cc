@@ -2,13 +2,11 @@
 #include "runtime/huggingface/model_files.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <system_error>
 
 #include "common/checksum.h"
 #include "common/error.h"
@@ -25,11 +23,6 @@ constexpr size_t kDeepestTokenizer = 64;
 
 [[noreturn]] void unreadable(const std::string& path) {
   throw Error(kind_of_errno(errno), "huggingface", path + " cannot be read: " + std::strerror(errno));
-}
-
-bool is_file(const std::string& path) {
-  std::error_code error;
-  return fs::is_regular_file(path, error);
 }
 
 // Calls `take` with the file's bytes, piece by piece.

@@ -5,15 +5,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
-#include <sstream>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -32,7 +28,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kEmbedding = "model.embed_tokens.weight", kOutput = "lm_head.weight";
-constexpr uintmax_t kLargestIndex = 100'000'000;  // as of a safetensors header, which holds as many names
+constexpr size_t kLargestIndex = 100'000'000;  // as of a safetensors header, which holds as many names
 
 [[noreturn]] void refuse(const std::string& path, const std::string& message) {
   throw Error(ErrorKind::kInput, "huggingface", path + ": " + message);
@@ -75,17 +71,8 @@ bool is_derived(std::string_view name) { return name.ends_with("rotary_emb.inv_f
 }
 
 nlohmann::json read_index(const std::string& path) {
-  std::error_code error;
-  if (fs::file_size(path, error) > kLargestIndex && !error)
-    refuse(path, "expected an index of at most 100 MB, found a larger file");
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (!in) {
-    throw Error(kind_of_errno(errno), "huggingface", path + " cannot be read: " + std::strerror(errno));
-  }
   try {
-    nlohmann::json index = parse_bounded_json(text.str(), 8);
+    nlohmann::json index = parse_bounded_json(read_small_file("huggingface", path, kLargestIndex), 8);
     if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object() ||
         index["weight_map"].empty()) {
       refuse(path, "expected an object with \"weight_map\", the file of each tensor");

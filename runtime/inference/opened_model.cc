@@ -11,6 +11,7 @@
 
 #include "comm/threads/threads.h"
 #include "common/error.h"
+#include "common/files.h"
 #include "common/text.h"
 #include "runtime/huggingface/model_config.h"
 #include "runtime/huggingface/weights.h"
@@ -19,11 +20,6 @@
 
 namespace annulus {
 namespace {
-
-bool is_file(const std::string& path) {
-  std::error_code error;
-  return std::filesystem::is_regular_file(path, error);
-}
 
 bool holds_weights(const std::string& folder) {
   std::error_code error;

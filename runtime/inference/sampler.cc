@@ -4,16 +4,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <optional>
-#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "attention/pattern/pattern.h"
 #include "common/error.h"
+#include "common/files.h"
 #include "common/interrupt.h"
 #include "common/logging/log.h"
 #include "common/text.h"
@@ -96,8 +95,7 @@ class Ids : public Alphabet {
 // The ids of a run, from the tokenizer that was beside its shards.
 std::unique_ptr<Alphabet> ids_of_run(const SampleOptions& options, const std::string& run) {
   const std::string folder = tokenizer_folder(run), table = folder + "/tokens.table";
-  std::error_code error;
-  if (!options.encode || !std::filesystem::is_regular_file(table, error)) {
+  if (!options.encode || !is_file(table)) {
     throw Error(ErrorKind::kInput, "sample",
                 "the run was trained on ids of tokens, but there is no " + table +
                     " that says what they mean: there was none beside the shards (annulus tokenize writes one); put "
@@ -121,8 +119,7 @@ std::unique_ptr<Alphabet> ids_of_folder(const SampleOptions& options, const std:
   const std::unique_ptr<const std::string, void (*)(const std::string*)> remove(
       &table, [](const std::string* path) { ::unlink(path->c_str()); });
   // sentencepiece adds no begin token by itself, although Llama 2 and Mistral were trained with one. (Qwen has none.)
-  std::error_code error;
-  const bool adds = std::filesystem::is_regular_file(folder + "/tokenizer.json", error);
+  const bool adds = is_file(folder + "/tokenizer.json");
   return std::make_unique<Ids>(options.encode, folder, table, ids.ends, ids.begin, adds ? std::nullopt : ids.begin);
 }
 

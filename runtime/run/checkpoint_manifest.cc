@@ -8,10 +8,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <tuple>
 
 #include "common/checksum.h"
@@ -28,7 +26,7 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kFormat = "annulus-checkpoint";
 constexpr int64_t kVersion = 2;
-constexpr uintmax_t kLargestManifest = uintmax_t{1} << 30;
+constexpr size_t kLargestManifest = size_t{1} << 30;
 
 std::string range_text(int64_t begin, int64_t end) {
   return "[" + std::to_string(begin) + ":" + std::to_string(end) + "]";
@@ -201,14 +199,11 @@ std::vector<int64_t> stored_shape(const ManifestTensor& tensor, const ManifestSl
 
 Manifest read_manifest(const std::string& folder) {
   const std::string path = folder + "/manifest.json";
-  if (readable_size(path) > kLargestManifest) checkpoint_damaged(path, "is too large to be a manifest");
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
+  const std::string text = read_small_file("checkpoint", path, kLargestManifest);
   Manifest manifest;
   try {
     // Nesting is bounded, so that a damaged file cannot take a disproportionate amount of memory.
-    const Json json = parse_bounded_json(text.str(), 9);
+    const Json json = parse_bounded_json(text, 9);
     if (json.at("format").get<std::string>() != kFormat) checkpoint_damaged(path, "is not an annulus checkpoint");
     manifest.version = json.at("version").get<int64_t>();
     if (manifest.version < 1 || manifest.version > kVersion) {
@@ -296,19 +291,19 @@ void checkpoint_damaged(const std::string& path, const std::string& message) {
   throw Error(ErrorKind::kInput, "checkpoint", path + ": " + message);
 }
 
-void checkpoint_unreadable(const std::string& path, const std::error_code& reason) {
-  throw Error(kind_of_errno(reason.value()), "checkpoint", path + ": cannot be read: " + reason.message());
-}
-
 uint64_t readable_size(const std::string& path) {
   std::error_code error;
   const uintmax_t bytes = fs::file_size(path, error);
-  if (error) checkpoint_unreadable(path, error);
-  // O_NONBLOCK, so that opening a named pipe does not wait for a writer.
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) checkpoint_unreadable(path, {errno, std::generic_category()});
-  ::close(fd);
-  return bytes;
+  if (!error) {
+    // O_NONBLOCK, so that opening a named pipe does not wait for a writer.
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd >= 0) {
+      ::close(fd);
+      return bytes;
+    }
+    error = {errno, std::generic_category()};
+  }
+  throw Error(kind_of_errno(error.value()), "checkpoint", path + ": cannot be read: " + error.message());
 }
 
 }  // namespace annulus

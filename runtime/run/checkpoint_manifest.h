@@ -7,10 +7,8 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <vector>
 
 namespace annulus {
@@ -82,11 +80,9 @@ void join_parts(const std::vector<std::string>& parts, Manifest& manifest);
 
 // Raises Error(kInput): the checkpoint is damaged and skipped for this reason.
 [[noreturn]] void checkpoint_damaged(const std::string& path, const std::string& message);
-// Raises an error for a file that the system cannot read for `reason`. A missing file is damage, Error(kInput). A file
-// that may be intact, as behind a missing permission or a failing disk, raises Error(kResource), so that the checkpoint
-// is not skipped.
-[[noreturn]] void checkpoint_unreadable(const std::string& path, const std::error_code& reason);
-// Returns the size of a file after opening it once; raises as checkpoint_unreadable does if that fails.
+// Returns the size of a file after opening it once. If the system refuses that, a missing file is damage,
+// Error(kInput); a file that may be intact, as behind a missing permission or a failing disk, raises Error(kResource),
+// so that the checkpoint is not skipped.
 uint64_t readable_size(const std::string& path);
 
 }  // namespace annulus

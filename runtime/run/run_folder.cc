@@ -6,7 +6,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
@@ -19,6 +18,7 @@
 #include <vector>
 
 #include "common/error.h"
+#include "common/files.h"
 #include "common/nearest.h"
 
 namespace annulus {
@@ -60,10 +60,7 @@ std::map<std::string, std::map<int64_t, std::string>> runs_in(const std::string&
   return runs;
 }
 
-bool is_run(const std::string& path) {
-  std::error_code error;
-  return fs::is_regular_file(path + "/config.toml", error);
-}
+bool is_run(const std::string& path) { return is_file(path + "/config.toml"); }
 
 // Returns when the run's newest checkpoint was written, by the time of its manifest, or nothing if it has none.
 std::optional<fs::file_time_type> checkpoint_time(const std::string& run) {
@@ -110,8 +107,7 @@ std::string those_there(const std::string& root, const std::string& wanted) {
     names.push_back(folder);
     list += (list.empty() ? "" : ", ") + folder;
   }
-  const std::string near = nearest(wanted, names);
-  return (near.empty() ? "" : "; did you mean \"" + near + "\"?") +
+  return did_you_mean(wanted, names) +
          (list.empty() ? "; it holds no runs yet; `annulus train` begins one" : "; newest runs: " + list);
 }
 

@@ -1,6 +1,5 @@
 // Shards of `annulus tokenize` (docs/formats.md): tokens, where their documents begin, and hashes of the documents.
 #include <algorithm>
-#include <cstring>
 
 #include "common/error.h"
 #include "common/text.h"

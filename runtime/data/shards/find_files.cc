@@ -133,8 +133,7 @@ bool is_beside_shards(const std::string& path) {
   if (name.starts_with("rows-") && name.ends_with(".index")) return true;
   const bool of_tokenizer =
       name == "tokenization.json" || name == "tokens.table" || name == "tokenizer.json" || name == "tokenizer.model";
-  std::error_code error;
-  return of_tokenizer && fs::is_regular_file(fs::path(path).replace_filename("tokenization.json"), error);
+  return of_tokenizer && is_file(fs::path(path).replace_filename("tokenization.json").string());
 }
 
 // `entry`: the pattern as the user wrote it.
@@ -210,7 +209,7 @@ std::vector<std::string> find_files(const std::string& entry) {
   const std::string path = home_expanded(entry);
   std::error_code error;
   // A file may have any name, also one that looks like a glob.
-  if (fs::is_regular_file(path, error)) return {path};
+  if (is_file(path)) return {path};
   if (is_glob(path)) return glob_files(entry, path);
   if (fs::is_directory(path, error)) {
     refuse_source(entry + " is a folder; say which files in it, for example \"" + entry +
@@ -224,10 +223,9 @@ std::vector<std::string> find_files(const std::string& entry) {
                 "data.train: " + entry + " cannot be read: " + std::strerror(error.value()));
   }
   // A Megatron pair is named by the prefix that its files share.
-  if (fs::is_regular_file(path + ".idx", error) && fs::is_regular_file(path + ".bin", error)) return {path + ".idx"};
-  const bool meant_python = nearest(entry, {std::string(kPythonSources)}) == kPythonSources;
+  if (is_file(path + ".idx") && is_file(path + ".bin")) return {path + ".idx"};
   refuse_source("there is no file " + entry + " (looked from " + fs::current_path(error).string() + ")" +
-                (meant_python ? "; did you mean \"python-sources\"?" : ""));
+                did_you_mean(entry, {std::string(kPythonSources)}));
 }
 
 }  // namespace annulus

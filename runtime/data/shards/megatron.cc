@@ -1,11 +1,11 @@
 // Megatron-LM's indexed datasets: a .bin with the tokens, and an .idx with the lengths of sequences, where they lie,
 // and which of them make up a document.
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <utility>
 
 #include "common/error.h"
+#include "common/files.h"
 #include "common/text.h"
 #include "runtime/data/shards/flat_tokens.h"
 
@@ -116,8 +116,7 @@ class Megatron : public FlatTokens {
 
  private:
   static const std::string& require_data(const std::string& index, const std::string& data) {
-    std::error_code error;
-    if (std::filesystem::is_regular_file(data, error)) return data;
+    if (is_file(data)) return data;
     throw Error(ErrorKind::kInput, "data",
                 index + " is the index of a Megatron pair, but its tokens, " + data + ", are missing: copy both files");
   }

@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <system_error>
 #include <utility>
 
 #include "common/error.h"
@@ -77,9 +76,8 @@ std::string with_ending(const std::string& path, std::string_view ending) {
 
 // Whether this .bin has an .idx of Megatron's beside it.
 bool has_index(const std::string& path) {
-  std::error_code error;
   const std::string index = with_ending(path, ".idx");
-  return path.ends_with(".bin") && fs::is_regular_file(index, error) && look_at(index).mark == TokenFormat::kMegatron;
+  return path.ends_with(".bin") && is_file(index) && look_at(index).mark == TokenFormat::kMegatron;
 }
 
 }  // namespace

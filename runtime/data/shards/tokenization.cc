@@ -2,11 +2,8 @@
 #include "runtime/data/shards/tokenization.h"
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string_view>
-#include <system_error>
 
 #include "common/error.h"
 #include "common/files.h"
@@ -75,14 +72,9 @@ Tokenization parse(const std::string& path, const std::string& text) {
 }
 
 std::shared_ptr<const Tokenization> read(const std::string& path) {
-  std::error_code error;
-  if (!fs::is_regular_file(path, error)) return nullptr;
-  if (fs::file_size(path, error) > kLongest) refuse(path, "is longer than 256 MiB");
-  std::ifstream in(path, std::ios::binary);
-  const std::string text((std::istreambuf_iterator<char>(in)), {});
-  if (!in) throw Error(ErrorKind::kResource, "data", path + " cannot be read");
+  if (!is_file(path)) return nullptr;
   try {
-    return std::make_shared<const Tokenization>(parse(path, text));
+    return std::make_shared<const Tokenization>(parse(path, read_small_file("data", path, kLongest)));
   } catch (const JsonRefused& refused) {
     refuse(path, "is damaged: it " + std::string(refused.what()));
   }
