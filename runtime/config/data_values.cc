@@ -42,8 +42,29 @@ std::string shown(const toml::node& node) {
   return text;
 }
 
-[[noreturn]] void refuse(const std::string& where, const std::string& message) {
+void refuse(const std::string& where, const std::string& message) {
   throw Error(ErrorKind::kUsage, "config", where + ": " + message);
+}
+
+void refuse_type(const std::string& where, const std::string& expected, const toml::node& node) {
+  refuse(where, "expected " + expected + ", got " + std::string(type_name(node)) + ": " + shown(node));
+}
+
+void refuse_key(const std::string& where, const std::string& name, const std::string& of,
+                const std::vector<std::string>& names) {
+  const std::string meant = did_you_mean(name, names);
+  refuse(where,
+         "unknown key \"" + name + "\" of " + of + (meant.empty() ? "; its keys are " + join(names, ", ") : meant));
+}
+
+std::string read_choice(const toml::node* node, const std::vector<std::string>& choices, const std::string& where,
+                        const std::string& what) {
+  const std::string value = node == nullptr ? "" : node->value_exact<std::string>().value_or("");
+  if (std::find(choices.begin(), choices.end(), value) == choices.end()) {
+    refuse(where, what + " one of " + list_text(choices, toml_string) + ", got " +
+                      (node == nullptr ? "none" : shown(*node)) + did_you_mean(value, choices));
+  }
+  return value;
 }
 
 namespace {
@@ -57,7 +78,7 @@ std::vector<std::string> read_files(const toml::node& node, const std::string& w
     files.push_back(*one);
   } else {
     const toml::array* list = node.as_array();
-    if (!list) refuse(where, "expected a list of strings, got " + std::string(type_name(node)) + ": " + shown(node));
+    if (!list) refuse_type(where, "a list of strings", node);
     for (const toml::node& element : *list) {
       const auto file = element.value_exact<std::string>();
       if (!file) {
@@ -81,16 +102,6 @@ int64_t read_whole(const toml::node& node, int64_t low, int64_t high, const std:
   return *value;
 }
 
-std::string read_choice(const toml::node& node, const std::vector<std::string>& choices, const std::string& where) {
-  const std::string value = node.value_exact<std::string>().value_or("");
-  if (std::find(choices.begin(), choices.end(), value) == choices.end()) {
-    const std::string near = nearest(value, choices);
-    refuse(where, "expected one of " + list_text(choices, toml_string) + ", got " + shown(node) +
-                      (near.empty() ? "" : "; did you mean \"" + near + "\"?"));
-  }
-  return value;
-}
-
 SourceConfig read_source(const toml::table& table, const std::string& where) {
   static const std::vector<std::string> names = {"files", "weight", "name", "format", "width", "begin", "end"};
   SourceConfig source;
@@ -107,7 +118,7 @@ SourceConfig read_source(const toml::table& table, const std::string& where) {
       source.name = node.value_exact<std::string>().value_or("");
       if (source.name.empty()) refuse(at, "expected a name, got " + shown(node));
     } else if (name == "format") {
-      source.format = read_choice(node, {"auto", "text", "annulus", "megatron", "llmc", "nanogpt"}, at);
+      source.format = read_choice(&node, {"auto", "text", "annulus", "megatron", "llmc", "nanogpt"}, at, "expected");
     } else if (name == "width") {
       source.width = read_whole(node, 16, 32, at);
       if (source.width != 16 && source.width != 32) refuse(at, "expected 16 or 32 bits, got " + shown(node));
@@ -116,9 +127,7 @@ SourceConfig read_source(const toml::table& table, const std::string& where) {
     } else if (name == "end") {
       source.end = read_whole(node, 0, UINT32_MAX, at);
     } else {
-      const std::string near = nearest(name, names);
-      refuse(where, "unknown key \"" + name + "\" of a source" +
-                        (near.empty() ? "; its keys are " + join(names, ", ") : "; did you mean \"" + near + "\"?"));
+      refuse_key(where, name, "a source", names);
     }
   }
   if (source.files.empty()) refuse(where, "a source needs files = [\"FILE\", ...]");
@@ -205,12 +214,12 @@ ParameterGroups read_groups(const toml::node& node, const std::string& where) {
   static const std::vector<std::string> names = {"match", "lr", "weight_decay"};
   const toml::array* list = node.as_array();
   const std::string expected = "a list of tables such as [{ match = \"*norm.weight\", lr = 0.5 }]";
-  if (!list) refuse(where, "expected " + expected + ", got " + std::string(type_name(node)) + ": " + shown(node));
+  if (!list) refuse_type(where, expected, node);
   ParameterGroups groups;
   for (const toml::node& element : *list) {
     const std::string at = where + "[" + std::to_string(groups.list.size()) + "]";
     const toml::table* table = element.as_table();
-    if (!table) refuse(at, "expected " + expected + ", got " + std::string(type_name(element)) + ": " + shown(element));
+    if (!table) refuse_type(at, expected, element);
     ParameterGroup group;
     for (const auto& [key, value] : *table) {
       const std::string name(key.str()), place = at + "." + name;
@@ -227,9 +236,7 @@ ParameterGroups read_groups(const toml::node& node, const std::string& where) {
       } else if (name == "weight_decay") {
         group.weight_decay = number();
       } else {
-        const std::string near = nearest(name, names);
-        refuse(at, "unknown key \"" + name + "\" of a group" +
-                       (near.empty() ? "; its keys are " + join(names, ", ") : "; did you mean \"" + near + "\"?"));
+        refuse_key(at, name, "a group", names);
       }
     }
     if (group.match.empty()) refuse(at, "a group needs match = \"NAME\", the names of its parameters");
@@ -277,12 +284,6 @@ int64_t ContextSchedule::longest() const {
   return std::max_element(stages.begin(), stages.end(), shorter)->context;
 }
 
-size_t ContextSchedule::stage_of(int64_t step) const {
-  size_t at = 0;
-  while (at + 1 < stages.size() && stages[at + 1].step <= step) ++at;
-  return at;
-}
-
 std::string ContextSchedule::text() const {
   if (stages.size() == 1 && stages[0].batch == 0) return std::to_string(stages[0].context);
   std::string text;
@@ -296,12 +297,6 @@ std::string ContextSchedule::text() const {
 int64_t AccumulateSchedule::most() const {
   const auto fewer = [](const Stage& a, const Stage& b) { return a.batches < b.batches; };
   return std::max_element(stages.begin(), stages.end(), fewer)->batches;
-}
-
-int64_t AccumulateSchedule::at(int64_t step) const {
-  size_t at = 0;
-  while (at + 1 < stages.size() && stages[at + 1].step <= step) ++at;
-  return stages[at].batches;
 }
 
 std::string AccumulateSchedule::text() const {
@@ -319,9 +314,9 @@ std::vector<DataConfig::Stage> DataConfig::stages() const {
   for (const AccumulateSchedule::Stage& stage : accumulate.stages) begins.insert(stage.step);
   std::vector<Stage> stages;
   for (const int64_t step : begins) {
-    const ContextSchedule::Stage& rows = context.stages[context.stage_of(step)];
-    stages.push_back(
-        {.step = step, .context = rows.context, .batch = batch_of(rows), .accumulate = accumulate.at(step)});
+    const ContextSchedule::Stage& rows = context.stages[stage_at(context.stages, step)];
+    const int64_t batches = accumulate.stages[stage_at(accumulate.stages, step)].batches;
+    stages.push_back({.step = step, .context = rows.context, .batch = batch_of(rows), .accumulate = batches});
   }
   return stages;
 }

@@ -17,6 +17,12 @@ std::string_view type_name(const toml::node& node);
 std::string shown(const toml::node& node);
 // Raises Error(kUsage).
 [[noreturn]] void refuse(const std::string& where, const std::string& message);
+[[noreturn]] void refuse_type(const std::string& where, const std::string& expected, const toml::node& node);
+[[noreturn]] void refuse_key(const std::string& where, const std::string& name, const std::string& of,
+                             const std::vector<std::string>& names);
+// Returns a string that must be one of `choices`; null stands for a missing value. `what` begins the message.
+std::string read_choice(const toml::node* node, const std::vector<std::string>& choices, const std::string& where,
+                        const std::string& what);
 
 // Read data.train, data.context, data.accumulate and optimizer.groups. `where`: "file:line: key", for messages. Raise
 // Error(kUsage).

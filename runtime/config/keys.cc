@@ -7,6 +7,7 @@
 #include "attention/plan/layout.h"
 #include "attention/plan/plan.h"
 #include "common/error.h"
+#include "common/text.h"
 
 namespace annulus::config_keys {
 namespace {
@@ -39,14 +40,14 @@ void check_folder(const std::string& value, std::string_view where) {
   }
 }
 
-Key of_model(Key key) {
-  key.of_model = true;
-  return key;
+Rules of_model(Rules rules) {
+  rules.of_model = true;
+  return rules;
 }
 
-Key of_shape(Key key) {
-  key.imported = true;
-  return of_model(std::move(key));
+Rules of_shape(Rules rules) {
+  rules.imported = true;
+  return of_model(std::move(rules));
 }
 
 }  // namespace
@@ -56,281 +57,205 @@ void check_not_empty(const std::string& value, std::string_view where) {
 }
 
 const std::vector<Key>& keys() {
-#define ANNULUS_AT(member) [](Config& c) -> Slot { return &c.member; }
+#define ANNULUS_KEY_AT(section, name, member) #section, #name, [](Config & c) -> Slot { return &c.section.member; }
+#define ANNULUS_KEY(section, name) ANNULUS_KEY_AT(section, name, name)
+#define ANNULUS_TOP(name) "", #name, [](Config& c) -> Slot { return &c.name; }
   static const std::vector<Key> table = {
-      {"",
-       "device",
-       ANNULUS_AT(device),
+      {ANNULUS_TOP(device),
        "where to compute; \"auto\" uses GPUs if the host has one for each local rank",
-       false,
-       {},
-       {"auto", "cpu", "cuda"}},
-      {"", "timeout", ANNULUS_AT(timeout), "seconds after which a communication that has not finished is an error",
-       false, above(0)},
-      {"", "tf32", ANNULUS_AT(tf32),
+       {.choices = {"auto", "cpu", "cuda"}}},
+      {ANNULUS_TOP(timeout),
+       "seconds after which a communication that has not finished is an error",
+       {.range = above(0)}},
+      {ANNULUS_TOP(tf32),
        "on a GPU (never run on one), multiply fp32 matrices in TF32, with 10 bits of fraction instead of 23"},
-      {"", "deterministic", ANNULUS_AT(deterministic),
+      {ANNULUS_TOP(deterministic),
        "on GPUs (never run on one), compute the same bits in every run with the same ranks, at some cost; on CPUs this "
        "is always so with the same ranks, threads, vector instructions and software (docs/training-habits.md)"},
-      {"",
-       "cuda_graphs",
-       ANNULUS_AT(cuda_graphs),
+      {ANNULUS_TOP(cuda_graphs),
        "on GPUs (never run on one), record a step as a CUDA graph and replay it; this needs a context axis of one "
-       "rank, "
-       "optimizer.shard 0 or 1, running positions, and no documents, dropout or adaptive patterns",
-       false,
-       {},
-       {"auto", "off"}},
+       "rank, optimizer.shard 0 or 1, running positions, and no documents, dropout or adaptive patterns",
+       {.choices = {"auto", "off"}}},
 
-      {"run",
-       "name",
-       ANNULUS_AT(run.name),
-       "runs are kept in FOLDER/NAME-001, -002, ...",
-       false,
-       {},
-       {},
-       check_run_name},
-      {"run", "folder", ANNULUS_AT(run.folder), "where runs are kept", false, {}, {}, check_folder},
-      {"run", "seed", ANNULUS_AT(run.seed), "seed of the weights, the order of rows, and dropout", false,
-       at_least(0, 9e18)},
-      {"run", "steps", ANNULUS_AT(run.steps), "optimizer steps of the whole run", true, at_least(1)},
-      {"run", "log_every", ANNULUS_AT(run.log_every), "steps between two reports", false, at_least(1)},
-      {"run", "log_bytes", ANNULUS_AT(run.log_bytes),
-       "the most bytes of a rank's log file in the run's folder, beside which one older, full file is kept; 0: no "
-       "such files",
-       false, at_least(0)},
-      {"run", "keep_logs", ANNULUS_AT(run.keep_logs),
-       "how many of the newest folders in runs/logs `launch` keeps, including its own; 0: all", false, at_least(0)},
+      {ANNULUS_KEY(run, name), "runs are kept in FOLDER/NAME-001, -002, ...", {.check = check_run_name}},
+      {ANNULUS_KEY(run, folder), "where runs are kept", {.check = check_folder}},
+      {ANNULUS_KEY(run, seed), "seed of the weights, the order of rows, and dropout", {.range = at_least(0, 9e18)}},
+      {ANNULUS_KEY(run, steps), "optimizer steps of the whole run", {.required = true, .range = at_least(1)}},
+      {ANNULUS_KEY(run, log_every), "steps between two reports", {.range = at_least(1)}},
+      {ANNULUS_KEY(run, log_bytes),
+       "the most bytes of a rank's log file in the run's folder, beside which one older, full file is kept; 0: no such "
+       "files",
+       {.range = at_least(0)}},
+      {ANNULUS_KEY(run, keep_logs),
+       "how many of the newest folders in runs/logs `launch` keeps, including its own; 0: all",
+       {.range = at_least(0)}},
 
-      {"data", "train", ANNULUS_AT(data.train),
+      {ANNULUS_KEY(data, train),
        "what to train on: a list of files and globs (`**` matches folders at any depth) or \"python-sources\"; or a "
        "list of sources to mix, each a table of `files`, `weight`, `name`, `format`, `width`, `begin`, `end`",
-       true},
-      {"data", "max_bytes", ANNULUS_AT(data.max_bytes),
-       "use only this many bytes from the beginning of each source of text; 0: all", false, at_least(0, 9e18)},
-      {"data", "validation_fraction", ANNULUS_AT(data.validation_fraction),
-       "share of the documents of each source, chosen by their content, that is held out for validation", false,
-       fraction()},
-      {"data", "context", ANNULUS_AT(data.context),
+       {.required = true}},
+      {ANNULUS_KEY(data, max_bytes),
+       "use only this many bytes from the beginning of each source of text; 0: all",
+       {.range = at_least(0, 9e18)}},
+      {ANNULUS_KEY(data, validation_fraction),
+       "share of the documents of each source, chosen by their content, that is held out for validation",
+       {.range = fraction()}},
+      {ANNULUS_KEY(data, context),
        "tokens in a row (a sequence); or by step: `[[0, 8192], [1000, 131072, 1]]`, in which a third number is the "
        "batch from that step on"},
-      {"data", "batch", ANNULUS_AT(data.batch), "rows that pass through the model together, over all ranks", false,
-       at_least(1, kWide)},
-      {"data", "accumulate", ANNULUS_AT(data.accumulate),
+      {ANNULUS_KEY(data, batch),
+       "rows that pass through the model together, over all ranks",
+       {.range = at_least(1, kWide)}},
+      {ANNULUS_KEY(data, accumulate),
        "batches whose gradients are summed in one step, which has batch * accumulate rows; or by step, a batch ramp: "
        "`[[0, 1], [500, 2], [1000, 4]]`"},
-      {"data",
-       "packing",
-       ANNULUS_AT(data.packing),
+      {ANNULUS_KEY(data, packing),
        "how rows are made: \"stream\" cuts all documents, joined end to end; \"best-fit\" packs whole documents with "
        "little padding; \"document\" puts one document in a row",
-       false,
-       {},
-       {"stream", "best-fit", "document"}},
-      {"data", "documents", ANNULUS_AT(data.documents),
+       {.choices = {"stream", "best-fit", "document"}}},
+      {ANNULUS_KEY(data, documents),
        "true: a token attends only to its own document, in addition to what model.pattern says; false: attention "
        "crosses the documents of a row, with every data.packing; each file of text is a document"},
-      {"data",
-       "long_documents",
-       ANNULUS_AT(data.long_documents),
+      {ANNULUS_KEY(data, long_documents),
        "what happens to a document longer than a row if documents are packed whole",
-       false,
-       {},
-       {"cut", "refuse"}},
-      {"data",
-       "positions",
-       ANNULUS_AT(data.positions),
+       {.choices = {"cut", "refuse"}}},
+      {ANNULUS_KEY(data, positions),
        "rotary positions: \"running\" counts through the row, \"restart\" begins at 0 where a row or a document "
        "begins, with every data.packing and data.documents",
-       false,
-       {},
-       {"running", "restart"}},
-      {"data", "ignore", ANNULUS_AT(data.ignore), "ids of tokens that do not count as targets"},
-      {"data", "index", ANNULUS_AT(data.index),
+       {.choices = {"running", "restart"}}},
+      {ANNULUS_KEY(data, ignore), "ids of tokens that do not count as targets"},
+      {ANNULUS_KEY(data, index),
        "folder for the row indexes of token shards; empty: beside the first file of the source"},
 
-      {"model", "from", ANNULUS_AT(model.from),
+      {ANNULUS_KEY(model, from),
        "a folder in Hugging Face's layout (docs/models.md) with the model's shape and its initial weights; empty: the "
        "shape is given by the keys below, and the initial weights by run.seed"},
-      of_shape({"model", "layers", ANNULUS_AT(model.layers), "decoder layers", true, at_least(1, 100000)}),
-      of_shape({"model", "dim", ANNULUS_AT(model.dim), "width of the residual stream", true, at_least(2, kWide)}),
-      of_shape(
-          {"model", "heads", ANNULUS_AT(model.heads), "query heads, a multiple of kv_heads", true, at_least(1, kWide)}),
-      of_shape({"model", "kv_heads", ANNULUS_AT(model.kv_heads), "key/value heads; 0: as many as heads", false,
-                at_least(0, kWide)}),
-      of_shape({"model", "head_dim", ANNULUS_AT(model.head_size), "width of a head, even; 0: dim / heads", false,
-                at_least(0, kWide)}),
-      of_shape({"model", "ffn", ANNULUS_AT(model.ffn),
-                "hidden width of SwiGLU; 0: 8/3 dim rounded up to a multiple of 64", false, at_least(0, kWide)}),
-      of_shape({"model", "vocab", ANNULUS_AT(model.vocab),
-                "number of token ids, above the largest id in the data; text, whose tokens are bytes, needs 256", false,
-                at_least(2, kWide)}),
-      {"model",
-       "dtype",
-       ANNULUS_AT(model.dtype),
+      {ANNULUS_KEY(model, layers), "decoder layers", of_shape({.required = true, .range = at_least(1, 100000)})},
+      {ANNULUS_KEY(model, dim), "width of the residual stream",
+       of_shape({.required = true, .range = at_least(2, kWide)})},
+      {ANNULUS_KEY(model, heads), "query heads, a multiple of kv_heads",
+       of_shape({.required = true, .range = at_least(1, kWide)})},
+      {ANNULUS_KEY(model, kv_heads), "key/value heads; 0: as many as heads", of_shape({.range = at_least(0, kWide)})},
+      {ANNULUS_KEY_AT(model, head_dim, head_size), "width of a head, even; 0: dim / heads",
+       of_shape({.range = at_least(0, kWide)})},
+      {ANNULUS_KEY(model, ffn), "hidden width of SwiGLU; 0: 8/3 dim rounded up to a multiple of 64",
+       of_shape({.range = at_least(0, kWide)})},
+      {ANNULUS_KEY(model, vocab),
+       "number of token ids, above the largest id in the data; text, whose tokens are bytes, needs 256",
+       of_shape({.range = at_least(2, kWide)})},
+      {ANNULUS_KEY(model, dtype),
        "what the model computes in; with \"bf16\" the weights that are updated and saved are still fp32; \"fp64\", "
-       "which "
-       "is slow and only for CPUs, is an exact reference for the others",
-       false,
-       {},
-       {"fp32", "bf16", "fp64"}},
-      of_model({"model", "rope_theta", ANNULUS_AT(model.rope_theta), "base of the rotary embedding's wavelengths",
-                false, above(0)}),
-      of_model({"model", "rope_scaling", ANNULUS_AT(model.rope_scaling),
-                "scaling of the rotary frequencies for a longer context: a table with kind \"default\", \"linear\", "
-                "\"llama3\" or \"yarn\" and its numbers"}),
-      of_model({"model", "rope_fp32", ANNULUS_AT(model.rope_fp32),
-                "compute rotary angles in fp32, as `transformers` does, and not in fp64; true by default for imported "
-                "models"}),
-      of_shape({"model", "tie_embeddings", ANNULUS_AT(model.tie_embeddings),
-                "use one matrix for the embedding and the output"}),
-      of_shape(
-          {"model", "norm_eps", ANNULUS_AT(model.norm_eps), "added to the mean square in RMSNorm", false, above(0)}),
-      of_shape(
-          {"model", "qkv_bias", ANNULUS_AT(model.qkv_bias), "biases in the projections to queries, keys and values"}),
-      of_shape({"model", "out_bias", ANNULUS_AT(model.out_bias), "a bias in attention's output projection"}),
-      of_shape({"model", "mlp_bias", ANNULUS_AT(model.mlp_bias), "biases in the MLP's projections"}),
-      of_shape({"model", "qk_norm", ANNULUS_AT(model.qk_norm),
-                "RMSNorm of each query and key over head_dim, before the rotation"}),
-      {"model", "pattern", ANNULUS_AT(model.pattern),
-       "which keys a query sees: an attention pattern, or a list of one for each layer"},
-      {"model", "dropout", ANNULUS_AT(model.dropout), "share of attention probabilities that training drops", false,
-       fraction()},
-      {"model", "recompute", ANNULUS_AT(model.recompute),
+       "which is slow and only for CPUs, is an exact reference for the others",
+       {.choices = {"fp32", "bf16", "fp64"}}},
+      {ANNULUS_KEY(model, rope_theta), "base of the rotary embedding's wavelengths", of_model({.range = above(0)})},
+      {ANNULUS_KEY(model, rope_scaling),
+       "scaling of the rotary frequencies for a longer context: a table with kind \"default\", \"linear\", \"llama3\" "
+       "or \"yarn\" and its numbers",
+       of_model({})},
+      {ANNULUS_KEY(model, rope_fp32),
+       "compute rotary angles in fp32, as `transformers` does, and not in fp64; true by default for imported models",
+       of_model({})},
+      {ANNULUS_KEY(model, tie_embeddings), "use one matrix for the embedding and the output", of_shape({})},
+      {ANNULUS_KEY(model, norm_eps), "added to the mean square in RMSNorm", of_shape({.range = above(0)})},
+      {ANNULUS_KEY(model, qkv_bias), "biases in the projections to queries, keys and values", of_shape({})},
+      {ANNULUS_KEY(model, out_bias), "a bias in attention's output projection", of_shape({})},
+      {ANNULUS_KEY(model, mlp_bias), "biases in the MLP's projections", of_shape({})},
+      {ANNULUS_KEY(model, qk_norm), "RMSNorm of each query and key over head_dim, before the rotation", of_shape({})},
+      {ANNULUS_KEY(model, pattern), "which keys a query sees: an attention pattern, or a list of one for each layer"},
+      {ANNULUS_KEY(model, dropout), "share of attention probabilities that training drops", {.range = fraction()}},
+      {ANNULUS_KEY(model, recompute),
        "keep less memory for the backward, which computes norms, projections and the MLP again; attention is never "
        "computed again"},
 
-      {"optimizer", "lr", ANNULUS_AT(optimizer.lr), "highest learning rate", true, above(0)},
-      {"optimizer",
-       "schedule",
-       ANNULUS_AT(optimizer.schedule),
+      {ANNULUS_KEY(optimizer, lr), "highest learning rate", {.required = true, .range = above(0)}},
+      {ANNULUS_KEY(optimizer, schedule),
        "how the learning rate falls after the warm-up: \"cosine\" or \"linear\" until run.steps; \"constant\", not at "
        "all; \"wsd\", linearly over the last optimizer.decay steps",
-       false,
-       {},
-       {"cosine", "linear", "constant", "wsd"}},
-      {"optimizer",
-       "min_lr_ratio",
-       ANNULUS_AT(optimizer.min_lr_ratio),
+       {.choices = {"cosine", "linear", "constant", "wsd"}}},
+      {ANNULUS_KEY(optimizer, min_lr_ratio),
        "learning rate at run.steps as a share of lr, for schedules that fall",
-       false,
-       {0, 1, true, true}},
-      {"optimizer", "warmup", ANNULUS_AT(optimizer.warmup), "steps over which the learning rate rises to lr", false,
-       at_least(0)},
-      {"optimizer", "decay", ANNULUS_AT(optimizer.decay), "steps of the final fall; required by \"wsd\"", false,
-       at_least(0)},
-      {"optimizer", "weight_decay", ANNULUS_AT(optimizer.weight_decay),
-       "AdamW's weight decay for matrices; vectors have none", false, at_least(0)},
-      {"optimizer", "beta1", ANNULUS_AT(optimizer.beta1), "AdamW's decay of the mean gradient", false, fraction()},
-      {"optimizer", "beta2", ANNULUS_AT(optimizer.beta2), "AdamW's decay of the mean squared gradient", false,
-       fraction()},
-      {"optimizer", "eps", ANNULUS_AT(optimizer.eps),
-       "added to the root of the mean squared gradient in AdamW's divisor", false, above(0)},
-      {"optimizer", "groups", ANNULUS_AT(optimizer.groups),
+       {.range = {0, 1, true, true}}},
+      {ANNULUS_KEY(optimizer, warmup), "steps over which the learning rate rises to lr", {.range = at_least(0)}},
+      {ANNULUS_KEY(optimizer, decay), "steps of the final fall; required by \"wsd\"", {.range = at_least(0)}},
+      {ANNULUS_KEY(optimizer, weight_decay),
+       "AdamW's weight decay for matrices; vectors have none",
+       {.range = at_least(0)}},
+      {ANNULUS_KEY(optimizer, beta1), "AdamW's decay of the mean gradient", {.range = fraction()}},
+      {ANNULUS_KEY(optimizer, beta2), "AdamW's decay of the mean squared gradient", {.range = fraction()}},
+      {ANNULUS_KEY(optimizer, eps),
+       "added to the root of the mean squared gradient in AdamW's divisor",
+       {.range = above(0)}},
+      {ANNULUS_KEY(optimizer, groups),
        "parameters with rates of their own: tables of `match` (a name with `*` and `?`), `lr` (multiplies the "
        "schedule's) and `weight_decay`; the first one that matches applies"},
-      {"optimizer", "clip", ANNULUS_AT(optimizer.clip), "highest global norm of the gradient; 0: no limit", false,
-       at_least(0)},
-      {"optimizer", "skips", ANNULUS_AT(optimizer.skips),
+      {ANNULUS_KEY(optimizer, clip), "highest global norm of the gradient; 0: no limit", {.range = at_least(0)}},
+      {ANNULUS_KEY(optimizer, skips),
        "the run fails when this many updates in a row are skipped, because gradients are not finite, no target counts, "
        "or the gradient norm is a spike",
-       false, at_least(1)},
-      {"optimizer", "spike", ANNULUS_AT(optimizer.spike),
-       "a gradient norm above this multiple of the running median is a spike; 0: off, otherwise above 1", false,
-       at_least(0)},
-      {"optimizer", "spike_window", ANNULUS_AT(optimizer.spike_window),
-       "number of the last applied norms in the median; until there are that many, nothing is a spike", false,
-       at_least(1, 10000)},
-      {"optimizer",
-       "spike_action",
-       ANNULUS_AT(optimizer.spike_action),
+       {.range = at_least(1)}},
+      {ANNULUS_KEY(optimizer, spike),
+       "a gradient norm above this multiple of the running median is a spike; 0: off, otherwise above 1",
+       {.range = at_least(0)}},
+      {ANNULUS_KEY(optimizer, spike_window),
+       "number of the last applied norms in the median; until there are that many, nothing is a spike",
+       {.range = at_least(1, 10000)}},
+      {ANNULUS_KEY(optimizer, spike_action),
        "what to do at a spike: \"skip\" skips the update, \"rewind\" goes back to the last checkpoint and leaves out "
        "the rows of that step",
-       false,
-       {},
-       {"skip", "rewind"}},
-      {"optimizer",
-       "shard",
-       ANNULUS_AT(optimizer.shard),
+       {.choices = {"skip", "rewind"}}},
+      {ANNULUS_KEY(optimizer, shard),
        "what is sharded over the ranks, as in the stages of ZeRO: 0 nothing; 1 AdamW's moments and the fp32 master "
        "weights; 2 also gradients; 3 also the weights that the model computes with",
-       false,
-       {0, 3, true, true}},
-      {"optimizer",
-       "shard_within",
-       ANNULUS_AT(optimizer.shard_within),
+       {.range = {0, 3, true, true}}},
+      {ANNULUS_KEY(optimizer, shard_within),
        "the ranks over which it is sharded: \"world\", all of them; \"host\", those of each host, with sums between "
        "hosts",
-       false,
-       {},
-       {"world", "host"}},
+       {.choices = {"world", "host"}}},
 
-      {"mesh", "data", ANNULUS_AT(mesh.data), "ranks along the axis that splits the batch", false,
-       at_least(1, 1 << 20)},
-      {"mesh", "context", ANNULUS_AT(mesh.context),
-       "ranks along the axis that splits each sequence; 0: all that mesh.data leaves", false, at_least(0, 1 << 20)},
+      {ANNULUS_KEY(mesh, data), "ranks along the axis that splits the batch", {.range = at_least(1, 1 << 20)}},
+      {ANNULUS_KEY(mesh, context),
+       "ranks along the axis that splits each sequence; 0: all that mesh.data leaves",
+       {.range = at_least(0, 1 << 20)}},
 
-      {"network", "interfaces", ANNULUS_AT(network.interfaces),
+      {ANNULUS_KEY(network, interfaces),
        "the IP interfaces that NCCL and MPI use, such as \"eth0,eth1\"; empty: they choose"},
-      {"network", "hcas", ANNULUS_AT(network.hcas),
-       "the RDMA devices that NCCL and MPI use (never run on one), such as \"mlx5_0,mlx5_1:1\" (\":1\" means port "
-       "1 only); empty: they choose"},
-      {"network",
-       "rank_hca",
-       ANNULUS_AT(network.rank_hca),
-       "which of these devices a rank uses (never run on one): \"auto\" leaves the choice to NCCL and MPI, "
-       "\"nearest\" is the one that `annulus topology` shows",
-       false,
-       {},
-       {"auto", "nearest"}},
-      {"network", "exchange_ctas", ANNULUS_AT(network.exchange_ctas),
+      {ANNULUS_KEY(network, hcas),
+       "the RDMA devices that NCCL and MPI use (never run on one), such as \"mlx5_0,mlx5_1:1\" (\":1\" means port 1 "
+       "only); empty: they choose"},
+      {ANNULUS_KEY(network, rank_hca),
+       "which of these devices a rank uses (never run on one): \"auto\" leaves the choice to NCCL and MPI, \"nearest\" "
+       "is the one that `annulus topology` shows",
+       {.choices = {"auto", "nearest"}}},
+      {ANNULUS_KEY(network, exchange_ctas),
        "on GPUs (never run on one), the most thread blocks, and so multiprocessors, that NCCL takes while keys and "
        "values travel beside the attention that is computed; 0: NCCL chooses",
-       false, at_least(0, 64)},
+       {.range = at_least(0, 64)}},
 
-      {"attention",
-       "layout",
-       ANNULUS_AT(attention.layout),
-       "which rank owns which positions of a sequence",
-       false,
-       {},
-       layout_names()},
-      {"attention",
-       "schedule",
-       ANNULUS_AT(attention.schedule),
+      {ANNULUS_KEY(attention, layout), "which rank owns which positions of a sequence", {.choices = layout_names()}},
+      {ANNULUS_KEY(attention, schedule),
        "how ranks exchange keys and values; \"auto\" is group-cast if the ranks, taken together, need less than half "
-       "of "
-       "the rows that other ranks own, otherwise ring",
-       false,
-       {},
-       schedule_names()},
-      {"attention",
-       "kernel",
-       ANNULUS_AT(attention.kernel),
+       "of the rows that other ranks own, otherwise ring",
+       {.choices = schedule_names()}},
+      {ANNULUS_KEY(attention, kernel),
        "the kernel that computes a tile: \"reference\", \"cpu\", \"efficient\", \"cudnn\", \"flash2\", \"flash3\"; "
        "\"auto\" chooses by capability; none has ever run on a GPU",
-       false,
-       {},
-       {},
-       check_not_empty},
-      {"attention", "even", ANNULUS_AT(attention.even),
-       "refuse a context that does not give every rank the same share"},
+       {.check = check_not_empty}},
+      {ANNULUS_KEY(attention, even), "refuse a context that does not give every rank the same share"},
 
-      {"validation", "every", ANNULUS_AT(validation.every), "steps between two validations; 0: never", false,
-       at_least(0)},
-      {"validation", "batches", ANNULUS_AT(validation.batches), "batches in a validation, always the same ones", false,
-       at_least(1)},
+      {ANNULUS_KEY(validation, every), "steps between two validations; 0: never", {.range = at_least(0)}},
+      {ANNULUS_KEY(validation, batches), "batches in a validation, always the same ones", {.range = at_least(1)}},
 
-      {"checkpoint", "every", ANNULUS_AT(checkpoint.every), "steps between two checkpoints; 0: only at the end", false,
-       at_least(0)},
-      {"checkpoint", "keep", ANNULUS_AT(checkpoint.keep), "newest checkpoints to keep", false, at_least(1, kWide)},
+      {ANNULUS_KEY(checkpoint, every), "steps between two checkpoints; 0: only at the end", {.range = at_least(0)}},
+      {ANNULUS_KEY(checkpoint, keep), "newest checkpoints to keep", {.range = at_least(1, kWide)}},
 
-      {"memory", "caches", ANNULUS_AT(memory.caches),
+      {ANNULUS_KEY(memory, caches),
        "MiB that the caches of a rank may hold in total (plans, patterns, compositions, rotary tables); 0: nothing is "
        "kept",
-       false, at_least(0, 1 << 20)},
+       {.range = at_least(0, 1 << 20)}},
   };
-#undef ANNULUS_AT
+#undef ANNULUS_TOP
+#undef ANNULUS_KEY
+#undef ANNULUS_KEY_AT
   return table;
 }
 
@@ -347,12 +272,8 @@ Value value_of(const Key& key, const Config& config) {
 }
 
 std::string range_text(const Key& key, bool whole, double refused) {
-  if (!key.choices.empty()) {
-    std::string text = "one of ";
-    for (size_t i = 0; i < key.choices.size(); ++i) text += (i ? ", \"" : "\"") + key.choices[i] + "\"";
-    return text;
-  }
-  const Range& r = key.range;
+  if (!key.rules.choices.empty()) return "one of \"" + join(key.rules.choices, "\", \"") + "\"";
+  const Range& r = key.rules.range;
   const bool high = r.high < kMany || (std::isfinite(r.high) && refused > r.high);
   const auto show = [&](double v) {
     if (whole) return std::to_string(static_cast<int64_t>(v));

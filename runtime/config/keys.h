@@ -32,17 +32,22 @@ struct Range {
   }
 };
 
-struct Key {
-  std::string_view section;  // "" for the top level
-  std::string_view name;
-  Slot (*slot)(Config&);
-  std::string_view doc;
+// Which values a key takes, and what they decide.
+struct Rules {
   bool required = false;
   Range range = {};
   std::vector<std::string> choices = {};                                 // the strings allowed; empty: all
   void (*check)(const std::string& value, std::string_view where) = {};  // a further check of a string
   bool of_model = false;  // weights trained with one value are meaningless with another
   bool imported = false;  // given by the folder that model.from names; another value is refused
+};
+
+struct Key {
+  std::string_view section;  // "" for the top level
+  std::string_view name;
+  Slot (*slot)(Config&);
+  std::string_view doc;
+  Rules rules = {};
 
   std::string full() const {
     return section.empty() ? std::string(name) : std::string(section) + "." + std::string(name);

@@ -1,6 +1,7 @@
 // See model_values.h.
 #include "runtime/config/model_values.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -14,22 +15,15 @@ RotaryScaling read_rotary_scaling(const toml::node& node, const std::string& whe
   using Kind = RotaryScaling::Kind;
   const std::string expected = R"(a table such as { kind = "yarn", factor = 4.0, original_context = 8192 })";
   const toml::table* table = node.as_table();
-  if (!table) refuse(where, "expected " + expected + ", got " + std::string(type_name(node)) + ": " + shown(node));
+  if (!table) refuse_type(where, expected, node);
 
   RotaryScaling s;
-  const toml::node* kind = table->get("kind");
-  const std::string name = kind == nullptr ? "" : kind->value_exact<std::string>().value_or("");
   std::vector<std::string> kinds;
   for (const Kind k : {Kind::kDefault, Kind::kLinear, Kind::kLlama3, Kind::kYarn}) {
     kinds.emplace_back(rotary_kind_name(k));
-    if (name == kinds.back()) s.kind = k;
   }
-  if (name != rotary_kind_name(s.kind)) {
-    const std::string near = nearest(name, kinds);
-    refuse(where, "kind must be one of " + list_text(kinds, toml_string) + ", got " +
-                      (kind == nullptr ? "none" : shown(*kind)) +
-                      (near.empty() ? "" : "; did you mean \"" + near + "\"?"));
-  }
+  const std::string name = read_choice(table->get("kind"), kinds, where, "kind must be");
+  s.kind = static_cast<Kind>(std::find(kinds.begin(), kinds.end(), name) - kinds.begin());
 
   std::vector<std::pair<std::string, double*>> numbers;
   if (s.kind != Kind::kDefault) numbers.emplace_back("factor", &s.factor);
@@ -59,14 +53,14 @@ RotaryScaling read_rotary_scaling(const toml::node& node, const std::string& whe
       if (number == key.str()) to = slot;
     }
     if (to == nullptr) {
-      const std::string near = nearest(std::string(key.str()), names);
-      refuse(at, "unknown key" + (near.empty()
+      const std::string meant = did_you_mean(key.str(), names);
+      refuse(at, "unknown key" + (meant.empty()
                                       ? ": kind \"" + name + "\" has " + (names.empty() ? "none" : join(names, ", "))
-                                      : "; did you mean \"" + near + "\"?"));
+                                      : meant));
     }
     const auto whole = value.value_exact<int64_t>();
     const auto number = whole ? std::optional<double>(static_cast<double>(*whole)) : value.value_exact<double>();
-    if (!number) refuse(at, "expected a number, got " + std::string(type_name(value)) + ": " + shown(value));
+    if (!number) refuse_type(at, "a number", value);
     *to = *number;
   }
   validate(s, where);

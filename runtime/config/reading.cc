@@ -4,9 +4,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <set>
 #include <sstream>
 #include <utility>
@@ -36,14 +33,14 @@ class Reader {
   void operator()(int64_t* at) const {
     const auto value = node_.value_exact<int64_t>();
     if (!value) wrong_type("a whole number");
-    if (!key_.range.holds(static_cast<double>(*value))) out_of_range(true, static_cast<double>(*value));
+    if (!key_.rules.range.holds(static_cast<double>(*value))) out_of_range(true, static_cast<double>(*value));
     *at = *value;
   }
   void operator()(double* at) const {
     auto value = node_.value_exact<double>();
     if (const auto whole = node_.value_exact<int64_t>()) value = static_cast<double>(*whole);
     if (!value) wrong_type("a number");
-    if (!key_.range.holds(*value)) out_of_range(false, *value);
+    if (!key_.rules.range.holds(*value)) out_of_range(false, *value);
     *at = *value;
   }
   void operator()(bool* at) const {
@@ -54,12 +51,12 @@ class Reader {
   void operator()(std::string* at) const {
     const auto value = node_.value_exact<std::string>();
     if (!value) wrong_type("a string");
-    if (!key_.choices.empty() && std::find(key_.choices.begin(), key_.choices.end(), *value) == key_.choices.end()) {
-      const std::string near = nearest(*value, key_.choices);
-      refuse(where_, "expected " + range_text(key_, false) + ", got \"" + *value + "\"" +
-                         (near.empty() ? "" : "; did you mean \"" + near + "\"?"));
+    const std::vector<std::string>& choices = key_.rules.choices;
+    if (!choices.empty() && std::find(choices.begin(), choices.end(), *value) == choices.end()) {
+      refuse(where_,
+             "expected " + range_text(key_, false) + ", got \"" + *value + "\"" + did_you_mean(*value, choices));
     }
-    if (key_.check) key_.check(*value, where_);
+    if (key_.rules.check) key_.rules.check(*value, where_);
     *at = *value;
   }
   void operator()(std::vector<int64_t>* at) const {
@@ -93,19 +90,14 @@ class Reader {
     for (const toml::node& element : *list) {
       const std::string where = where_ + "[" + std::to_string(each.size()) + "]";
       const toml::table* table = element.as_table();
-      if (!table) {
-        refuse(where, "expected a table such as { kind = \"causal\" }, got " + std::string(type_name(element)) + ": " +
-                          shown(element));
-      }
+      if (!table) refuse_type(where, "a table such as { kind = \"causal\" }", element);
       each.push_back(pattern(*table, where));
     }
     *at = std::move(each);
   }
 
  private:
-  [[noreturn]] void wrong_type(const std::string& expected) const {
-    refuse(where_, "expected " + expected + ", got " + std::string(type_name(node_)) + ": " + shown(node_));
-  }
+  [[noreturn]] void wrong_type(const std::string& expected) const { refuse_type(where_, expected, node_); }
   static PatternSpec pattern(const toml::table& table, const std::string& where) {
     std::ostringstream text;
     // Without this a table below a [section] header would be written as several lines.
@@ -124,37 +116,31 @@ class Reader {
 };
 
 std::string known_instead(const std::string& full) {
-  std::vector<std::string> names;
-  for (const Key& key : keys()) names.push_back(key.full());
   const size_t dot = full.rfind('.');
   const std::string section = dot == std::string::npos ? "" : full.substr(0, dot);
   const std::string leaf = dot == std::string::npos ? full : full.substr(dot + 1);
   // Suggests a near name in the same section, else the same name in another one, else any near key.
-  std::vector<std::string> leaves;
+  std::vector<std::string> names, leaves, elsewhere;
   for (const Key& key : keys()) {
+    names.push_back(key.full());
     if (key.section == section) leaves.emplace_back(key.name);
+    if (key.name == leaf) elsewhere.push_back(key.full());
   }
   std::string near = nearest(leaf, leaves);
-  if (!near.empty()) return "; did you mean \"" + (section.empty() ? "" : section + ".") + near + "\"?";
-  for (const Key& key : keys()) {
-    if (key.name == leaf) return "; did you mean \"" + key.full() + "\"?";
-  }
-  near = nearest(full, names);
+  if (!near.empty() && !section.empty()) near = section + "." + near;
+  if (near.empty()) near = elsewhere.empty() ? nearest(full, names) : elsewhere[0];
   if (!near.empty()) return "; did you mean \"" + near + "\"?";
-  if (leaves.empty() || section.empty()) return "";
-  return "; [" + section + "] has: " + join(leaves, ", ");
+  return leaves.empty() || section.empty() ? "" : "; [" + section + "] has: " + join(leaves, ", ");
 }
 
 std::string section_instead(const std::string& name) {
   std::vector<std::string> sections;
-  std::string list;
   for (const Key& key : keys()) {
-    if (key.section.empty() || std::find(sections.begin(), sections.end(), key.section) != sections.end()) continue;
-    sections.emplace_back(key.section);
-    list += (list.empty() ? "[" : ", [") + sections.back() + "]";
+    if (!key.section.empty() && (sections.empty() || sections.back() != key.section))
+      sections.emplace_back(key.section);
   }
   const std::string near = nearest(name, sections);
-  return near.empty() ? "; the sections are " + list : "; did you mean [" + near + "]?";
+  return near.empty() ? "; the sections are [" + join(sections, "], [") + "]" : "; did you mean [" + near + "]?";
 }
 
 bool is_section(std::string_view name) {
@@ -330,31 +316,6 @@ void check_together(const Config& c, std::string_view source) {
   }
 }
 
-std::string read_file(const std::string& path) {
-  std::error_code error;
-  const std::filesystem::file_status status = std::filesystem::status(path, error);
-  if (status.type() == std::filesystem::file_type::not_found) {
-    throw Error(ErrorKind::kInput, "config", path + ": there is no such file");
-  }
-  const auto unreadable = [&](int reason) {
-    return Error(kind_of_errno(reason), "config", path + ": cannot be read: " + std::strerror(reason));
-  };
-  if (!std::filesystem::exists(status)) throw unreadable(error.value());
-  if (!std::filesystem::is_regular_file(status)) {
-    throw Error(ErrorKind::kInput, "config", path + ": expected a TOML file, found something else");
-  }
-  constexpr uintmax_t kLargest = 16 << 20;
-  if (std::filesystem::file_size(path, error) > kLargest) {
-    throw Error(ErrorKind::kInput, "config",
-                path + ": expected a configuration of at most 16 MiB, found a larger file");
-  }
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (!in) throw unreadable(errno);
-  return text.str();
-}
-
 }  // namespace
 
 Config parse_config(std::string_view text, std::string_view source, const std::vector<std::string>& sets,
@@ -376,14 +337,14 @@ Config parse_config(std::string_view text, std::string_view source, const std::v
     const Config imported = config;
     apply_all();
     for (const Key& key : keys()) {
-      if (!key.imported || value_text(key, config) == value_text(key, imported)) continue;
+      if (!key.rules.imported || value_text(key, config) == value_text(key, imported)) continue;
       refuse(std::string(source), key.full() + " = " + value_text(key, config) + ", but the model in " + folder +
                                       " has " + value_text(key, imported) + ": leave the key out");
     }
   }
   std::string missing;
   for (const Key& key : keys()) {
-    if (key.required && !(reads_model && key.imported) && !seen.contains(key.full())) {
+    if (key.rules.required && !(reads_model && key.rules.imported) && !seen.contains(key.full())) {
       missing += "\n  " + key.full() + ": " + std::string(key.doc);
     }
   }
@@ -397,7 +358,7 @@ Config parse_config(std::string_view text, std::string_view source, const std::v
 }
 
 Config load_config(const std::string& path, const std::vector<std::string>& sets, const ModelReader& read_model) {
-  return parse_config(read_file(path), path, sets, read_model);
+  return parse_config(read_small_file("config", path), path, sets, read_model);
 }
 
 }  // namespace annulus

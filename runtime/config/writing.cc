@@ -62,7 +62,7 @@ std::vector<KeyText> flatten(const Config& config) {
 std::vector<ChangedKey> changed_keys(const Config& before, const Config& now) {
   std::vector<ChangedKey> changed;
   for (const Key& key : keys()) {
-    ChangedKey change{key.full(), value_text(key, before), value_text(key, now), key.of_model};
+    ChangedKey change{key.full(), value_text(key, before), value_text(key, now), key.rules.of_model};
     if (change.was != change.is) changed.push_back(std::move(change));
   }
   return changed;
@@ -76,9 +76,9 @@ std::string config_reference() {
     const bool whole = std::holds_alternative<int64_t>(value);
     std::string range = range_text(key, whole);
     if (std::holds_alternative<bool>(value)) range = "true, false";
-    const std::string required = key.imported ? "required without model.from" : "required";
-    out += "| `" + key.full() + "` | " + (key.required ? required : "`" + value_text(key, defaults) + "`") + " | " +
-           range + " | " + std::string(key.doc) + " |\n";
+    const std::string required = key.rules.imported ? "required without model.from" : "required";
+    out += "| `" + key.full() + "` | " + (key.rules.required ? required : "`" + value_text(key, defaults) + "`") +
+           " | " + range + " | " + std::string(key.doc) + " |\n";
   }
   return out;
 }

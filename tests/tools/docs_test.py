@@ -120,7 +120,7 @@ def wrong_commands(pages):
 
 
 def keys():
-    return {"%s.%s" % pair for pair in re.findall(r'\{"(\w+)",\s*"(\w+)",\s*(?:ANNULUS_AT|\w)', SOURCES["runtime/config/keys.cc"])}
+    return {"%s.%s" % pair for pair in re.findall(r'\{ANNULUS_KEY(?:_AT)?\((\w+), (\w+)[,)]', SOURCES["runtime/config/keys.cc"])}
 
 
 def wrong_keys(pages):
