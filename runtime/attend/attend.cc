@@ -5,23 +5,14 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/tensor.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
-#include <memory>
-#include <system_error>
 
 #include "attention/execution/attention.h"
 #include "attention/execution/gather_positions.h"
@@ -64,38 +55,21 @@ void check_outputs(const AttendOptions& options, const PatternSpec& pattern) {
 
 // Reads only the rows at `spans` of a tensor [B, S, heads, D], in as few pieces as possible, and returns them one after
 // the other.
-at::Tensor read_rows(const std::string& path, const TensorInfo& info, const std::vector<Span>& spans) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) throw Error(kind_of_errno(errno), "attend", path + ": " + std::strerror(errno));
-  const std::unique_ptr<const int, void (*)(const int*)> closer(&fd, [](const int* f) { close(*f); });
+at::Tensor read_rows(const SafetensorsFile& file, const TensorInfo& info, const std::vector<Span>& spans) {
   int64_t rows = 0;
   for (const Span& span : spans) rows += span.count;
-  const int64_t batch = info.shape[0], length = info.shape[1];
-  at::Tensor tensor = at::empty({batch, rows, info.shape[2], info.shape[3]}, info.dtype);
-  const int64_t row_bytes = info.shape[2] * info.shape[3] * static_cast<int64_t>(tensor.element_size());
+  at::Tensor tensor = at::empty({info.shape[0], rows, info.shape[2], info.shape[3]}, info.dtype);
+  const auto row_bytes = static_cast<uint64_t>(info.shape[2] * info.shape[3] * tensor.element_size());
   char* to = static_cast<char*>(tensor.data_ptr());
-  const auto read = [&](int64_t first_row, int64_t count) {
-    auto offset = static_cast<off_t>(info.offset) + first_row * row_bytes;
-    for (int64_t left = count * row_bytes; left > 0;) {
-      const ssize_t n = pread(fd, to, static_cast<size_t>(left), offset);
-      if (n <= 0) {
-        if (n < 0 && errno == EINTR) continue;
-        throw Error(kind_of_errno(n < 0 ? errno : 0), "attend",
-                    path + ", tensor \"" + info.name +
-                        "\": " + (n < 0 ? std::strerror(errno) : "the file became shorter while it was read"));
-      }
-      to += n;
-      offset += n;
-      left -= n;
-    }
+  const auto read = [&](int64_t row, int64_t count) {
+    const uint64_t bytes = static_cast<uint64_t>(count) * row_bytes;
+    file.read(info, static_cast<uint64_t>(row) * row_bytes, bytes, to);
+    to += bytes;
   };
-  for (int64_t b = 0; b < batch; ++b) {
+  for (int64_t b = 0; b < info.shape[0]; ++b) {
     for (const Span& span : spans) {
-      if (span.stride == 1) {
-        read(b * length + span.begin, span.count);
-      } else {
-        for (int64_t i = 0; i < span.count; ++i) read(b * length + span.at(i), 1);
-      }
+      const int64_t pieces = span.stride == 1 ? std::min<int64_t>(1, span.count) : span.count;
+      for (int64_t i = 0; i < pieces; ++i) read(b * info.shape[1] + span.at(i), span.stride == 1 ? span.count : 1);
     }
   }
   return tensor;
@@ -245,7 +219,7 @@ RandomTensors AttendJob::inputs(const std::vector<Span>* queries, const std::vec
   RandomTensors in;
   if (random_) in = make_random(*random_);
   const auto take = [&](const char* name, at::Tensor& tensor, const std::vector<Span>* spans) {
-    if (!random_ && spans != nullptr) tensor = read_rows(options_.input, *file_->find(name), *spans);
+    if (!random_ && spans != nullptr) tensor = read_rows(*file_, *file_->find(name), *spans);
     if (!random_ && spans == nullptr) tensor = file_->load(name);
     if (random_ && spans != nullptr) tensor = rows_of(tensor, *spans);
   };
