@@ -25,6 +25,7 @@
 #include "runtime/model/model.h"
 #include "runtime/tensor_files/model_dtypes.h"
 #include "runtime/tensor_files/safetensors.h"
+#include "runtime/training/memory_plan.h"
 
 namespace annulus {
 namespace {
@@ -124,35 +125,38 @@ void LogitsJob::read_input() {
 
 at::ScalarType LogitsJob::dtype() const { return model_dtype(options_.dtype, "--dtype"); }
 
-// An estimate of the most bytes that a rank holds: the weights, what the layers keep for the backward (the rest is
-// computed again), the working memory of one layer, and its logits. Rank 0 also holds the results of all ranks.
-double LogitsJob::bytes_of_rank(const Layout& layout, int rank) const {
+// The most bytes that a rank holds: the weights and their gradients, what the layers declare, and its logits.
+double LogitsJob::bytes_of_rank(int rank, at::Device device) const {
   const ModelShape& s = opened_.model();
-  const auto element = static_cast<double>(c10::elementSize(dtype())),
-             wide = static_cast<double>(c10::elementSize(at::toOpMathType(dtype())));
-  const double weights = parameter_estimate(s);
-  const auto number = [](int64_t n) { return static_cast<double>(n); };
-  const double rows = number(tokens_.size(0) * layout.count(rank)), vocab = number(s.vocab);
-  const double of_layer = number(3 * s.dim + 2 * s.q_width() + 2 * s.kv_width()) * element + wide * number(s.heads);
-  const double working = number(4 * s.dim + 6 * s.ffn + 4 * s.q_width() + 4 * s.kv_width()) * element;
-  const double logits = options_.last ? 0 : wide * rows * vocab;
-  const double bytes = element * weights * (options_.backward ? 2 : 1) +
-                       rows * (options_.backward ? number(s.layers) * of_layer : 0) + rows * working + logits;
-  if (rank > 0 || layout.ranks() == 1) return bytes;
-  return bytes + wide * vocab * number(options_.last ? tokens_.size(0) : tokens_.numel()) +
-         (options_.backward ? wide * weights : 0);
+  const Computes on{dtype(), device.is_cuda()};
+  const int64_t batch = tokens_.size(0), rows = batch * query_layout(layers_.distinct[0]).count(rank);
+  StepCharges step;
+  step.lasts({"weights and gradients", parameter_count(s) * on.element() * (options_.backward ? 2 : 1)});
+  if (options_.backward) {
+    const CallTraits call{s.head_dim(), on.dtype, on.gpu, /*dropout=*/false};
+    add_model_charges(s, rows, on, /*recompute=*/true, layer_charges(layers_, batch, rank, kernel_, call), {}, step);
+  } else {
+    step.lasts({"forward", forward_bytes(s, rows, on)});
+  }
+  step.lasts({"logits", options_.last ? 0 : on.wide() * rows * s.vocab});
+  return static_cast<double>(step.most().bytes);
 }
 
 void LogitsJob::require_memory(const Communicator& world, int ranks_here, at::Device device) const {
-  const Layout layout = query_layout(layers_.distinct[0]);
   std::optional<AvailableMemory> free;
-  double bytes = bytes_of_rank(layout, world.rank());
+  double bytes = bytes_of_rank(world.rank(), device);
   if (device.is_cuda()) {
     const DeviceMemory memory = device_memory(device);
     free = AvailableMemory{memory.total - memory.outside - memory.allocated, "the GPU's memory"};
   } else {
     free = available_memory();
-    bytes += (ranks_here - 1) * bytes_of_rank(layout, world.size() - 1);  // the other ranks of this host
+    bytes *= ranks_here;
+  }
+  if (world.rank() == 0 && world.size() > 1) {  // the results of all ranks
+    const auto wide = static_cast<double>(c10::elementSize(at::toOpMathType(dtype())));
+    const double logits = static_cast<double>(options_.last ? tokens_.size(0) : tokens_.numel()) *
+                          static_cast<double>(opened_.model().vocab);
+    bytes += wide * (logits + (options_.backward ? parameter_estimate(opened_.model()) : 0));
   }
   if (!free || bytes <= static_cast<double>(free->bytes)) return;
   throw Error(ErrorKind::kResource, "logits",

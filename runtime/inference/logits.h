@@ -64,7 +64,7 @@ class LogitsJob {
 
  private:
   void read_input();
-  double bytes_of_rank(const Layout& layout, int rank) const;
+  double bytes_of_rank(int rank, at::Device device) const;
   at::ScalarType dtype() const;  // that the model computes in
   void require_memory(const Communicator& world, int ranks_here, at::Device device) const;
 

@@ -6,9 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "attention/execution/attention_charges.h"
-#include "attention/kernels/choose_kernel.h"
-#include "attention/plan/layout.h"
 #include "attention/plan/plan.h"
 #include "common/environment.h"
 #include "common/error.h"
@@ -55,30 +52,15 @@ MemoryPlan plan_stage(const Config& c, const Stage& stage, const Sharding& shard
   const bool gpu = are == RanksAre::kGpus;
   const ModelShape shape = model_shape(c);
   const at::ScalarType dtype = compute_dtype(c);
-  const at::DeviceType device = gpu ? at::kCUDA : at::kCPU;
-  const LayerRequests& layers = stage.layers;
   const int64_t batch = stage.batch / c.mesh.data;
-  const Layout layout = make_layout(parse_layout(c.attention.layout, "attention.layout"), stage.context, context_ranks);
-  const int64_t positions = layout.count(rank);
-  const std::unique_ptr<Kernel> kernel =
-      make_chosen_kernel(planned_kernel(parse_kernel(c.attention.kernel, "attention.kernel"), device, dtype,
-                                        shape.head_dim(), c.model.dropout > 0),
-                         device, dtype);
-
+  const int64_t positions = query_layout(stage.layers.distinct[0]).count(rank);
   MemoryPlan plan;
-  const CallTraits call{shape.head_dim(), dtype, gpu, c.model.dropout > 0};
-  std::vector<Part> distinct;
-  for (PlanRequest request : layers.distinct) {
-    request.shape.batch = batch;
-    request.pattern = of_batch_rows(std::move(request.pattern), 0, batch);
-    const bool adaptive = is_adaptive(request.pattern), planned = !adaptive && context_ranks > 1;
-    plan.selects_what_travels = plan.selects_what_travels || (adaptive && context_ranks > 1);
-    const std::shared_ptr<const Program> program = planned ? cached_program(request, rank) : nullptr;
-    distinct.push_back(attention_charges(request, program.get(), rank, call, *kernel));
-  }
-  std::vector<Part> attention;
-  for (const size_t which : layers.of_layer) attention.push_back(distinct[which]);
-
+  const std::vector<Part> attention =
+      layer_charges(stage.layers, batch, rank, parse_kernel(c.attention.kernel, "attention.kernel"),
+                    {shape.head_dim(), dtype, gpu, c.model.dropout > 0});
+  plan.selects_what_travels =
+      context_ranks > 1 && std::any_of(stage.layers.distinct.begin(), stage.layers.distinct.end(),
+                                       [](const PlanRequest& request) { return is_adaptive(request.pattern); });
   const int ranks = static_cast<int>(c.mesh.data) * context_ranks;
   const std::vector<PlaceCharges> places = add_training_charges(c, stage, positions, ranks, sharding, are, plan.step);
   add_model_charges(shape, batch * positions, {dtype, gpu}, c.model.recompute, attention, places, plan.step);
@@ -88,6 +70,21 @@ MemoryPlan plan_stage(const Config& c, const Stage& stage, const Sharding& shard
 }
 
 }  // namespace
+
+std::vector<Part> layer_charges(const LayerRequests& layers, int64_t rows, int rank, KernelKind kind,
+                                const CallTraits& call) {
+  const at::DeviceType device = call.gpu ? at::kCUDA : at::kCPU;
+  const KernelKind planned = planned_kernel(kind, device, call.type, call.head_dim, call.dropout);
+  const std::unique_ptr<Kernel> kernel = make_chosen_kernel(planned, device, call.type);
+  std::vector<Part> distinct, all;
+  for (const PlanRequest& request : layers.of_rows(0, rows)) {
+    const bool has_program = !is_adaptive(request.pattern) && request.ranks > 1;
+    const std::shared_ptr<const Program> program = has_program ? cached_program(request, rank) : nullptr;
+    distinct.push_back(attention_charges(request, program.get(), rank, call, *kernel));
+  }
+  for (const size_t which : layers.of_layer) all.push_back(distinct[which]);
+  return all;
+}
 
 MemoryPlan plan_memory(const Config& c, const std::vector<Stage>& stages, const Sharding& sharding, int context_ranks,
                        int rank, RanksAre are) {

@@ -10,7 +10,10 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "attention/execution/attention_charges.h"
+#include "attention/kernels/choose_kernel.h"
 #include "memory/available.h"
 #include "memory/charge.h"
 #include "runtime/config/config.h"
@@ -51,6 +54,11 @@ struct MemoryPlan {
   // Returns "12.3 GB planned for each rank: weights 2.5, ...; in addition, caches take at most 1.9 GB".
   std::string text() const;
 };
+
+// Returns what the attention of each layer declares on rank `rank` of the context axis, for the first `rows` rows of
+// the batch.
+std::vector<Part> layer_charges(const LayerRequests& layers, int64_t rows, int rank, KernelKind kernel,
+                                const CallTraits& call);
 
 // Plans for rank `rank` of the mesh's context axis, which has `context_ranks`. `stages` is the result of
 // training_stages() for that many ranks, `sharding` that of make_sharding() for all ranks. Of several stages the one
