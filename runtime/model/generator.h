@@ -1,17 +1,16 @@
-// Generates text with a trained model on one rank: a key/value cache, so that a token costs time in proportion to the
-// tokens before it, and the choice of the next token. Used by runtime/inference/sampler.cc. A generator is not
-// thread-safe.
+// Generates text with a trained model on one rank, with a cache of keys and values, so that a token costs time in
+// proportion to the tokens before it, and chooses the next token. Used by runtime/inference/sampler.cc. A generator is
+// not thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "attention/pattern/pattern.h"
-#include "comm/communicator.h"
+#include "runtime/model/kv_cache.h"
 #include "runtime/model/model.h"
 
 namespace annulus {
@@ -31,45 +30,16 @@ class Generator {
   at::Tensor feed(const std::vector<int64_t>& tokens);
 
   // Positions in the cache.
-  int64_t length() const { return static_cast<int64_t>(tokens_.size()); }
+  int64_t length() const { return cache_.length(); }
 
  private:
-  struct Bias {
-    at::Tensor values;        // [1 or heads, n, length + n], log of the number of times that a pair counts
-    bool empty_rows = false;  // some query has no key
-  };
-  // The pattern of one or more layers.
-  struct LayerKind {
-    PatternSpec spec;
-    bool adaptive = false;
-    double divisor = 1;  // the output is divided by it
-    Pattern whole;       // of `context` queries and keys; empty if the pattern is adaptive
-    Bias bias;           // of the current call, likewise
-  };
-
   at::Tensor extend(const int64_t* tokens, int64_t n);
-  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer);
-  Bias bias_of(const Pattern& pattern, int64_t n) const;
-  Pattern select(const PatternSpec& spec, int64_t layer, int64_t n) const;
-  AttentionShape shape(int64_t length) const;
 
   const Model& model_;
   int64_t context_;
-  std::vector<LayerKind> kinds_;
-  std::vector<size_t> kind_of_layer_;
-  std::vector<int64_t> tokens_;     // what the cache holds
-  std::vector<at::Tensor> keys_;    // per layer [kv_heads, context, head_dim]
-  std::vector<at::Tensor> values_;  // likewise
-  // Per layer [context, heads, head_dim] if its pattern is adaptive, because a selection compares queries.
-  std::vector<at::Tensor> queries_;
-  std::shared_ptr<Communicator> self_;
+  std::vector<int64_t> tokens_;  // what the cache holds
+  KvCache cache_;
 };
-
-// log(count) of the pairs of queries [first, first + n) and keys [0, keys) of batch row 0, -inf for pairs that the
-// pattern does not have: [heads, n, keys] of dtype `type`, or [1, n, keys] if all heads are alike. *empty_rows: whether
-// some query has no key.
-at::Tensor pattern_bias(const Pattern& pattern, int64_t first, int64_t n, int64_t keys, at::ScalarType type,
-                        bool* empty_rows);
 
 struct Choice {
   double temperature = 1;  // 0: always the largest logit

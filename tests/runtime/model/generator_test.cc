@@ -16,6 +16,7 @@
 
 #include "attention/oracle/oracle.h"
 #include "common/error.h"
+#include "runtime/model/kv_cache.h"
 #include "tests/common/exactness.h"
 #include "tests/runtime/model/flat_parameters.h"
 
