@@ -11,7 +11,7 @@
 #include "runtime/model/model.h"
 #include "runtime/training/layer_requests.h"
 #include "runtime/training/mesh.h"
-#include "runtime/training/state/optimizer.h"
+#include "runtime/training/state/learning_rate.h"
 
 namespace annulus {
 

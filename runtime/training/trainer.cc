@@ -36,7 +36,7 @@
 #include "runtime/training/mesh.h"
 #include "runtime/training/numerics.h"
 #include "runtime/training/run_report.h"
-#include "runtime/training/state/optimizer.h"
+#include "runtime/training/state/learning_rate.h"
 #include "runtime/training/state/sharding.h"
 #include "runtime/training/training.h"
 

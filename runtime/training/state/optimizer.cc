@@ -7,23 +7,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <limits>
-#include <numbers>
 #include <optional>
 #include <utility>
-
-#include "common/error.h"
-#include "common/text.h"
 
 namespace annulus {
 
 namespace {
-
-constexpr std::array<std::pair<std::string_view, RateSchedule>, 4> kSchedules = {{{"cosine", RateSchedule::kCosine},
-                                                                                  {"linear", RateSchedule::kLinear},
-                                                                                  {"constant", RateSchedule::kConstant},
-                                                                                  {"wsd", RateSchedule::kWsd}}};
 
 // The most elements that a vector loop processes at once.
 constexpr int64_t kBlock = 16;
@@ -31,40 +21,6 @@ constexpr int64_t kBlock = 16;
 int64_t filled_up(int64_t n) { return (n + kBlock - 1) / kBlock * kBlock; }
 
 }  // namespace
-
-RateSchedule parse_rate_schedule(std::string_view name) {
-  for (const auto& [known, schedule] : kSchedules) {
-    if (known == name) return schedule;
-  }
-  throw Error(ErrorKind::kUsage, "train",
-              "optimizer.schedule: expected \"cosine\", \"linear\", \"constant\" or \"wsd\", got \"" +
-                  std::string(name) + "\"");
-}
-
-std::string_view rate_schedule_name(RateSchedule schedule) { return kSchedules[static_cast<size_t>(schedule)].first; }
-
-double learning_rate(const OptimizerSettings& s, int64_t step) {
-  if (step < s.warmup) return s.lr * static_cast<double>(step + 1) / static_cast<double>(s.warmup);
-  const int64_t falls = s.schedule == RateSchedule::kWsd ? std::max(s.warmup, s.steps - s.decay) : s.warmup;
-  if (s.schedule == RateSchedule::kConstant || step < falls) return s.lr;
-  const double span = static_cast<double>(std::max<int64_t>(1, s.steps - falls));
-  const double done = std::min(1.0, static_cast<double>(step - falls) / span);
-  if (s.schedule != RateSchedule::kCosine) return s.lr * (1 - (1 - s.min_lr_ratio) * done);
-  return s.lr * (s.min_lr_ratio + (1 - s.min_lr_ratio) * 0.5 * (1 + std::cos(std::numbers::pi * done)));
-}
-
-std::string learning_rate_change(const OptimizerSettings& before, const OptimizerSettings& now, int64_t step) {
-  const double was = learning_rate(before, step), is = learning_rate(now, step);
-  if (std::abs(is - was) <= 0.01 * was) return "";
-  const std::string text = "the learning rate goes from " + significant(was, 2) + " to " + significant(is, 2);
-  if (before.schedule != now.schedule) {
-    return text + ": optimizer.schedule was \"" + std::string(rate_schedule_name(before.schedule)) + "\"";
-  }
-  if (before.steps == now.steps || now.schedule == RateSchedule::kConstant) return text;
-  const std::string over =
-      now.schedule == RateSchedule::kWsd ? "over the last " + counted(now.decay, "step") + " " : "";
-  return text + ": it decays " + over + "until run.steps, which was " + std::to_string(before.steps);
-}
 
 double gradient_divisor(const OptimizerSettings& settings, double scale, double norm) {
   const double divisor = 1 / scale;

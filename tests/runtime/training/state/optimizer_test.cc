@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/error.h"
+#include "runtime/training/state/learning_rate.h"
 
 namespace annulus::optimizer_test {
 namespace {
