@@ -11,6 +11,7 @@
 #include "benchmarks/attention_calls.h"
 #include "benchmarks/benchmark.h"
 #include "benchmarks/measure.h"
+#include "common/text.h"
 #include "runtime/tensor_files/block_map_file.h"
 
 namespace annulus {
@@ -126,8 +127,9 @@ std::vector<BenchPattern> bench_patterns(const PatternsBenchOptions& options) {
 std::vector<BenchRatio> run_patterns_bench(const PatternsBenchOptions& options, std::ostream& out) {
   const std::vector<BenchPattern> patterns = bench_patterns(options);
   at::set_num_threads(options.threads);
-  const std::string settings = line("%lld tokens, %lld heads of %lld, fp32, %lld thread%s", options.length,
-                                    options.heads, options.head_dim, options.threads, options.threads == 1 ? "" : "s");
+  const std::string settings =
+      line("%s, %s of %lld, fp32, %s", counted(options.length, "token"), counted(options.heads, "head"),
+           options.head_dim, counted(options.threads, "thread"));
   out << line("attention, forward and backward, one rank: %s\n", settings)
       << line(
              "least CPU seconds of %lld interleaved rounds, compared with those of the dense call; without "

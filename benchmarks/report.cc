@@ -14,6 +14,7 @@
 #include "benchmarks/measure.h"
 #include "common/error.h"
 #include "common/files.h"
+#include "common/text.h"
 #include "common/version.h"
 
 namespace annulus {
@@ -101,7 +102,7 @@ Json json_of(const BenchRatio& ratio) {
   return entry;
 }
 
-std::string BenchMachine::text() const { return std::to_string(cores) + (cores == 1 ? " core, " : " cores, ") + isa; }
+std::string BenchMachine::text() const { return counted(cores, "core") + ", " + isa; }
 
 BenchReport report_of(std::vector<BenchRatio> ratios) {
   // Counts the cores of the whole machine, because the rank that writes the report may be bound to some of them.

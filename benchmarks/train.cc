@@ -15,6 +15,7 @@
 #include "benchmarks/operators_seen.h"
 #include "benchmarks/small_llama.h"
 #include "common/error.h"
+#include "common/text.h"
 #include "runtime/data/dataset.h"
 #include "runtime/training/training.h"
 
@@ -89,9 +90,8 @@ class TrainBenchmark : public Benchmark {
     const bool whole = threads_ == 1;
 
     const int64_t parameters = training.model().parameters().count();
-    const std::string sizes =
-        line("%lld parameters, context %lld, %lld rows, %lld thread%s", parameters, config.data.context.longest(),
-             config.data.batch, threads_, threads_ == 1 ? "" : "s");
+    const std::string sizes = line("%lld parameters, context %lld, %s, %s", parameters, config.data.context.longest(),
+                                   counted(config.data.batch, "row"), counted(threads_, "thread"));
     out << sizes << line("; least of %lld steps\n\n", steps_);
     nlohmann::json json = {{"bench", "train"},
                            {"parameters", parameters},
