@@ -45,26 +45,9 @@ def plan(
 
     Raises AnnulusError for arguments that no plan can have.
     """
+    given = locals() | {"pattern": pattern_text(pattern)}
     with errors():
-        text = torch.ops.annulus.plan(
-            pattern_text(pattern),
-            length,
-            ranks,
-            heads=heads,
-            kv_heads=kv_heads,
-            batch=batch,
-            head_dim=head_dim,
-            element_bytes=element_bytes,
-            layout=layout,
-            schedule=schedule,
-            query_offset=query_offset,
-            key_length=key_length,
-            lengths=lengths,
-            cu_seqlens=cu_seqlens,
-            keep=keep,
-            prove=prove,
-        )
-    return json.loads(text)
+        return json.loads(torch.ops.annulus.plan(**given))
 
 
 def plan_ahead(
@@ -89,22 +72,9 @@ def plan_ahead(
     length: the length of the whole sequence. The other arguments are those of the later call, which finds the plan or
     waits until it is ready. keep: must be False if that call is compiled by torch.compile.
     """
+    given = locals() | {"pattern": pattern_text(pattern), "group": group_name(group)}
     with errors():
-        torch.ops.annulus.plan_ahead(
-            pattern_text(pattern),
-            length,
-            heads=heads,
-            kv_heads=kv_heads,
-            batch=batch,
-            group=group_name(group),
-            layout=layout,
-            schedule=schedule,
-            query_offset=query_offset,
-            key_length=key_length,
-            lengths=lengths,
-            cu_seqlens=cu_seqlens,
-            keep=keep,
-        )
+        torch.ops.annulus.plan_ahead(**given)
 
 
 def stats(group: Group = None) -> dict[str, Any]:

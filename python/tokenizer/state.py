@@ -1,5 +1,5 @@
 """The state of the output folder: tokenization.json once all shards are finished, .tokenizing.json until then. Used by
-work.py; docs/formats.md describes tokenization.json."""
+work.py; its read_json also by prompt.py; docs/formats.md describes tokenization.json."""
 
 import fcntl
 import json
@@ -21,7 +21,7 @@ def read_json(path):
     try:
         with open_file(path) as f:
             return json.load(f)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise Refused(INPUT, f"{path} cannot be read: {error}")
