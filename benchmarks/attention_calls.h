@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <memory>
 #include <tuple>
-#include <vector>
 
 #include "attention/execution/attention.h"
 

@@ -1,5 +1,4 @@
 // Implements bf16_flops of fma_peak.h, whose instructions Debian's Highway does not have.
-#include <algorithm>
 #include <cstdint>
 
 #include "benchmarks/fma_peak.h"

@@ -8,7 +8,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
 
-#include <cstdint>
 #include <optional>
 
 namespace annulus {

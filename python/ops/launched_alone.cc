@@ -1,8 +1,6 @@
 // Implements launched.h for a library without MPI: the process is alone.
 #include <unistd.h>
 
-#include <string>
-
 #include "comm/bootstrap/launch_info.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"

@@ -6,7 +6,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <limits>
-#include <utility>
 
 namespace annulus::torch_ops {
 namespace {

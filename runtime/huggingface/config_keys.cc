@@ -1,8 +1,6 @@
 // See config_keys.h.
 #include "runtime/huggingface/config_keys.h"
 
-#include <algorithm>
-
 #include "runtime/huggingface/model_config.h"
 
 namespace annulus {

@@ -2,8 +2,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "common/error.h"
 #include "runtime/huggingface/families.h"

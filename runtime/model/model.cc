@@ -8,7 +8,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <functional>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>

@@ -2,7 +2,6 @@
 #include "runtime/model/model_shape.h"
 
 #include <cmath>
-#include <functional>
 
 #include "common/error.h"
 #include "common/text.h"

@@ -1,7 +1,6 @@
 // See bounded_json.h.
 #include "runtime/tensor_files/bounded_json.h"
 
-#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <unordered_set>

@@ -3,7 +3,6 @@
 // rank 5 has index 1 along data and 1 along context, and its communicator for context is that of ranks 4 to 7.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>

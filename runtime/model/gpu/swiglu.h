@@ -3,7 +3,6 @@
 // arguments.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "runtime/model/gpu/elements.h"
