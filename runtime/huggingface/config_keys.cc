@@ -1,6 +1,9 @@
 // See config_keys.h.
 #include "runtime/huggingface/config_keys.h"
 
+#include <utility>
+
+#include "common/text.h"
 #include "runtime/huggingface/model_config.h"
 
 namespace annulus {
@@ -10,15 +13,12 @@ namespace {
 using enum KeyUse;
 
 constexpr std::string_view kWindows = "qwen2 qwen3";
-constexpr std::string_view kExperts = "it describes a mixture of experts";
-constexpr std::string_view kLongrope = "it belongs to longrope scaling";
-constexpr std::string_view kGeneration = "a generation setting, which older files keep here";
-constexpr std::string_view kLabels = "a setting of classifiers";
 
 }  // namespace
 
 const std::vector<ConfigKey>& config_keys() {
-  static const std::vector<ConfigKey> table = {
+  // Keys that are treated alike stand in one row, separated by spaces.
+  static const ConfigKey rows[] = {
       {"model_type", kMapped, "the family: `llama`, `mistral`, `qwen2`, `qwen3`"},
       {"architectures", kMapped, "null, or only the family's causal language model: `LlamaForCausalLM`, ..."},
       {"hidden_size", kMapped, "`model.dim`; required"},
@@ -77,8 +77,7 @@ const std::vector<ConfigKey>& config_keys() {
        "through"},
       {"rope_parameters.mscale_all_dim", kRefused,
        "with mscale and without attention_factor it sets yarn's attention factor; otherwise it is passed through"},
-      {"rope_parameters.short_factor", kRefused, kLongrope},
-      {"rope_parameters.long_factor", kRefused, kLongrope},
+      {"rope_parameters.short_factor rope_parameters.long_factor", kRefused, "it belongs to longrope scaling"},
       {"rope_parameters.mrope_section", kRefused, "it describes rotary positions with several axes"},
 
       {"hidden_act", kChecked, "the MLP is SwiGLU", {}, "\"silu\""},
@@ -86,39 +85,25 @@ const std::vector<ConfigKey>& config_keys() {
       {"rope_interleaved", kChecked, "rotary pairs are (i, i + head_dim / 2)", {}, "null false"},
       {"use_mrope", kChecked, "positions have one axis", {}, "null false"},
       {"use_qk_norm", kChecked, "only qwen3 has norms of queries and keys, without this key", {}, "null false"},
-      {"is_encoder_decoder", kChecked, "only decoders are supported", {}, "null false"},
-      {"add_cross_attention", kChecked, "only decoders are supported", {}, "null false"},
+      {"is_encoder_decoder add_cross_attention", kChecked, "only decoders are supported", {}, "null false"},
       {"cross_attention_hidden_size", kChecked, "only decoders are supported", {}, "null"},
       {"tie_encoder_decoder", kChecked, "only decoders are supported", {}, "null false"},
       {"pruned_heads", kChecked, "pruned heads are not supported", {}, "null {}"},
       {"chunk_size_feed_forward", kChecked, "the MLP is not computed in chunks", {}, "null 0"},
 
-      {"num_experts", kRefused, kExperts},
-      {"num_local_experts", kRefused, kExperts},
-      {"n_routed_experts", kRefused, kExperts},
-      {"n_shared_experts", kRefused, kExperts},
-      {"num_experts_per_tok", kRefused, kExperts},
-      {"moe_intermediate_size", kRefused, kExperts},
-      {"shared_expert_intermediate_size", kRefused, kExperts},
-      {"decoder_sparse_step", kRefused, kExperts},
-      {"mlp_only_layers", kRefused, kExperts},
-      {"router_aux_loss_coef", kRefused, kExperts},
+      {"num_experts num_local_experts n_routed_experts n_shared_experts num_experts_per_tok moe_intermediate_size "
+       "shared_expert_intermediate_size decoder_sparse_step mlp_only_layers router_aux_loss_coef",
+       kRefused, "it describes a mixture of experts"},
       {"attn_logit_softcapping", kRefused, "it caps attention scores"},
       {"final_logit_softcapping", kRefused, "it caps logits"},
-      {"attention_sinks", kRefused, "it describes attention sinks"},
-      {"attn_sinks", kRefused, "it describes attention sinks"},
+      {"attention_sinks attn_sinks", kRefused, "it describes attention sinks"},
       {"attention_chunk_size", kRefused, "it describes chunked attention"},
-      {"no_rope_layers", kRefused, "it describes layers without rotary positions"},
-      {"no_rope_layer_interval", kRefused, "it describes layers without rotary positions"},
+      {"no_rope_layers no_rope_layer_interval", kRefused, "it describes layers without rotary positions"},
       {"per_layer_config", kRefused, "it describes layers of different sizes"},
-      {"quantization_config", kRefused, "it describes quantised weights"},
-      {"quantization", kRefused, "it describes quantised weights"},
-      {"compression_config", kRefused, "it describes quantised weights"},
+      {"quantization_config quantization compression_config", kRefused, "it describes quantised weights"},
       {"auto_map", kRefused, "the model needs code of its own"},
 
-      {"bos_token_id", kPassed, "used by tokenizers and generation"},
-      {"eos_token_id", kPassed, "used by tokenizers and generation"},
-      {"pad_token_id", kPassed, "used by tokenizers and generation"},
+      {"bos_token_id eos_token_id pad_token_id", kPassed, "used by tokenizers and generation"},
       {"sep_token_id", kPassed, "used by tokenizers"},
       {"decoder_start_token_id", kPassed, "used by generation"},
       {"tokenizer_class", kPassed, "used by tokenizers"},
@@ -128,58 +113,35 @@ const std::vector<ConfigKey>& config_keys() {
       {"max_sequence_length", kPassed, "an older name of the context length; max_position_embeddings is used"},
       {"model_max_length", kPassed, "a setting of tokenizers"},
       {"transformers_version", kPassed, "what wrote the file"},
-      {"_name_or_path", kPassed, "where the model came from"},
-      {"name_or_path", kPassed, "where the model came from"},
-      {"_commit_hash", kPassed, "where the model came from"},
-      {"unsloth_version", kPassed, "what wrote the file"},
-      {"unsloth_fixed", kPassed, "what wrote the file"},
+      {"_name_or_path name_or_path _commit_hash", kPassed, "where the model came from"},
+      {"unsloth_version unsloth_fixed", kPassed, "what wrote the file"},
       {"transformers.js_config", kPassed, "used by another library"},
       {"is_llama_config", kPassed, "what wrote the file"},
-      {"attn_implementation", kPassed, "the attention kernel that transformers uses"},
-      {"_attn_implementation", kPassed, "the attention kernel that transformers uses"},
-      {"_attn_implementation_autoset", kPassed, "the attention kernel that transformers uses"},
+      {"attn_implementation _attn_implementation _attn_implementation_autoset", kPassed,
+       "the attention kernel that transformers uses"},
       {"torchscript", kPassed, "how transformers runs the model"},
-      {"use_bfloat16", kPassed, "how another library runs the model"},
-      {"tf_legacy_loss", kPassed, "how another library runs the model"},
+      {"use_bfloat16 tf_legacy_loss", kPassed, "how another library runs the model"},
       {"is_decoder", kPassed, "these families are always decoders"},
-      {"return_dict", kPassed, "what calls of transformers return"},
-      {"output_hidden_states", kPassed, "what calls of transformers return"},
-      {"output_attentions", kPassed, "what calls of transformers return"},
-      {"tie_last_hidden_states", kPassed, "what calls of transformers return"},
-      {"id2label", kPassed, kLabels},
-      {"label2id", kPassed, kLabels},
-      {"num_labels", kPassed, kLabels},
-      {"problem_type", kPassed, kLabels},
-      {"finetuning_task", kPassed, kLabels},
-      {"task_specific_params", kPassed, kGeneration},
-      {"prefix", kPassed, kGeneration},
-      {"return_dict_in_generate", kPassed, kGeneration},
-      {"output_scores", kPassed, kGeneration},
-      {"do_sample", kPassed, kGeneration},
-      {"max_length", kPassed, kGeneration},
-      {"max_new_tokens", kPassed, kGeneration},
-      {"min_length", kPassed, kGeneration},
-      {"early_stopping", kPassed, kGeneration},
-      {"num_beams", kPassed, kGeneration},
-      {"num_beam_groups", kPassed, kGeneration},
-      {"diversity_penalty", kPassed, kGeneration},
-      {"temperature", kPassed, kGeneration},
-      {"top_k", kPassed, kGeneration},
-      {"top_p", kPassed, kGeneration},
-      {"typical_p", kPassed, kGeneration},
-      {"repetition_penalty", kPassed, kGeneration},
-      {"length_penalty", kPassed, kGeneration},
-      {"exponential_decay_length_penalty", kPassed, kGeneration},
-      {"no_repeat_ngram_size", kPassed, kGeneration},
-      {"encoder_no_repeat_ngram_size", kPassed, kGeneration},
-      {"bad_words_ids", kPassed, kGeneration},
-      {"num_return_sequences", kPassed, kGeneration},
-      {"forced_bos_token_id", kPassed, kGeneration},
-      {"forced_eos_token_id", kPassed, kGeneration},
-      {"remove_invalid_values", kPassed, kGeneration},
-      {"suppress_tokens", kPassed, kGeneration},
-      {"begin_suppress_tokens", kPassed, kGeneration},
+      {"return_dict output_hidden_states output_attentions tie_last_hidden_states", kPassed,
+       "what calls of transformers return"},
+      {"id2label label2id num_labels problem_type finetuning_task", kPassed, "a setting of classifiers"},
+      {"task_specific_params prefix return_dict_in_generate output_scores do_sample max_length max_new_tokens "
+       "min_length early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p "
+       "repetition_penalty length_penalty exponential_decay_length_penalty no_repeat_ngram_size "
+       "encoder_no_repeat_ngram_size bad_words_ids num_return_sequences forced_bos_token_id forced_eos_token_id "
+       "remove_invalid_values suppress_tokens begin_suppress_tokens",
+       kPassed, "a generation setting, which older files keep here"},
   };
+  static const std::vector<ConfigKey> table = [] {
+    std::vector<ConfigKey> keys;
+    for (const ConfigKey& row : rows) {
+      for (std::string& name : split(row.name, ' ')) {
+        keys.push_back(row);
+        keys.back().name = std::move(name);
+      }
+    }
+    return keys;
+  }();
   return table;
 }
 
@@ -201,16 +163,14 @@ std::string model_config_reference() {
   using huggingface::KeyUse;
   std::string out = "| key | families | what is done with it |\n|---|---|---|\n";
   for (const huggingface::ConfigKey& key : huggingface::config_keys()) {
-    std::string values(key.values);
-    for (size_t at = 0; (at = values.find(' ', at)) != std::string::npos; at += 6) values.replace(at, 1, "` or `");
+    const std::string values = join(split(key.values, ' '), "` or `");
     const std::string doc(key.doc);
     const std::string what = key.use == KeyUse::kMapped    ? doc
                              : key.use == KeyUse::kChecked ? "must be `" + values + "`: " + doc
                              : key.use == KeyUse::kPassed  ? "passed through: " + doc
                                                            : "refused: " + doc;
-    std::string families(key.families.empty() ? "all" : key.families);
-    for (size_t at = 0; (at = families.find(' ', at)) != std::string::npos; at += 2) families.replace(at, 1, ", ");
-    out += "| `" + std::string(key.name) + "` | " + families + " | " + what + " |\n";
+    const std::string families = key.families.empty() ? "all" : join(split(key.families, ' '), ", ");
+    out += "| `" + key.name + "` | " + families + " | " + what + " |\n";
   }
   return out;
 }

@@ -17,7 +17,7 @@ enum class KeyUse {
 };
 
 struct ConfigKey {
-  std::string_view name;  // a member of the rotary parameters is "rope_parameters.factor"
+  std::string name;  // a member of the rotary parameters is "rope_parameters.factor"
   KeyUse use;
   std::string_view doc;            // what it becomes, or why it is checked, passed through or refused
   std::string_view families = {};  // names separated by spaces; empty: all. Other families may only have null or false

@@ -16,14 +16,14 @@ enum class Windows { kNone, kAllLayers, kEachLayer };
 struct Family {
   std::string_view name;          // model_type
   std::string_view architecture;  // of the causal language model
-  bool qkv_bias;                  // always there; with `bias_key`, attention_bias decides
-  bool bias_key;                  // has attention_bias, for queries, keys, values and output
-  bool mlp_bias_key;              // has mlp_bias
-  bool qk_norm;
-  Windows windows;
-  int64_t kv_heads;  // if the key is missing; 0: as many as heads
-  int64_t head_dim;  // likewise; 0: hidden_size / num_attention_heads
-  bool divides;      // hidden_size must be a multiple of num_attention_heads
+  bool qkv_bias = false;          // always there; with `bias_key`, attention_bias decides
+  bool bias_key = false;          // has attention_bias, for queries, keys, values and output
+  bool mlp_bias_key = false;      // has mlp_bias
+  bool qk_norm = false;
+  Windows windows = Windows::kNone;
+  int64_t kv_heads = 0;  // if the key is missing; 0: as many as heads
+  int64_t head_dim = 0;  // likewise; 0: hidden_size / num_attention_heads
+  bool divides = false;  // hidden_size must be a multiple of num_attention_heads
 };
 
 // The simplest family comes first.

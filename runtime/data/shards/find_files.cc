@@ -37,14 +37,9 @@ std::string home_expanded(const std::string& entry) {
   return home + entry.substr(1);
 }
 
-std::vector<std::string> split(const std::string& path) {
-  std::vector<std::string> parts;
-  size_t begin = 0;
-  while (begin <= path.size()) {
-    const size_t end = std::min(path.find('/', begin), path.size());
-    if (end > begin) parts.push_back(path.substr(begin, end - begin));
-    begin = end + 1;
-  }
+std::vector<std::string> parts_of(const std::string& path) {
+  std::vector<std::string> parts = split(path, '/');
+  std::erase_if(parts, [](const std::string& part) { return part.empty(); });
   return parts;
 }
 
@@ -138,7 +133,7 @@ bool is_beside_shards(const std::string& path) {
 
 // `entry`: the pattern as the user wrote it.
 std::vector<std::string> glob_files(const std::string& entry, const std::string& pattern) {
-  Matches found = matches_below(pattern.starts_with("/") ? "/" : "", split(pattern));
+  Matches found = matches_below(pattern.starts_with("/") ? "/" : "", parts_of(pattern));
   std::erase_if(found.files, is_beside_shards);
   std::erase_if(found.others, [](const auto& other) { return is_beside_shards(other.first); });
   if (!found.others.empty()) {
