@@ -15,6 +15,7 @@
 #include <sstream>
 #include <system_error>
 
+#include "common/descriptor.h"
 #include "common/text.h"
 
 namespace annulus {
@@ -60,12 +61,10 @@ class RealFileSystem : public FileSystem {
     if (std::rename(from.c_str(), to.c_str()) != 0) fail("rename " + from + " to", to, errno);
   }
   void sync_folder(const std::string& path) override {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const Descriptor fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (fd < 0) fail("open the folder", path, errno);
     // Some network file systems do not support syncing a folder; there is no alternative on them.
-    const int error = ::fsync(fd) != 0 && errno != EINVAL && errno != ENOTSUP ? errno : 0;
-    ::close(fd);
-    if (error) fail("sync the folder", path, error);
+    if (::fsync(fd) != 0 && errno != EINVAL && errno != ENOTSUP) fail("sync the folder", path, errno);
   }
   void make_folder(const std::string& path) override {
     if (::mkdir(path.c_str(), 0777) == 0) return;

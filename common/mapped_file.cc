@@ -14,6 +14,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "common/descriptor.h"
 #include "common/error.h"
 #include "common/files.h"
 #include "common/text.h"
@@ -107,25 +108,17 @@ void FileState::require_unchanged(std::string_view room, const std::string& path
 
 MappedFile::MappedFile(std::string_view room, std::string path) : room_(room), path_(std::move(path)) {
   install_handler();
-  const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  const Descriptor fd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (fd < 0) unreadable(room_, path_, errno);
-  try {
-    state_ = FileState(fd, room_, path_);
-    if (size() > 0) {
-      void* data = ::mmap(nullptr, static_cast<size_t>(size()), PROT_READ, MAP_SHARED, fd, 0);
-      if (data == MAP_FAILED) {
-        const int reason = errno;
-        throw Error(ErrorKind::kResource, room_, path_ + " cannot be mapped: " + std::strerror(reason));
-      }
-      data_ = static_cast<const char*>(data);
-      // Otherwise each fault would read ahead as much as the disk is configured for, which may be megabytes.
-      ::madvise(data, static_cast<size_t>(size()), MADV_RANDOM);
-    }
-  } catch (...) {
-    ::close(fd);
-    throw;
+  state_ = FileState(fd, room_, path_);
+  if (size() == 0) return;
+  void* data = ::mmap(nullptr, static_cast<size_t>(size()), PROT_READ, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) {
+    throw Error(ErrorKind::kResource, room_, path_ + " cannot be mapped: " + std::strerror(errno));
   }
-  ::close(fd);
+  data_ = static_cast<const char*>(data);
+  // Otherwise each fault would read ahead as much as the disk is configured for, which may be megabytes.
+  ::madvise(data, static_cast<size_t>(size()), MADV_RANDOM);
 }
 
 MappedFile::~MappedFile() {

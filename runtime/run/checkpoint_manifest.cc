@@ -3,7 +3,6 @@
 
 #include <c10/core/ScalarType.h>
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -13,6 +12,7 @@
 #include <tuple>
 
 #include "common/checksum.h"
+#include "common/descriptor.h"
 #include "common/error.h"
 #include "common/text.h"
 #include "runtime/tensor_files/bounded_json.h"
@@ -296,11 +296,7 @@ uint64_t readable_size(const std::string& path) {
   const uintmax_t bytes = fs::file_size(path, error);
   if (!error) {
     // O_NONBLOCK, so that opening a named pipe does not wait for a writer.
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd >= 0) {
-      ::close(fd);
-      return bytes;
-    }
+    if (const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)); fd >= 0) return bytes;
     error = {errno, std::generic_category()};
   }
   throw Error(kind_of_errno(error.value()), "checkpoint", path + ": cannot be read: " + error.message());

@@ -152,41 +152,20 @@ RunFolder RunFolder::open(const std::string& path) {
   return RunFolder(path, /*fresh=*/false);
 }
 
-RunFolder::RunFolder(std::string path, bool fresh) : path_(std::move(path)) {
+// The file is closed on exec, because a child process must not keep the run locked.
+RunFolder::RunFolder(std::string path, bool fresh)
+    : path_(std::move(path)), lock_(::open((path_ + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
   const std::string lock = path_ + "/lock";
-  // The file is closed on exec, because a child process must not keep the run locked.
-  lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (lock_ < 0) fail("open", lock);
   if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
-    const int reason = errno;
-    const std::string who = owner(lock_);
-    ::close(lock_);
-    lock_ = -1;
-    if (reason == EWOULDBLOCK) {
-      throw Error(ErrorKind::kBusy, "run",
-                  path_ + " is in use by " + who + ": wait for it to end or stop it" +
-                      (fresh ? "" : "; without --resume a new run folder is begun"));
-    }
-    errno = reason;
-    fail("lock", lock);
+    if (errno != EWOULDBLOCK) fail("lock", lock);
+    throw Error(ErrorKind::kBusy, "run",
+                path_ + " is in use by " + owner(lock_) + ": wait for it to end or stop it" +
+                    (fresh ? "" : "; without --resume a new run folder is begun"));
   }
   const std::string who = "process " + std::to_string(::getpid()) + " on host " + this_host() + "\n";
   // The text is only for people; the lock itself is decisive.
-  if (::ftruncate(lock_, 0) != 0 || ::pwrite(lock_, who.data(), who.size(), 0) < 0) {
-    const int reason = errno;
-    ::close(lock_);
-    lock_ = -1;
-    errno = reason;
-    fail("write", lock);
-  }
-}
-
-RunFolder::RunFolder(RunFolder&& other) noexcept
-    : path_(std::move(other.path_)), lock_(std::exchange(other.lock_, -1)) {}
-
-RunFolder::~RunFolder() {
-  // The file is not removed: otherwise two processes could lock two different files of this name.
-  if (lock_ >= 0) ::close(lock_);
+  if (::ftruncate(lock_, 0) != 0 || ::pwrite(lock_, who.data(), who.size(), 0) < 0) fail("write", lock);
 }
 
 namespace {

@@ -6,6 +6,8 @@
 
 #include <string>
 
+#include "common/descriptor.h"
+
 namespace annulus {
 
 // Holds the lock from construction to destruction. It is a flock, which the kernel releases however the process ends;
@@ -19,10 +21,6 @@ class RunFolder {
   // uses it; Error(kInput) if it is not a run folder.
   static RunFolder open(const std::string& path);
 
-  RunFolder(RunFolder&& other) noexcept;
-  RunFolder& operator=(RunFolder&&) = delete;
-  ~RunFolder();
-
   const std::string& path() const { return path_; }
   std::string config_path() const { return path_ + "/config.toml"; }
   std::string metrics_path() const { return path_ + "/metrics.jsonl"; }
@@ -30,7 +28,8 @@ class RunFolder {
  private:
   RunFolder(std::string path, bool fresh);
   std::string path_;
-  int lock_ = -1;
+  // The lock's file is not removed: otherwise two processes could lock two different files of this name.
+  Descriptor lock_;
 };
 
 // Finds a run folder. `which` is

@@ -148,21 +148,14 @@ std::optional<at::ScalarType> dtype_of_safetensors(std::string_view name) {
   return std::nullopt;
 }
 
-SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
-  // O_NONBLOCK, so that opening a named pipe does not wait for a writer.
-  fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+// O_NONBLOCK, so that opening a named pipe does not wait for a writer.
+SafetensorsFile::SafetensorsFile(const std::string& path)
+    : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
   if (fd_ < 0) unreadable(path, "cannot be opened", errno);
-  try {
-    struct stat status {};
-    if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) refuse(path, "is not a regular file");
-    parse_header(static_cast<uint64_t>(status.st_size));
-  } catch (...) {
-    ::close(fd_);
-    throw;
-  }
+  struct stat status {};
+  if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) refuse(path, "is not a regular file");
+  parse_header(static_cast<uint64_t>(status.st_size));
 }
-
-SafetensorsFile::~SafetensorsFile() { ::close(fd_); }
 
 void SafetensorsFile::parse_header(uint64_t file_bytes) {
   if (file_bytes < kLengthBytes) refuse(path_, "is not a safetensors file: it has only " + counted(file_bytes, "byte"));

@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "common/descriptor.h"
 #include "common/files.h"
 #include "runtime/tensor_files/named_tensor.h"
 
@@ -34,7 +35,6 @@ class SafetensorsFile {
   // is malformed, names a tensor twice or has an unknown dtype, or if the tensors' sizes do not fit their shapes and
   // dtypes or their bytes overlap or leave gaps; Error(kResource) if the system cannot read it.
   explicit SafetensorsFile(const std::string& path);
-  ~SafetensorsFile();
   SafetensorsFile(const SafetensorsFile&) = delete;
   SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
@@ -56,7 +56,7 @@ class SafetensorsFile {
   void parse_header(uint64_t file_bytes);
 
   std::string path_;
-  int fd_ = -1;
+  const Descriptor fd_;
   std::string header_;
   std::vector<TensorInfo> tensors_;
   std::unordered_map<std::string, size_t> index_;

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "common/descriptor.h"
 #include "common/error.h"
 #include "common/files.h"
 #include "common/mapped_file.h"
@@ -34,31 +35,16 @@ class TextTokens : public TokenFile {
  protected:
   void visit_raw(int64_t first, int64_t count, const RawVisitor& take) const override {
     if (count == 0) return;
-    const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) fail(errno);
-    try {
-      visit_open(fd, first, count, take);
-    } catch (...) {
-      ::close(fd);
-      throw;
-    }
-    ::close(fd);
-  }
-
-  // visit_raw has checked what was read.
-  void require_unchanged() const override {}
-
- private:
-  [[noreturn]] void fail(int reason) const {
-    throw Error(kind_of_errno(reason), "data", path_ + " cannot be read: " + std::strerror(reason));
-  }
-
-  void visit_open(int fd, int64_t first, int64_t count, const RawVisitor& take) const {
+    const auto unreadable = [this] {
+      return Error(kind_of_errno(errno), "data", path_ + " cannot be read: " + std::strerror(errno));
+    };
+    const Descriptor fd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (fd < 0) throw unreadable();
     char piece[kPiece * 16];
     while (count > 0) {
       const ssize_t n = ::pread(fd, piece, static_cast<size_t>(std::min<int64_t>(count, sizeof piece)), first);
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) fail(errno);
+      if (n < 0) throw unreadable();
       if (n == 0) break;
       for (int64_t at = 0; at < n; at += kPiece) take(piece + at, std::min<int64_t>(kPiece, n - at));
       first += n;
@@ -71,6 +57,10 @@ class TextTokens : public TokenFile {
         path_ + " was replaced by another file since the run began: texts must not change while a run reads them");
   }
 
+  // visit_raw has checked what was read.
+  void require_unchanged() const override {}
+
+ private:
   FileState state_;
 };
 

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "common/descriptor.h"
 #include "common/error.h"
 #include "common/files.h"
 #include "common/mapped_file.h"
@@ -41,23 +42,17 @@ struct Look {
 };
 
 Look look_at(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) throw Error(kind_of_errno(errno), "data", path + " cannot be read: " + std::strerror(errno));
-  Look look;
+  const auto unreadable = [&] {
+    return Error(kind_of_errno(errno), "data", path + " cannot be read: " + std::strerror(errno));
+  };
+  const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (fd < 0) throw unreadable();
+  Look look{.state = FileState(fd, "data", path), .mark = {}};
   char head[16] = {};
   ssize_t n = 0;
-  int reason = 0;
-  try {
-    look.state = FileState(fd, "data", path);
-    do n = ::pread(fd, head, sizeof head, 0);
-    while (n < 0 && errno == EINTR);
-    reason = errno;
-  } catch (...) {
-    ::close(fd);
-    throw;
-  }
-  ::close(fd);
-  if (n < 0) throw Error(kind_of_errno(reason), "data", path + " cannot be read: " + std::strerror(reason));
+  do n = ::pread(fd, head, sizeof head, 0);
+  while (n < 0 && errno == EINTR);
+  if (n < 0) throw unreadable();
   int32_t word = 0;
   std::memcpy(&word, head, sizeof word);
   if (std::memcmp(head, "ANNTOKEN", 8) == 0) look.mark = TokenFormat::kAnnulus;
