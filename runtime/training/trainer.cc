@@ -107,14 +107,8 @@ class Run {
 };
 
 void Run::load_data() {
-  const bool resumes = options_.resume.has_value();
-  const auto open = [&] {
-    data_ = std::make_unique<Dataset>(config_.data, config_.run.seed, config_.model.vocab, resumes);
-  };
-  // If the rows of token shards have not been packed yet, one rank packs them; ranks that share its disk find them.
-  together(world_, {"packing the data"}, open, /*only_first=*/true);
-  together(world_, {"opening the data"}, [&] {
-    if (!data_) open();
+  in_turn([&] {
+    data_ = std::make_unique<Dataset>(config_.data, config_.run.seed, config_.model.vocab, options_.resume.has_value());
   });
 }
 
@@ -146,7 +140,7 @@ void Run::read_checkpoint() {
   });
 }
 
-// Rank 0 packs what has to be packed again; then the others find it.
+// Rank 0 packs rows of token shards that have not been packed yet; then the others, if they share its disk, find them.
 void Run::in_turn(const std::function<void()>& pack) {
   together(world_, {"packing the data"}, pack, /*only_first=*/true);
   together(world_, {"opening the data"}, [&] {
