@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -41,19 +40,14 @@ double error_of(const at::Tensor& got, const at::Tensor& want, double least) {
   return largest_finite(g - want) / std::max(least, largest_finite(want));
 }
 
-std::string line(const char* format, auto... values) {
-  char text[256];
-  std::snprintf(text, sizeof text, format, values...);
-  return text;
-}
-
 // Refuses a check that no result could fail, or that none could pass.
 [[noreturn]] void refuse_vague(double scores, double bound, at::ScalarType dtype) {
   throw Error(ErrorKind::kUsage, "attend",
-              line("--check says nothing here: rounding scores as large as %.3g in %s allows errors of %.3g, and above "
-                   "%.1g a check is meaningless; use a smaller --scale or magnitude%s",
-                   scores, std::string(safetensors_dtype(dtype)).c_str(), bound, kVague,
-                   dtype == at::kDouble ? "" : ", or dtype=f64"));
+              "--check says nothing here: rounding scores as large as " + significant(scores, 3) + " in " +
+                  std::string(safetensors_dtype(dtype)) + " allows errors of " + significant(bound, 3) +
+                  ", and above " + significant(kVague, 1) +
+                  " a check is meaningless; use a smaller --scale or magnitude" +
+                  (dtype == at::kDouble ? "" : ", or dtype=f64"));
 }
 
 }  // namespace
@@ -62,11 +56,9 @@ void check_oracle_size(const AttentionShape& s, int64_t head_dim) {
   const double work = static_cast<double>(s.batch * s.heads) * static_cast<double>(s.q_len) *
                       static_cast<double>(s.k_len) * static_cast<double>(head_dim);
   if (work <= kMost) return;
-  throw Error(
-      ErrorKind::kUsage, "attend",
-      line("--check compares with plain loops over all pairs: batch x heads x queries x keys x head size is %.3g, "
-           "but may be at most %.3g; check a smaller problem",
-           work, kMost));
+  throw Error(ErrorKind::kUsage, "attend",
+              "--check compares with plain loops over all pairs: batch x heads x queries x keys x head size is " +
+                  significant(work, 3) + ", but may be at most " + significant(kMost, 3) + "; check a smaller problem");
 }
 
 void require_finite(const RandomTensors& inputs, const std::string& where) {

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -63,7 +62,6 @@ class Packer {
   };
 
   Packer(Packing packing, int64_t context, Sink& sink);
-  ~Packer();
 
   // Adds the positions of a document, the first of which is `token`; documents without positions are skipped.
   void add(int64_t token, int64_t positions);
@@ -74,7 +72,6 @@ class Packer {
   int64_t targets() const { return targets_; }
 
  private:
-  struct Bins;
   void end_window();
   void pack_window();
 
@@ -82,8 +79,7 @@ class Packer {
   int64_t context_;
   Sink& sink_;
   std::vector<Piece> window_;  // kBestFit: documents that are shorter than a row
-  std::unique_ptr<Bins> bins_;
-  int64_t documents_ = 0;  // in this window
+  int64_t documents_ = 0;      // in this window
   int64_t rows_ = 0;
   int64_t targets_ = 0;
   int64_t place_ = 0;  // kStream: the next place
