@@ -44,74 +44,40 @@ BatchReader::BatchReader(const Dataset& data, BatchShape shape, int64_t batches,
     : data_(data),
       shape_(std::move(shape)),
       batches_(batches),
-      begin_(begin),
+      next_(begin),
       end_(end),
       memory_(std::move(slots)),
-      slots_(memory_.size()) {
-  for (size_t i = 0; i < slots_.size(); ++i) slots_[i].slot = i;
-  thread_ = std::thread([this] { read(); });
+      steps_(memory_.size()) {
+  for (size_t slot = 0; slot < steps_.size(); ++slot) begin_to_read(next_ + static_cast<int64_t>(slot), slot);
 }
 
-BatchReader::~BatchReader() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  changed_.notify_all();
-  thread_.join();
+void BatchReader::begin_to_read(int64_t step, size_t slot) {
+  if (step < end_) steps_[slot] = std::async(std::launch::async, [this, step, slot] { return read(step, slot); });
 }
 
-void BatchReader::read_step(int64_t step, Step& to) const {
-  to.batches.clear();
-  to.uses.assign(data_.sources(), {});
+BatchReader::Step BatchReader::read(int64_t step, size_t slot) const {
+  Step read{.batches = {}, .slot = slot, .uses = std::vector<SourceUse>(data_.sources())};
   for (int64_t i = 0; i < batches_; ++i) {
     std::vector<DrawnRow> own;
     for (int64_t row = 0; row < shape_.rows; ++row) {
       DrawnRow drawn = data_.drawn(step, i * shape_.rows + row);
-      to.uses[drawn.source].add(drawn.use());
+      read.uses[drawn.source].add(drawn.use());
       if (row >= shape_.first_row && row < shape_.first_row + shape_.own_rows) own.push_back(std::move(drawn));
     }
-    to.batches.push_back(fill_batch(data_, shape_, std::move(own), memory_[to.slot] + i * shape_.values()));
+    read.batches.push_back(fill_batch(data_, shape_, std::move(own), memory_[slot] + i * shape_.values()));
   }
-}
-
-void BatchReader::read() {
-  const auto slots = static_cast<int64_t>(slots_.size());
-  for (int64_t step = begin_; step < end_; ++step) {
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return stop_ || filled_ - given_back_ < slots; });
-      if (stop_) return;
-    }
-    try {
-      read_step(step, slots_[static_cast<size_t>((step - begin_) % slots)]);
-    } catch (...) {
-      const std::lock_guard lock(mutex_);
-      error_ = std::current_exception();
-      changed_.notify_all();
-      return;
-    }
-    {
-      const std::lock_guard lock(mutex_);
-      ++filled_;
-    }
-    changed_.notify_all();
-  }
+  return read;
 }
 
 const BatchReader::Step& BatchReader::take() {
-  if (begin_ + taken_ >= end_) throw Error(ErrorKind::kInternal, "data", "no step is left to be read");
+  if (next_ >= end_) throw Error(ErrorKind::kInternal, "data", "no step is left to be read");
   const auto before = std::chrono::steady_clock::now();
-  {
-    std::unique_lock lock(mutex_);
-    given_back_ = taken_;
-    changed_.notify_all();
-    changed_.wait(lock, [&] { return filled_ > taken_ || error_; });
-    // Steps that were read before the error are still good.
-    if (filled_ <= taken_) std::rethrow_exception(error_);
-  }
+  const auto slots = static_cast<int64_t>(steps_.size());
+  if (taken_) begin_to_read(next_ - 1 + slots, taken_->slot);
+  taken_ = steps_[taken_ ? (taken_->slot + 1) % steps_.size() : 0].get();
   waited_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - before).count();
-  return slots_[static_cast<size_t>(taken_++ % static_cast<int64_t>(slots_.size()))];
+  ++next_;
+  return *taken_;
 }
 
 }  // namespace annulus

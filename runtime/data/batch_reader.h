@@ -1,12 +1,10 @@
-// BatchReader: reads the batches of coming steps on a thread of its own, so that a step finds its tokens ready. Used by
+// BatchReader: reads the batches of coming steps on other threads, so that a step finds its tokens ready. Used by
 // runtime/training/, which also calls fill_batch for validation.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
-#include <exception>
-#include <mutex>
-#include <thread>
+#include <future>
+#include <optional>
 #include <vector>
 
 #include "attention/pattern/span.h"
@@ -48,10 +46,9 @@ class BatchReader {
 
   // Reads steps [begin, end), which have `batches` times shape.rows rows each. Each slot is memory for batches *
   // shape.values() numbers; the reader is ahead by the number of slots, less the one that take() has given. `data` and
-  // the slots must outlive the reader. The thread begins at once.
+  // the slots must outlive the reader. It begins at once, with a thread for each slot.
   BatchReader(const Dataset& data, BatchShape shape, int64_t batches, int64_t begin, int64_t end,
               std::vector<int64_t*> slots);
-  ~BatchReader();
   BatchReader(const BatchReader&) = delete;
   BatchReader& operator=(const BatchReader&) = delete;
 
@@ -63,25 +60,18 @@ class BatchReader {
   double waited() const { return waited_; }
 
  private:
-  void read();
-  void read_step(int64_t step, Step& to) const;
+  void begin_to_read(int64_t step, size_t slot);
+  Step read(int64_t step, size_t slot) const;
 
   const Dataset& data_;
-  BatchShape shape_;
-  int64_t batches_;
-  int64_t begin_, end_;
-  std::vector<int64_t*> memory_;  // by slot
-  std::vector<Step> slots_;       // step i is in slot (i - begin) % size
-  int64_t taken_ = 0;             // steps
-  double waited_ = 0;
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int64_t filled_ = 0;      // steps; guarded by mutex_, as are those below
-  int64_t given_back_ = 0;  // steps
-  bool stop_ = false;
-  std::exception_ptr error_;
-  std::thread thread_;
+  const BatchShape shape_;
+  const int64_t batches_;
+  int64_t next_;  // the step that take() gives next
+  const int64_t end_;
+  const std::vector<int64_t*> memory_;    // by slot
+  std::optional<Step> taken_;             // the last step that take() has given
+  double waited_ = 0;                     // seconds
+  std::vector<std::future<Step>> steps_;  // by slot; destroyed first, which waits until nothing is read any more
 };
 
 }  // namespace annulus

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <thread>
 
 #include "attention/pattern/span.h"
 #include "attention/plan/layout.h"
