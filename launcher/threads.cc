@@ -58,7 +58,8 @@ void set_threads(std::optional<int> placed) {
   if (text_from_environment("OMP_NUM_THREADS") != nullptr) return;
   if (placed) return at::set_num_threads(*placed);
   const std::optional<CpuQuota> quota = cpu_quota();
-  if (quota && threads_for(quota->cpus) < at::get_num_threads()) at::set_num_threads(threads_for(quota->cpus));
+  if (quota && whole_processors(quota->cpus) < at::get_num_threads())
+    at::set_num_threads(whole_processors(quota->cpus));
 }
 
 std::string threads_text() {
@@ -66,7 +67,7 @@ std::string threads_text() {
   const std::optional<CpuQuota> quota = cpu_quota();
   if (text_from_environment("OMP_NUM_THREADS") != nullptr) {
     text += " (OMP_NUM_THREADS)";
-  } else if (quota && threads_for(quota->cpus) == at::get_num_threads()) {
+  } else if (quota && whole_processors(quota->cpus) == at::get_num_threads()) {
     text += ", for the time of " + significant(quota->cpus, 4) + " processors that the control group " + quota->group +
             " allows";
   }

@@ -57,7 +57,7 @@ std::vector<ControlGroup> control_groups(std::string_view controller, const std:
   return groups;
 }
 
-int threads_for(double cpus) { return std::max(1, static_cast<int>(std::lround(std::min(cpus, 1e6)))); }
+int whole_processors(double cpus) { return std::max(1, static_cast<int>(std::lround(std::min(cpus, 1e6)))); }
 
 std::optional<CpuQuota> cpu_quota(const std::string& root) {
   std::optional<CpuQuota> least;

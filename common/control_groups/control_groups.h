@@ -33,8 +33,8 @@ struct CpuQuota {
   bool operator==(const CpuQuota&) const = default;
 };
 
-// How many threads have work at once in that time: the number of processors, rounded, and at least 1.
-int threads_for(double cpus);
+// Rounds the time of `cpus` processors to a number of threads that have work at once, at least 1.
+int whole_processors(double cpus);
 
 // The least quota of the groups of this process; nullopt if none has one. `root` as above.
 std::optional<CpuQuota> cpu_quota(const std::string& root = "");

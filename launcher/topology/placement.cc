@@ -257,7 +257,7 @@ class HostPlacer {
   void choose_threads() {
     const double even = machine_.cpu_quota / static_cast<double>(ranks_.size());
     for (RankPlacement& rank : ranks_) {
-      rank.threads = machine_.cpu_quota > 0 ? std::min(rank.cores, threads_for(even)) : rank.cores;
+      rank.threads = machine_.cpu_quota > 0 ? std::min(rank.cores, whole_processors(even)) : rank.cores;
     }
   }
 
