@@ -15,6 +15,7 @@ from . import _library
 from ._errors import errors
 from ._operators import Group, group_name
 from ._patterns import Pattern, pattern_text
+from ._sharding import chosen_layout
 
 
 def plan(
@@ -27,7 +28,7 @@ def plan(
     batch: int = 1,
     head_dim: int = 128,
     element_bytes: int = 2,
-    layout: str = "contiguous",
+    layout: str | None = None,
     schedule: str = "auto",
     query_offset: int = 0,
     key_length: int | None = None,
@@ -39,7 +40,7 @@ def plan(
     """Returns what `annulus plan --json` prints for attention over `length` positions and `ranks` ranks: what each rank
     sends, holds and computes, and under "proof" whether every pair is computed exactly once, without a deadlock.
 
-    kv_heads: 0 stands for `heads`. key_length: the number of keys, if it is not `length`. lengths: the lengths of the
+    layout: by default zigzag. kv_heads: 0 stands for `heads`. key_length: the number of keys, if it is not `length`. lengths: the lengths of the
     ranks' contiguous parts, which replace a layout. keep: False plans what torch.compile runs, whose backward sends
     again the keys and values that the forward held last. prove: False leaves the proof out.
 
@@ -55,7 +56,7 @@ def plan(
             batch=batch,
             head_dim=head_dim,
             element_bytes=element_bytes,
-            layout=layout,
+            layout=layout or ("zigzag" if lengths is None else "contiguous"),
             schedule=schedule,
             query_offset=query_offset,
             key_length=key_length,
@@ -75,7 +76,7 @@ def plan_ahead(
     kv_heads: int = 0,
     batch: int = 1,
     group: Group = None,
-    layout: str = "contiguous",
+    layout: str | None = None,
     schedule: str = "auto",
     query_offset: int = 0,
     key_length: int | None = None,
@@ -97,7 +98,7 @@ def plan_ahead(
             kv_heads=kv_heads,
             batch=batch,
             group=group_name(group),
-            layout=layout,
+            layout=chosen_layout(layout, group) if lengths is None else layout or "contiguous",
             schedule=schedule,
             query_offset=query_offset,
             key_length=key_length,

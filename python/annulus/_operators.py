@@ -50,7 +50,7 @@ def attention(
     pattern: Pattern = "{ kind = 'causal' }",
     *,
     group: Group = None,
-    layout: str = "contiguous",
+    layout: str | None = None,
     schedule: str = "auto",
     cu_seqlens: Tensor | None = None,
     scale: float | None = None,
@@ -70,7 +70,8 @@ def attention(
     pattern: the pairs of positions that count, as inline TOML or as a mapping of the same keys (docs/attention.md).
     group: a ProcessGroup, a DeviceMesh of one dimension or the name of a group. None stands for the ranks of mpirun if
         it started Python, otherwise for this process alone.
-    layout: "contiguous", "zigzag" or "striped": how the sequence was cut (`annulus.shard`).
+    layout: "contiguous", "zigzag" or "striped": how the sequence was cut (`annulus.shard`). It must be given if the group
+        has several ranks, because the tensors do not show it; `annulus.Sharding` keeps group and layout together.
     schedule: "auto", "ring", "all-gather" or "group-cast".
     cu_seqlens: the positions in the whole sequence where packed documents begin, and where the last one ends:
         [documents + 1], int32 or int64, the same on all ranks. [0, 3, 8] means documents of 3 and 5 positions.
@@ -86,7 +87,7 @@ def attention(
 
     Raises AnnulusError on all ranks if they disagree or one of them passes invalid arguments.
     """
-    settings = dict(layout=layout, schedule=schedule, scale=scale, dropout=dropout, seed=seed, step=step, layer=layer)
+    settings = dict(layout=layout or "", schedule=schedule, scale=scale, dropout=dropout, seed=seed, step=step, layer=layer)
     settings |= dict(first_row=first_row, query_offset=query_offset, group=group_name(group), cu_seqlens=cu_seqlens)
     op = torch.ops.annulus.attention_with_lse if return_lse else torch.ops.annulus.attention
     if torch.compiler.is_compiling():

@@ -1,9 +1,13 @@
 """Cuts sequences into the ranks' parts by a layout, and puts them together again. Used by users and by transformers.py.
 
+Over several ranks the layout must be named, and cutting and attention must name the same: a tensor does not show it.
+`Sharding` holds group and layout, so that neither can be left out.
+
 A layout gives each rank some positions of one dimension of a tensor: of tokens, labels, position ids, masks or
 activations.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -11,14 +15,25 @@ import torch
 from torch import Tensor
 
 from ._errors import AnnulusError
-from ._operators import Group, all_reduce, rank, size
+from ._operators import Group, all_reduce, attention, rank, size
+from ._patterns import Pattern
 
 Tensors = TypeVar("Tensors", bound="Tensor | Mapping[str, Any] | list | tuple | None")
 
 LAYOUTS = ("contiguous", "zigzag", "striped")
 
 
-def positions(length: int, layout: str = "contiguous", *, rank: int, size: int) -> Tensor:
+def chosen_layout(layout: str | None, group: Group) -> str:
+    """Returns the layout, which may be left out on one rank only."""
+    if layout is None and size(group) > 1:
+        raise AnnulusError(
+            f"[layout] give the layout in which rows are cut among the {size(group)} ranks, one of {', '.join(LAYOUTS)} (zigzag "
+            "balances causal masks), or use annulus.Sharding"
+        )
+    return layout or "contiguous"
+
+
+def positions(length: int, layout: str, *, rank: int, size: int) -> Tensor:
     """Returns the positions that rank `rank` of `size` holds, in storage order, int64, as in attention/plan/layout.h.
 
     contiguous: chunk `rank` of `size`; zigzag: chunks `rank` and `2 size - 1 - rank` of `2 size`; striped: every
@@ -59,11 +74,11 @@ def _length(tensor: Tensor, dim: int) -> int:
     return tensor.shape[dim]
 
 
-def shard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *, dim: int = 1) -> Tensors:
+def shard(tensors: Tensors, layout: str | None = None, group: Group = None, *, dim: int = 1) -> Tensors:
     """Returns this rank's part of whole sequences, which every rank has: of a tensor, or of each tensor in a mapping, list
     or tuple.
 
-    dim: the dimension of the sequence. Shift labels with `shift_labels` before: this function does not shift, and a
+    layout: must be given if the group has several ranks. dim: the dimension of the sequence. Shift labels with `shift_labels` before: this function does not shift, and a
     rank's part does not hold the token that follows its last one. It therefore refuses a mapping with `input_ids` and
     `labels`, which is a batch for models that shift labels themselves. It does not communicate. Gradients flow to the
     positions that this rank takes.
@@ -76,7 +91,7 @@ def shard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *, 
             "part: cut it with annulus.transformers.shard_batch, or pass annulus.shift_labels(labels, position_ids) under "
             "another name, such as shift_labels"
         )
-    own, ranks = rank(group), size(group)
+    layout, own, ranks = chosen_layout(layout, group), rank(group), size(group)
 
     def part(tensor: Tensor) -> Tensor:
         taken = positions(_length(tensor, dim), layout, rank=own, size=ranks)
@@ -85,7 +100,7 @@ def shard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *, 
     return _each(tensors, part)
 
 
-def unshard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *, dim: int = 1) -> Tensors:
+def unshard(tensors: Tensors, layout: str | None = None, group: Group = None, *, dim: int = 1) -> Tensors:
     """Returns whole sequences on every rank, from the part that each rank has: the inverse of `shard`. Collective.
 
     Contiguous parts may have any length; those of the other layouts must have the lengths that `shard` gives. The
@@ -94,7 +109,7 @@ def unshard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *
 
     Raises AnnulusError on all ranks if the lengths of the parts do not fit the layout.
     """
-    own, ranks = rank(group), size(group)
+    layout, own, ranks = chosen_layout(layout, group), rank(group), size(group)
 
     def whole(tensor: Tensor) -> Tensor:
         length = _length(tensor, dim)
@@ -157,3 +172,35 @@ def _holds(dtype: torch.dtype, number: int) -> bool:
     if dtype.is_floating_point:
         return torch.tensor(float(number)).to(dtype).item() == number
     return dtype != torch.bool and torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharding:
+    """How rows are cut among the ranks of a group. What is cut and attended by one Sharding belongs together:
+
+        cut = annulus.Sharding("zigzag", group)
+        mine = cut.shard({"tokens": tokens, "positions": positions})
+        out = cut.attention(q, k, v, "{ kind = 'causal' }")
+    """
+
+    layout: str = "zigzag"
+    group: Group = None
+
+    def __post_init__(self) -> None:
+        positions(0, self.layout, rank=0, size=1)  # raises for an unknown layout
+
+    def shard(self, tensors: Tensors, *, dim: int = 1) -> Tensors:
+        """`annulus.shard` with this layout and group."""
+        return shard(tensors, self.layout, self.group, dim=dim)
+
+    def unshard(self, tensors: Tensors, *, dim: int = 1) -> Tensors:
+        """`annulus.unshard` with this layout and group."""
+        return unshard(tensors, self.layout, self.group, dim=dim)
+
+    def positions(self, length: int) -> Tensor:
+        """The positions that this rank holds of rows of this length."""
+        return positions(length, self.layout, rank=rank(self.group), size=size(self.group))
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern = "{ kind = 'causal' }", **settings: Any) -> Any:
+        """`annulus.attention` over this group, of rows that this Sharding has cut."""
+        return attention(q, k, v, pattern, group=self.group, layout=self.layout, **settings)

@@ -40,7 +40,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from . import _transformers_masks as masks  # noqa: E402
 from . import _transformers_probe as probe  # noqa: E402
 from ._operators import Group, all_reduce, attention, group_name, rank, size  # noqa: E402
-from ._sharding import shard, shift_labels  # noqa: E402
+from ._sharding import chosen_layout, shard, shift_labels  # noqa: E402
 from ._transformers_masks import OTHER_ATTENTION, MaskTensor, refusal  # noqa: E402
 
 # ---- The attention of a layer.
@@ -166,7 +166,7 @@ def _call(model: PreTrainedModel, *args: Any, **given: Any) -> Any:
 
 def register(
     group: Group = None,
-    layout: str = "contiguous",
+    layout: str | None = None,
     schedule: str = "auto",
     name: str = "annulus",
     model: PreTrainedModel | None = None,
@@ -182,6 +182,7 @@ def register(
     Raises AnnulusError if `model` cannot take another attention, or a module of it mixes positions outside attention.
     """
     group = None if group is None else group_name(group)
+    layout = chosen_layout(layout, group)
     _registered[name] = group, layout
     AttentionInterface.register(name, functools.partial(_attend, group=group, layout=layout, schedule=schedule))
     AttentionMaskInterface.register(name, masks.make_mask)
