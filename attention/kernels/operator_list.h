@@ -49,7 +49,7 @@ class OperatorHistory {
   using Refusal = std::tuple<std::string, Shape, bool>;  // operator, shape, whether backward
 
   void count(const std::string& name);
-  // Returns whether the operator has prepared this shape, or reserves one of its most_prepared_ shapes for it.
+  // Returns whether the operator has prepared this shape or may do so now, which uses up one of most_prepared_.
   bool may_prepare(const std::string& name, const Shape& shape);
   bool refused(const std::string& name, const Shape& shape, bool backward) const;
   void refuse(const std::string& name, const Shape& shape, bool backward, const std::string& reason);

@@ -18,11 +18,11 @@ class ConfigReader {
       : path_(std::move(path)), object_(object), prefix_(std::move(prefix)) {}
 
   const std::string& path() const { return path_; }
-  const nlohmann::json* find(std::string_view key) const;  // nullptr if missing or null
+  const nlohmann::json* find(std::string_view key) const;  // null if missing or null
   bool has(std::string_view key) const;                    // true for null as well
 
-  // Return the value, or `otherwise` if it is missing. Raise Error(kInput) for another type, a value out of range, and
-  // a missing value without `otherwise`.
+  // Return the value, or `otherwise` if it is missing. Raise Error(kInput) for another type, a value out of range, or
+  // if both are missing.
   int64_t whole(std::string_view key, int64_t low, int64_t high, std::optional<int64_t> otherwise = {}) const;
   double number(std::string_view key, double low, double high, std::optional<double> otherwise = {}) const;
   bool flag(std::string_view key, bool otherwise) const;
