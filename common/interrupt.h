@@ -9,7 +9,7 @@ namespace annulus {
 // least half a second later (one key press may reach a rank twice, through the terminal and through the launcher).
 // SIGPIPE and SIGUSR1 never end the process: each write to a closed pipe raises SIGPIPE, and a launcher repeats SIGUSR1
 // for ranks that start late. SIGHUP and SIGPIPE stay ignored if they are ignored already (nohup). Call it once, from
-// main, before other threads start.
+// main, before any thread computes.
 //
 // A dedicated thread waits for the signals; the calling thread, the threads that it starts later, and child processes
 // without another signal mask block them. A handler would corrupt memory: the kernel saves the state of the interrupted

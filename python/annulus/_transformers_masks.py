@@ -31,7 +31,7 @@ OTHER_ATTENTION = 'choose attn_implementation="sdpa" or "eager" for it'
 
 @dataclasses.dataclass(eq=False)
 class Mask:
-    """The pairs within a band and a document whose key is not hidden. Made once for each forward and kind of layer; `settle`
+    """The pairs within a band and a document whose key is not hidden. Made once per forward and kind of layer; `settle`
     completes it in the first layer."""
 
     left: int | None  # a query attends to keys from query - left on; None: from the first
@@ -243,7 +243,7 @@ def documents_of(ids: Tensor, visible: Tensor | None, layout: str = "") -> Tenso
     visible: bool [batch, n], or None. layout: the layout from which several ranks' parts were gathered, or "".
 
     Raises AnnulusError if ids increase by more than 1: whether transformers begins a document there depends on the presence
-    of a cache or a mask. Over several ranks it raises as well if a document begins with another id than 0 or the row's first,
+    of a cache or a mask. Over several ranks it also raises if a document begins with another id than 0 or the row's first,
     which indicates that rows were sharded in another layout.
     """
     begins = torch.zeros_like(ids)

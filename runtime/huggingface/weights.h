@@ -17,11 +17,11 @@ namespace annulus {
 // The constructor checks everything; the files stay open. Thread-safe.
 class ModelWeights {
  public:
-  // Reads the headers of all files, but no weights. Every tensor of the model must be present in its shape, as fp64,
-  // fp32, fp16 or bf16. The only other tensors accepted are rotary_emb.inv_freq of older files, which follows from the
-  // configuration, and the output matrix of a tied model if it equals the embedding bit by bit. Raises Error(kInput),
-  // naming tensor and file, if a file is missing or damaged, if the index is wrong, or if a tensor is missing,
-  // transposed, fused with others, unknown, quantized or pickled; Error(kResource) for I/O errors.
+  // Reads the headers of all files, and weights only to compare tied matrices. Every tensor of the model must be
+  // present in its shape, as fp64, fp32, fp16 or bf16. The only other tensors accepted are rotary_emb.inv_freq of older
+  // files, which follows from the configuration, and the output matrix of a tied model if it equals the embedding bit
+  // by bit. Raises Error(kInput), naming tensor and file, if a file is missing or damaged, if the index is wrong, or if
+  // a tensor is missing, transposed, fused with others, unknown, quantized or pickled; Error(kResource) for I/O errors.
   ModelWeights(const std::string& folder, const ModelShape& shape);
 
   // Copies weights into the slices' `values`, on any device, rounding to nearest if their dtype is narrower, through

@@ -31,9 +31,9 @@ class OpenedModel {
   // Returns a run's configuration; nullopt for a folder in Hugging Face's layout.
   const std::optional<Config>& run() const { return run_; }
 
-  // Allocates the parameters' values and fills them, unless fp32 or fp64 on a CPU through an fp32 copy of one unit at a
-  // time. Reports skipped, damaged checkpoints to `note`. Raises Error(kInput) if there is no intact checkpoint or none
-  // of that step, or if a tensor does not match the model.
+  // Allocates the parameters' values and fills them, through an fp32 copy of one unit at a time unless they are fp32 or
+  // fp64 on a CPU. Reports skipped, damaged checkpoints to `note`. Raises Error(kInput) if there is no intact
+  // checkpoint or none of that step, or if a tensor does not match the model.
   void load(Parameters& parameters, const Note& note);
 
   // Return whether tokens are ids of a tokenizer, not bytes, and the step of the weights (-1 for a folder in Hugging

@@ -66,8 +66,8 @@ inline double bits_per_byte(double nats) { return nats * 1.4426950408889634; }
 enum class ProgressMode { kLive, kPlain, kNone };
 
 // Parses `environment`, the value of ANNULUS_PROGRESS (live, plain or none), which the launcher sets for its ranks
-// because they have no terminal. Null: live if `terminal` (takes_escapes(), common/terminal.h), otherwise plain. Raises
-// Error(kUsage) for another value.
+// because they have no terminal. Null or "": live if `terminal` (takes_escapes(), common/terminal.h), otherwise plain.
+// Raises Error(kUsage) for another value.
 ProgressMode progress_mode(const char* environment, bool terminal);
 
 // Shows reports. Live mode overwrites one line; plain mode prints a line from time to time, at most 10 s after the last
