@@ -23,7 +23,7 @@ LAYOUTS = ("contiguous", "zigzag", "striped")
 
 
 def chosen_layout(layout: str | None, group: Group) -> str:
-    """Returns the layout, which may be left out on one rank only."""
+    """Returns the layout; raises AnnulusError if it is None and the group has several ranks."""
     if layout is None and size(group) > 1:
         raise AnnulusError(
             f"[layout] give the layout in which rows are cut among the {size(group)} ranks, one of {', '.join(LAYOUTS)} (zigzag "
@@ -174,7 +174,7 @@ def _holds(dtype: torch.dtype, number: int) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Sharding:
-    """How rows are cut among the ranks of a group. What is cut and attended by one Sharding belongs together:
+    """A layout and a group, so that sharding and attention use the same:
 
         cut = annulus.Sharding("zigzag", group)
         mine = cut.shard({"tokens": tokens, "positions": positions})
@@ -188,17 +188,17 @@ class Sharding:
         positions(0, self.layout, rank=0, size=1)  # raises for an unknown layout
 
     def shard(self, tensors: Tensors, *, dim: int = 1) -> Tensors:
-        """`annulus.shard` with this layout and group."""
+        """Calls `annulus.shard` with this layout and group."""
         return shard(tensors, self.layout, self.group, dim=dim)
 
     def unshard(self, tensors: Tensors, *, dim: int = 1) -> Tensors:
-        """`annulus.unshard` with this layout and group."""
+        """Calls `annulus.unshard` with this layout and group."""
         return unshard(tensors, self.layout, self.group, dim=dim)
 
     def positions(self, length: int) -> Tensor:
-        """The positions that this rank holds of rows of this length."""
+        """Returns this rank's positions of rows of this length."""
         return positions(length, self.layout, rank=rank(self.group), size=size(self.group))
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern = "{ kind = 'causal' }", **settings: Any) -> Any:
-        """`annulus.attention` over this group, of rows that this Sharding has cut."""
+        """Calls `annulus.attention` over this group, for rows sharded by `shard`."""
         return attention(q, k, v, pattern, group=self.group, layout=self.layout, **settings)
