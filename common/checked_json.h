@@ -19,8 +19,8 @@ namespace annulus {
 // `source`.
 nlohmann::json parse_checked_json(std::string_view text, std::string_view room, const std::string& source);
 
-// A JSON value and the path to it. If the value is not as expected, every reader raises Error(kInput):
-// "SOURCE: hosts[2].gpus[0].pci should be a text, not 7".
+// A JSON value and the path to it. Every reader raises Error(kInput) for an unexpected value: "SOURCE:
+// hosts[2].gpus[0].pci should be a text, not 7".
 class CheckedJson {
  public:
   CheckedJson(const nlohmann::json& value, std::string room, std::string source)

@@ -1,6 +1,6 @@
-// Reads environment variables and refuses values that make no sense. Used by every room that has such a variable.
+// Reads environment variables and rejects invalid values. Used by every room that has such a variable.
 //
-// Thread safety: these functions are thread safe as long as no thread changes the environment.
+// Thread safety: thread safe as long as no thread changes the environment.
 #pragma once
 
 namespace annulus {

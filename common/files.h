@@ -25,7 +25,7 @@ class OutputFile {
   virtual void close() = 0;
 };
 
-// Every operation raises Error(kResource), which names the path, the operation and the system's reason. Thread safe.
+// Every operation raises Error(kResource), which names path, operation and errno's text, if it fails. Thread safe.
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
@@ -36,7 +36,7 @@ class FileSystem {
   virtual void make_folder(const std::string& path) = 0;  // its parent must exist; the folder may exist already
   virtual void remove_all(const std::string& path) = 0;   // `path` need not exist
 
-  // The file system of this machine.
+  // Returns the file system of this machine.
   static FileSystem& real();
 };
 

@@ -29,7 +29,7 @@ std::string scientific(double value, int digits);
 
 // Formats a count with its noun: "1 head", "2 heads", "2 switches", "2 queries".
 std::string counted(int64_t n, std::string_view noun);
-// The same with commas in the number: "1 token", "1,048,576 tokens".
+// Formats likewise, with commas in the number: "1 token", "1,048,576 tokens".
 std::string with_commas(int64_t number, std::string_view noun);
 
 // Formats a number of bytes in powers of 1000: "12.3 MB", "2.0 GB", "20.6 PB".

@@ -42,7 +42,7 @@ struct AttentionChoice {
 // suggests the nearest, for an unknown name.
 AttentionChoice choose_attention(std::string_view name, const AttentionFactoryOptions& options);
 
-// Makes a module of that choice. `reason`, if not null, receives the choice's reason.
+// Makes a module of that choice. Sets *reason, if not null, to the choice's reason.
 MultiheadAttention make_attention(std::string_view name, const AttentionFactoryOptions& options,
                                   std::string* reason = nullptr);
 

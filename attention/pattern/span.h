@@ -24,7 +24,7 @@ struct Span {
   int64_t stride = 1;
   int64_t count = 0;
 
-  // The span [begin, end) of stride 1.
+  // Returns the span [begin, end) of stride 1.
   static Span range(int64_t begin, int64_t end) { return {begin, 1, std::max<int64_t>(0, end - begin)}; }
 
   bool empty() const { return count <= 0; }

@@ -44,7 +44,7 @@ class Kernel {
 
   using Poll = annulus::Poll;
 
-  // In the forward, begin_forward() is followed by any number of forward() in the plan's order and one
+  // In the forward, call begin_forward(), then forward() any number of times in the plan's order, then
   // finish_forward().
   virtual void begin_forward(const at::Tensor& q, const KernelCall& call) = 0;
   // Computes tiles of one step that all read the block `keys`. Calls `poll`, if not empty, between pieces of work.

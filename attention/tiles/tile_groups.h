@@ -34,7 +34,8 @@ inline int64_t past_to(const Span& keys, int64_t distance) {
   return 1 + (keys.stride == 1 ? distance : floor_div(distance, keys.stride));
 }
 
-// Returns, as indices into `keys`, the range from the first to the last key that is within the band of some query.
+// Returns, as indices into `keys`, the range from the first to the last key that some query sees, that is, for which
+// the band contains the pair.
 inline Span keys_seen(const Span& queries, const Span& keys, const Band& band) {
   int64_t first = 0, past = keys.count;
   if (!band.unbounded_below()) {

@@ -1,5 +1,5 @@
-// A record of the log: its fields, and the three formats in which it is written. Uses no file and no clock. Used by
-// log.cc, by logger.cc, and by the launcher, which merges the records of a job's ranks.
+// A record of the log: its fields, and the three formats in which it is written. Used by log.cc, by logger.cc, and by
+// the launcher, which merges the records of a job's ranks.
 //
 // Thread safe: functions without state.
 #pragma once
@@ -34,11 +34,11 @@ const std::vector<std::string>& level_names();
 // Returns "2026-11-23T16:34:19.123456Z" (UTC). Such texts sort by time.
 std::string time_text(std::chrono::system_clock::time_point time);
 
-// The format on a terminal: "annulus: message", or for an error "annulus: rank 2: [room] message".
+// Formats for a terminal: "annulus: message", or for an error "annulus: rank 2: [room] message".
 std::string plain_text(const LogRecord& record);
-// The format of a log file: "TIME warn HOST rank 2 [room] message". Further lines of a message are indented.
+// Formats for a log file: "TIME warn HOST rank 2 [room] message". Further lines of a message are indented.
 std::string file_text(const LogRecord& record);
-// The record as JSON, without a line break. Bytes that are not valid UTF-8 are replaced.
+// Formats as JSON, without a line break. Bytes that are not valid UTF-8 are replaced.
 std::string json_text(const LogRecord& record);
 // The inverse of json_text, except for `ranks`. Returns nullopt if the text is not such a record. Safe for any text.
 std::optional<LogRecord> record_from_json(std::string_view text);

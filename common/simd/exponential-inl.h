@@ -83,8 +83,8 @@ HWY_INLINE V exponential(D d, V x) {
   return times_power<kWhich>(d, p, n, shifted, x, -87.0f, 88.0f);
 }
 
-// The same in fp64, with the Taylor polynomial of degree 13, whose remainder is below 1e-17. The result is 0 for x <
-// -708, infinity for x > 709 likewise, and NaN for NaN. With kNoOverflow, x must be at most 709 or NaN.
+// Computes e^x likewise in fp64, with the Taylor polynomial of degree 13, whose remainder is below 1e-17. The result is
+// 0 for x < -708, infinity for x > 709 (see above), and NaN for NaN. With kNoOverflow, x must be at most 709 or NaN.
 template <Exponents kWhich = Exponents::kAny, class D, class V = hn::Vec<D>,
           hwy::EnableIf<hwy::IsSame<hn::TFromD<D>, double>()>* = nullptr>
 HWY_INLINE V exponential(D d, V x) {

@@ -175,7 +175,7 @@ def register(
 
     group, layout, schedule: as in `annulus.attention`. Registering a name again replaces it; several groups need several
     names. Only the group's name is stored, so that destroy_process_group can free it.
-    model: sets this model's attn_implementation. Over several ranks it is checked now, by three forwards of eight tokens,
+    model: sets this model's attn_implementation. Over several ranks it is checked now, by three forwards of a few tokens,
     for layers that cannot be sharded; other models are checked before their first call.
 
     Raises AnnulusError if `model` does not use transformers' attention interface, or a module of it mixes positions outside

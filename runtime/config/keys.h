@@ -49,7 +49,7 @@ struct Key {
   }
 };
 
-// Returns the table, in the order of a written configuration. Thread-safe.
+// Returns the table, in the order of a written configuration. Thread safe.
 const std::vector<Key>& keys();
 
 const Key* find_key(std::string_view full);  // null if unknown

@@ -23,7 +23,7 @@ struct ConfigKey {
   std::string_view values = {};    // for kChecked: JSON values separated by spaces
 };
 
-// Returns the table, in the order of docs/models.md. Thread-safe.
+// Returns the table, in the order of docs/models.md. Thread safe.
 const std::vector<ConfigKey>& config_keys();
 
 // Returns null if no key has this name.

@@ -1,6 +1,6 @@
 // The tokenizer and generation files of a folder in Hugging Face's layout. A run that begins from a folder keeps them,
 // export copies them, and the tokenizer is checked against the model and the data. Used by model_import.cc, the trainer
-// and export. Thread-safe.
+// and export. Thread safe.
 #pragma once
 
 #include <cstdint>

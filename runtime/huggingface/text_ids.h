@@ -1,4 +1,4 @@
-// Reads the beginning- and end-of-text token ids of a model's folder. Used by the sampler. Thread-safe.
+// Reads the beginning- and end-of-text token ids of a model's folder. Used by the sampler. Thread safe.
 #pragma once
 
 #include <cstdint>

@@ -14,7 +14,7 @@
 
 namespace annulus {
 
-// The constructor checks everything; the files stay open. Thread-safe.
+// The constructor checks everything; the files stay open. Thread safe.
 class ModelWeights {
  public:
   // Reads the headers of all files, and weights only to compare tied matrices. Every tensor of the model must be

@@ -1,6 +1,6 @@
 // Text generation with a trained model on one rank: a key/value cache, so that a token costs time proportional to the
 // preceding tokens, and sampling of the next token. Used by runtime/inference/sampler.cc. A generator is not
-// thread-safe.
+// thread safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,6 @@
 // ModelShape: the hyperparameters of a decoder, which determine its parameters, their names, FLOPs, memory plan and
 // forward. They cover Llama, Mistral, Qwen 2.5 and Qwen 3. Used by the model, configurations, the memory planner and
-// the mapping from and to Hugging Face's config.json. Needs no LibTorch. Thread-safe: values and pure functions.
+// the mapping from and to Hugging Face's config.json. Needs no LibTorch. Thread safe: values and pure functions.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,7 @@
 // elements 0 to 14, the vector 16 to 18, and the unit 32 elements. The memory of values and of gradients may be
 // released and allocated again.
 //
-// Names and shapes are those of Hugging Face's Llama layout. Not thread-safe.
+// Names and shapes are those of Hugging Face's Llama layout. Not thread safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -27,7 +27,7 @@ struct TrainingState {
   std::string folder = {};                        // of the opened checkpoint
 };
 
-// Not thread-safe. Only one job may save into a run (run_folder.h holds the lock). Every rank of the communicator calls
+// Not thread safe. Only one job may save into a run (run_folder.h holds the lock). Every rank of the communicator calls
 // collective functions in the same order, with stores of the same folder; if one rank fails, all raise an error that
 // names it.
 class CheckpointStore {

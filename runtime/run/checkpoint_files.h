@@ -22,7 +22,7 @@ namespace annulus {
 void write_slices(const std::string& folder, const std::string& name, const std::vector<const TensorSlice*>& slices,
                   FileSystem& files, Manifest& manifest);
 
-// Reads the files of one checkpoint. The manifest must outlive it. Not thread-safe.
+// Reads the files of one checkpoint. The manifest must outlive it. Not thread safe.
 class CheckpointReader {
  public:
   CheckpointReader(std::string folder, const Manifest& manifest);

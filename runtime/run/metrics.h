@@ -15,7 +15,7 @@
 
 namespace annulus {
 
-// Writes one JSON object per line, beginning with "step", and flushes each line. Not thread-safe.
+// Writes one JSON object per line, beginning with "step", and flushes each line. Not thread safe.
 class MetricsWriter {
  public:
   // A Table is an object of objects of numbers.
@@ -71,7 +71,7 @@ enum class ProgressMode { kLive, kPlain, kNone };
 ProgressMode progress_mode(const char* environment, bool terminal);
 
 // Shows reports. Live mode overwrites one line; plain mode prints a line from time to time, at most 10 s after the last
-// one if reports are frequent enough. Not thread-safe.
+// one if reports are frequent enough. Not thread safe.
 class Progress {
  public:
   using Clock = std::function<double()>;  // monotonic, in seconds

@@ -9,7 +9,7 @@
 namespace annulus {
 
 // Holds the lock from construction to destruction. It is a flock, which the kernel releases when the process ends for
-// any reason; on NFS this needs a lock service. Not thread-safe.
+// any reason; on NFS this needs a lock service. Not thread safe.
 class RunFolder {
  public:
   // Makes a new folder ROOT/NAME-001, -002, ..., with the number after the highest existing one. Raises

@@ -16,7 +16,7 @@ class JsonRefused : public std::runtime_error {
 };
 
 // Raises JsonRefused if the text is not JSON, if objects and lists are nested more than `deepest` deep, or if an object
-// has a duplicate name. Thread-safe.
+// has a duplicate name. Thread safe.
 nlohmann::json parse_bounded_json(std::string_view text, size_t deepest);
 
 // Formats a name from a file for a message: quoted, truncated to 80 characters, and printable.

@@ -27,7 +27,7 @@ struct TensorInfo {
   uint64_t bytes;
 };
 
-// An open file with a validated header. Thread-safe.
+// An open file with a validated header. Thread safe.
 class SafetensorsFile {
  public:
   // Raises Error(kInput), which names the path, if the file is missing, truncated or has trailing bytes, if its header
@@ -70,7 +70,7 @@ void write_safetensors(const std::string& path, const std::vector<NamedTensor>& 
                        const std::map<std::string, std::string>& metadata = {}, FileSystem& files = FileSystem::real());
 
 // Writes a file incrementally, directly to `path`. The caller syncs the folder, and removes the file after a failure.
-// Used by checkpoints. Not thread-safe.
+// Used by checkpoints. Not thread safe.
 class SafetensorsWriter {
  public:
   // Writes the header. Only name, dtype and shape of `tensors` are used. Raises as write_safetensors does.

@@ -40,8 +40,8 @@ std::vector<Item> items_of(const TileSet& set, int64_t group, bool heads_apart);
 // Returns the limits for queries with `rows` rows in all batch rows and heads together.
 SetLimits set_limits(int64_t rows, int64_t group);
 
-// The number of threads that the work is worth. Waking a thread and waiting for it costs some ten microseconds, and
-// much more if other processes compete for the cores.
+// Returns the number of threads that pays off for this work: starting and joining a thread costs some ten microseconds,
+// and much more if other processes compete for the cores.
 int64_t threads_for(double flops);
 
 // Runs work(i, thread) for i = 0, ..., n - 1 on up to `threads` threads, numbered from 0, with dynamic scheduling. When

@@ -1,4 +1,4 @@
-// Dispatches the kernels of this folder by device type. Used by runtime/model/gpu_ops.cc. Thread-safe.
+// Dispatches the kernels of this folder by device type. Used by runtime/model/gpu_ops.cc. Thread safe.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -144,7 +144,7 @@ struct Norm {
         }
         return s;
       };
-      // Loads of all columns are under way before the first is needed.
+      // Issue the loads of all columns before the first is needed.
       Held held[kHeld], added[kHeld];
       ANNULUS_UNROLL
       for (int i = 0; i < kHeld; ++i) {
@@ -224,7 +224,7 @@ struct NormGradient {
           dot += static_cast<float>(g.value[e]) * static_cast<float>(w.value[e]) * static_cast<float>(s.value[e]);
         }
       };
-      // Loads of all columns are under way before the first is needed.
+      // Issue the loads of all columns before the first is needed.
       Held held_dy[kHeld], held_sum[kHeld], held_dsum[kHeld];
       ANNULUS_UNROLL
       for (int i = 0; i < kHeld; ++i) {
@@ -305,7 +305,7 @@ struct Columns {
   }
 };
 
-// These choose a kernel for arguments and call start(kernel, number of groups).
+// Choose a kernel for the arguments and call start(kernel, number of groups).
 template <typename Start>
 void choose(const NormArguments& a, const Start& start) {
   by_element(a.element, [&]<typename T>(T) {

@@ -49,7 +49,7 @@ struct Rotary {
   }
 
  private:
-  // A head of the split tensors.
+  // Returns a head of the split tensors.
   ANNULUS_DEVICE T* part(int64_t row, int head) const {
     if (head < a.heads) return static_cast<T*>(a.q) + (row * a.heads + head) * a.head_dim;
     head -= a.heads;
