@@ -1,5 +1,5 @@
-// Parses JSON that is not trusted within bounds, and reads it member by member, with errors that name the file, the
-// path to the member and what was expected. Used for descriptions that a file or another host provides
+// Parses untrusted JSON within size limits, and reads it member by member, with errors that name the file, the path to
+// the member and the expected value. Used for descriptions that a file or another host provides
 // (launcher/topology/cluster.cc, launcher/hosts/).
 //
 // Thread safety: functions without state. A CheckedJson refers to a JSON value, which must outlive it.
@@ -14,23 +14,24 @@
 
 namespace annulus {
 
-// Raises Error(kInput) if the text is not JSON, has a number beyond a double's, is nested more than 32 values deep, or
-// has more than 4,000,000 values (so many take at most 1 GB). The error has the room `room` and names `source`.
+// Raises Error(kInput) if the text is not JSON, has a number outside the range of a double, is nested more than 32
+// levels deep, or has more than 4,000,000 values (which take at most 1 GB). The error has the room `room` and names
+// `source`.
 nlohmann::json parse_checked_json(std::string_view text, std::string_view room, const std::string& source);
 
-// A JSON value and the path to it. If the value is not as expected, every reader raises Error(kInput):
-// "SOURCE: hosts[2].gpus[0].pci should be a text, not 7".
+// A JSON value and the path to it. Every reader raises Error(kInput) for an unexpected value: "SOURCE:
+// hosts[2].gpus[0].pci should be a text, not 7".
 class CheckedJson {
  public:
   CheckedJson(const nlohmann::json& value, std::string room, std::string source)
       : CheckedJson(value, std::move(room), std::move(source), "") {}
 
-  // The member `key` of an object, which must exist.
+  // Returns the member `key` of an object, which must exist.
   CheckedJson at(std::string_view key) const;
-  // Whether an object has the member `key`, and it is not null.
+  // Returns whether an object has a member `key` that is not null.
   bool has(std::string_view key) const;
 
-  // A number from `least` to `most`, both included. number() must be finite.
+  // Return a number in [least, most]; number() accepts only finite numbers.
   int64_t integer(int64_t least, int64_t most) const;
   double number(double least, double most) const;
   bool boolean() const;
@@ -38,7 +39,7 @@ class CheckedJson {
   std::vector<CheckedJson> list(size_t most) const;  // of at most `most` items
   std::vector<std::string> keys(size_t most) const;  // of an object with at most `most` members
 
-  // Raises the error that this value should be `expected`.
+  // Raises the error "PATH should be EXPECTED, not VALUE".
   [[noreturn]] void refuse(const std::string& expected) const;
 
  private:

@@ -1,7 +1,7 @@
-// XXH3 checksums, used for files, for weights, for the keys of caches and for values that ranks compare. They detect
-// damage and differences, but not forgery.
+// XXH3 checksums, used for files, weights, cache keys and values that ranks compare. They detect corruption and
+// differences, not forgery.
 //
-// Thread safety: functions without state; each class says so itself.
+// Thread safety: functions without state; the classes are not thread safe.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ struct XXH3_state_s;
 
 namespace annulus {
 
-// The 128-bit checksum of bytes that are given piece by piece. Not thread safe.
+// Computes the 128-bit checksum of a stream of bytes.
 class Checksum {
  public:
   Checksum();
@@ -21,17 +21,17 @@ class Checksum {
   Checksum& operator=(const Checksum&) = delete;
 
   void update(const void* data, size_t bytes);
-  // The checksum of all bytes so far: 32 lower-case hexadecimal digits, the most significant first.
+  // Returns the checksum of all bytes so far as 32 lower-case hexadecimal digits, most significant first.
   std::string hex() const;
 
  private:
   XXH3_state_s* state_;
 };
 
-// Checksum::hex() of these bytes.
+// Returns Checksum::hex() of these bytes.
 std::string checksum(const void* data, size_t bytes);
 
-// The digits of a checksum that a file stores as 16 bytes, the most significant first.
+// Formats a checksum that a file stores as 16 bytes, most significant first, as Checksum::hex() does.
 std::string hex_text(const unsigned char (&bytes)[16]);
 
 // The 128 bits of checksum() as numbers.
@@ -40,10 +40,10 @@ struct Digest {
 };
 Digest digest(const void* data, size_t bytes);
 
-// XXH3-64, which is a different function: it is not a part of the 128 bits.
+// Returns the XXH3-64 hash, which is not a prefix or part of the 128-bit checksum.
 uint64_t hash64(const void* data, size_t bytes);
 
-// hash64() of bytes that are given piece by piece. Not thread safe.
+// Computes hash64() of a stream of bytes.
 class Hash64 {
  public:
   Hash64();
@@ -52,7 +52,7 @@ class Hash64 {
   Hash64& operator=(const Hash64&) = delete;
 
   void update(const void* data, size_t bytes);
-  // The hash of all bytes since the last call of take(), or since the construction.
+  // Returns the hash of all bytes since the last take() or the construction, and starts over.
   uint64_t take();
 
  private:

@@ -1,9 +1,9 @@
 // The exception type of annulus and its exit codes. Used by every room.
 //
-// A message says what was expected, what came, where (rank, file, key) and what to do. what() begins with the room:
+// A message states what was expected, what came, where (rank, file, key) and what to do. what() begins with the room:
 //   [plan] 12 query heads cannot be split over 8 ranks: heads must be a multiple of ranks; use 4 or 6 ranks
-// The code that reports the error (launcher/program.cc) adds the rank in front. No code parses what(): room() and
-// message() return its parts, and wire() is the form in which an error is sent to another rank or process.
+// The code that reports the error (launcher/program.cc) prepends the rank. No code parses what(): room() and message()
+// return its parts, and wire() serializes an error for another rank or process.
 #pragma once
 
 #include <optional>
@@ -13,19 +13,19 @@
 
 namespace annulus {
 
-// The kind of error, which tells a caller (or a shell script that reads the exit code) how to react. The value is the
-// exit code of the process; docs/user-guide.md lists them.
+// The kind of error, by which a caller or a shell script decides how to react. The value is the exit code of the
+// process; docs/user-guide.md lists them.
 enum class ErrorKind : int {
   kInternal = 1,     // a fault of annulus itself
   kUsage = 2,        // command line or configuration
-  kInput = 3,        // a file is missing, malformed, truncated, too short
+  kInput = 3,        // a file is missing, malformed or truncated
   kPlan = 4,         // lengths, heads, layout, ranks or devices do not fit together
-  kMismatch = 5,     // ranks hold different configurations, shapes or plans
-  kComm = 6,         // a peer is gone or missed a deadline
-  kBusy = 7,         // the run folder belongs to a live process
+  kMismatch = 5,     // configurations, shapes or plans differ between ranks
+  kComm = 6,         // a peer has died or missed a deadline
+  kBusy = 7,         // the run folder is locked by a live process
   kResource = 8,     // memory, disk, permission
-  kUnavailable = 9,  // this build or machine lacks what was asked for (CUDA, MPI, a kernel)
-  kRegression = 10,  // a measured ratio got worse than its allowance (bench compare)
+  kUnavailable = 9,  // this build or machine lacks a requested feature (CUDA, MPI, a kernel)
+  kRegression = 10,  // a measured ratio exceeds its allowance (bench compare)
 };
 
 class Error : public std::runtime_error {
@@ -35,14 +35,14 @@ class Error : public std::runtime_error {
 
   ErrorKind kind() const { return kind_; }
   int exit_code() const { return static_cast<int>(kind_); }
-  // The parts of what(), "[room] message". They are valid as long as this error or a copy of it exists.
+  // Return the parts of what(), "[room] message". They are valid as long as this error or a copy of it exists.
   std::string_view room() const;
   std::string_view message() const;
 
-  // Kind, room and message as text for another rank or process: "4 4 plan 12 query heads cannot ...", where the second
-  // number is the length of the room. The message comes last, so that a text that was cut off can still be read.
+  // Serializes kind, room and message for another rank or process: "4 4 plan 12 query heads cannot ...", where the
+  // second number is the length of the room. The message comes last, so that a truncated text can still be parsed.
   std::string wire() const;
-  // The error that wire() was called on; nullopt if the text does not have that form. Any text may be passed.
+  // Parses the result of wire(); nullopt if the text does not have that form. Safe for any text.
   static std::optional<Error> from_wire(std::string_view text);
 
  private:

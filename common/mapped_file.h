@@ -1,9 +1,9 @@
 // Maps a file into memory for reading. Used for token shards and row indexes that are larger than memory
-// (runtime/data/). If the file has become shorter or the disk fails, reading raises an Error instead of the signal
-// SIGBUS that a plain map causes.
+// (runtime/data/). If the file was truncated meanwhile or the disk fails, copy() raises an Error, where plain access to
+// a mapping would end the process by SIGBUS.
 //
-// The first MappedFile of a process installs a handler of SIGBUS. A SIGBUS that these copies did not cause goes to the
-// handler that was installed before.
+// The first MappedFile of a process installs a handler of SIGBUS, which passes any SIGBUS that copy() did not cause on
+// to the previous handler.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,18 @@
 
 namespace annulus {
 
-// The identity, size and time of modification of a file, to find out later whether it has been written to.
+// The identity, size and modification time of a file, to detect later writes.
 class FileState {
  public:
   FileState() = default;
-  // The state of an open file. Raises an Error of the kind kind_of_errno() (common/files.h) if it cannot be read, and
+  // Reads the state of an open file. Raises an Error of the kind kind_of_errno() (common/files.h) if that fails, and
   // Error(kInput) if it is not a regular file. room and path: for the error.
   FileState(int descriptor, std::string_view room, const std::string& path);
 
   // In bytes.
   int64_t size() const { return size_; }
-  // Raises Error(kInput) if the same file is still at `path` and has another size or time of modification. It raises
-  // nothing if the file was removed or replaced by a rename, because the file of this state is then unchanged.
+  // Raises Error(kInput) if the same file (inode) is still at `path` and its size or modification time has changed.
+  // Removing the file or replacing it by a rename is no error, because the open file is then unchanged.
   void require_unchanged(std::string_view room, const std::string& path) const;
 
   friend bool operator==(const FileState&, const FileState&) = default;
@@ -32,11 +32,11 @@ class FileState {
  private:
   uint64_t device_ = 0, inode_ = 0;
   int64_t size_ = 0;
-  int64_t seconds_ = 0, nanoseconds_ = 0;  // the time of the last modification
+  int64_t seconds_ = 0, nanoseconds_ = 0;  // the modification time
 };
 
-// A mapped file. Thread safe after construction. The descriptor is closed at once, so that thousands of files may be
-// mapped. Only the pages that are copied are read from the disk, without read-ahead.
+// A mapped file. Thread safe after construction. No descriptor stays open, so thousands of files may be mapped. Only
+// the pages that are copied are read from disk, without read-ahead.
 class MappedFile {
  public:
   // room: the room of the errors. Raises an Error of the kind kind_of_errno() (common/files.h) if the file cannot be
@@ -54,7 +54,7 @@ class MappedFile {
   // Error(kResource).
   void copy(int64_t offset, int64_t count, void* to) const;
 
-  // The value at a byte offset, which may have any alignment. Raises as copy() does.
+  // Returns the value at a byte offset of any alignment. Raises as copy() does.
   template <typename T>
   T at(int64_t offset) const {
     static_assert(std::is_trivially_copyable_v<T>);
@@ -63,11 +63,11 @@ class MappedFile {
     return value;
   }
 
-  // Raises Error(kInput) if the file was written to since it was mapped. It costs one call of stat. Call it after each
-  // read whose content must be that of the file when it was opened.
+  // Raises Error(kInput) if the file was written to since it was mapped. Costs one call of stat. Call it after each
+  // read that must return the content as of the mapping.
   void require_unchanged() const { state_.require_unchanged(room_, path_); }
 
-  // Advises the system to begin reading a range that will soon be copied in parts.
+  // Advises the kernel to prefetch a range that will soon be copied (MADV_WILLNEED).
   void will_need(int64_t offset, int64_t count) const;
 
  private:

@@ -1,6 +1,5 @@
-// Looks up the names that a user can choose from ("zigzag", "ring", "cpu"), with the same error message everywhere.
-// Used by the command line, by benchmarks and where values of a configuration are read. Thread safe: functions without
-// state.
+// Looks up names of options ("zigzag", "ring", "cpu"), with a uniform error message. Used by the command line, by
+// benchmarks and by readers of configurations. Thread safe: functions without state.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +9,12 @@
 
 namespace annulus {
 
-// The end of an error message about an unknown name: `; did you mean "x"? (known: a, b, c)`. Without a similar name it
-// is only the part in parentheses.
+// Returns the end of an error message about an unknown name: `; did you mean "x"? (known: a, b, c)`. Without a similar
+// name it is only the part in parentheses.
 std::string suggestion(std::string_view got, const std::vector<std::string>& known);
 
-// The index of `got` in `known`. Raises Error(kUsage) with the nearest name if it is not there. `what` is the kind of
-// name ("layout") and the room of the error, `where` the option or key that has the name.
+// Returns the index of `got` in `known`. Raises Error(kUsage), which suggests the nearest name, if it is not there.
+// `what` is the kind of name ("layout") and the room of the error, `where` the option or key whose value it is.
 size_t index_of_name(std::string_view got, const std::vector<std::string>& known, std::string_view what,
                      std::string_view where);
 

@@ -1,5 +1,5 @@
 // splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014) maps a number to 64
-// bits that look random. Used where random draws must depend on given numbers only (dropout, initial weights, the order
+// pseudorandom bits. Used for random draws that must be functions of given numbers (dropout, initial weights, the order
 // of rows), and for hashes. Thread safe: a function without state.
 #pragma once
 
@@ -7,10 +7,10 @@
 
 namespace annulus {
 
-// The difference between one state of the generator and the next.
+// The increment of the generator's state.
 inline constexpr uint64_t kSplitmix64Step = 0x9e3779b97f4a7c15;
 
-// The output that follows the state x.
+// Returns the generator's next output after the state x.
 inline uint64_t splitmix64(uint64_t x) {
   x += kSplitmix64Step;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;

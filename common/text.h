@@ -1,6 +1,6 @@
-// Writes values as text for all rooms: exact numbers, numbers for people, strings of TOML, words of a shell, lists and
-// shapes. Configurations, checkpoints and the requests of plans contain these texts and are compared as text, so the
-// forms must not change.
+// Formats values as text: exact and human-readable numbers, TOML strings, shell words, lists and shapes. Used by every
+// layer. Configurations, checkpoints and plan requests contain these texts and are compared as text, so the formats
+// must not change.
 //
 // Thread safety: functions without state.
 #pragma once
@@ -15,59 +15,58 @@
 namespace annulus {
 
 // The shortest decimal number that reads back as the same bits, in any locale: "0.1", "1e+06", "3", "nan", "-inf". A
-// NaN has no sign here and in the functions below, because its sign says nothing and differs between processors.
+// NaN has no sign here and in the functions below, because its sign is meaningless and differs between processors.
 std::string exact(double value);
 
-// The number with `digits` digits after the point: "3.14".
+// Formats as printf's %.*f: "3.14".
 std::string rounded(double value, int digits);
 
-// The number with at most `digits` significant digits, as printf's %g: "3.14", "1e+39".
+// Formats with at most `digits` significant digits, as printf's %g: "3.14", "1e+39".
 std::string significant(double value, int digits);
 
-// The number with a power of ten and `digits` digits after the point, as printf's %e: "3.1e-07".
+// Formats with `digits` digits after the point, as printf's %e: "3.1e-07".
 std::string scientific(double value, int digits);
 
-// A count with its noun, in the plural unless the count is 1: "1 head", "2 heads", "2 switches",
-// "2 queries".
+// Formats a count with its noun: "1 head", "2 heads", "2 switches", "2 queries".
 std::string counted(int64_t n, std::string_view noun);
-// The same with commas in the number: "1 token", "1,048,576 tokens".
+// Formats likewise, with commas in the number: "1 token", "1,048,576 tokens".
 std::string with_commas(int64_t number, std::string_view noun);
 
-// A number of bytes for people, in powers of 1000: "12.3 MB", "2.0 GB", "20.6 PB".
+// Formats a number of bytes in powers of 1000: "12.3 MB", "2.0 GB", "20.6 PB".
 std::string bytes_text(double bytes);
 
-// Reads a number of bytes as people type it: "141GB", "5 GB", "1.5e9", "16MiB", "1 TB". Units are powers of 1000, or of
-// 1024 with an i. Nullopt if the text is not such a number, or if the number is less than 1 or at least 2^63.
+// Parses a number of bytes: "141GB", "5 GB", "1.5e9", "16MiB", "1 TB". Units are powers of 1000, or of 1024 with an i.
+// Returns nullopt if the text is not such a number, or if the number is less than 1 or at least 2^63.
 std::optional<int64_t> bytes_of_text(std::string_view text);
 
-// The number as a float of TOML, exactly: "1.0", "0.1", "1e-05".
+// Formats as an exact TOML float: "1.0", "0.1", "1e-05".
 std::string toml_number(double value);
 
-// A basic string of TOML, with its quotes: "a \"b\" \u000A".
+// Formats as a TOML basic string, with its quotes: "a \"b\" \u000A".
 std::string toml_string(std::string_view text);
 
-// The words so that a POSIX shell reads them back; only those that need it are quoted.
+// Joins the words into a POSIX shell command line; only words that need quotes are quoted.
 std::string shell_quote(const std::vector<std::string>& words);
 
-// Writes words on one line for another process, and reads them back. Words may contain any characters; the line does
-// not follow the rules of a shell.
+// Serializes words on one line for another process, and parses such a line. Words may contain any characters; the
+// format is not that of a shell.
 std::string words_to_line(const std::vector<std::string>& words);
 std::vector<std::string> words_of_line(std::string_view line);
 
-// The text of an arbitrary name for tables and JSON: with '?' for characters that are not printable ASCII, and if it
-// has more than `most` characters, cut to so many with ".." at the end.
+// Returns an arbitrary name for tables and JSON: with '?' for bytes that are not printable ASCII, truncated to `most`
+// characters, the last two "..", if it is longer.
 std::string printable(std::string_view text, size_t most = 4096);
 
-// "1,234,567", "-123".
+// Formats "1,234,567", "-123".
 std::string with_commas(int64_t number);
 
-// "a,b,c" with `between` = ",".
+// Returns "a,b,c" for `between` = ",".
 std::string join(const std::vector<std::string>& parts, std::string_view between);
 
-// The parts between the separators: "a,,b" gives "a", "" and "b"; "" gives one empty part.
+// Returns the parts between the separators: "a,,b" gives "a", "" and "b"; "" gives one empty part.
 std::vector<std::string> split(std::string_view text, char separator);
 
-// "[a, b]". `write` returns the text of an item.
+// Returns "[a, b]". `write` returns the text of an item.
 template <typename List, typename Write>
 std::string list_text(const List& list, const Write& write) {
   std::string text = "[";
@@ -78,7 +77,7 @@ std::string list_text(const List& list, const Write& write) {
   return text + "]";
 }
 
-// Ascending numbers with runs joined: [0, 1, 2, 5] gives "0-2, 5".
+// Formats ascending numbers with runs joined: [0, 1, 2, 5] gives "0-2, 5".
 template <typename List>
 std::string ranges_text(const List& numbers) {
   std::string text;
@@ -92,7 +91,7 @@ std::string ranges_text(const List& numbers) {
   return text;
 }
 
-// Whole numbers, such as the sizes of a tensor: "[2, 3]".
+// Formats integers, such as the sizes of a tensor: "[2, 3]".
 std::string list_text(std::span<const int64_t> numbers);
 
 }  // namespace annulus

@@ -1,4 +1,4 @@
-// The version of annulus. `annulus version` prints it, and ranks compare it before they become a job.
+// The version of annulus. `annulus version` prints it, and ranks compare it when they form a job.
 #pragma once
 
 namespace annulus {

@@ -29,8 +29,10 @@
 #include "common/logging/log.h"
 #include "common/logging/log_setup.h"
 #include "common/logging/logger.h"
+#include "common/terminal.h"
 #include "common/text.h"
 #include "launcher/command_line.h"
+#include "launcher/help.h"
 #include "launcher/launch/rank.h"
 #include "launcher/launch/rank_place.h"
 #include "launcher/network/network.h"
@@ -60,19 +62,22 @@ void prepare_process() {
 std::string overview() {
   std::string text =
       "annulus: exact attention over sequences too long for one device\n\n"
-      "  annulus VERB [OPTIONS]\n\n";
-  size_t width = 0;
-  for (const VerbEntry& entry : verbs()) width = std::max(width, entry.name.size());
+      "  annulus VERB [OPTIONS]\n";
+  constexpr size_t kNames = 13;
+  const auto columns = static_cast<size_t>(std::clamp(terminal_columns(STDOUT_FILENO), 40, 100));
+  std::string_view group = "none yet";
   for (const VerbEntry& entry : verbs()) {
     if (entry.hidden) continue;
-    text += "  " + std::string(entry.name) + std::string(width + 3 - entry.name.size(), ' ') + std::string(entry.help) +
-            "\n";
+    if (entry.group != group) text += "\n" + (entry.group.empty() ? "" : std::string(entry.group) + ":\n");
+    group = entry.group;
+    text += "  " + std::string(entry.name) + std::string(kNames - 2 - entry.name.size(), ' ') +
+            wrapped(entry.help, columns - kNames, kNames) + "\n";
   }
   // Only the script of a clone has these commands; that of an installation does not.
   const char* const script = std::getenv("ANNULUS_SCRIPT");
   if (script != nullptr && fs::exists(fs::path(script).parent_path() / "tools" / "install.sh")) {
     text +=
-        "\nThe script ./annulus has these commands as well:\n\n"
+        "\nBuild and test (the script of a clone):\n"
         "  test       run all tests, or the named targets\n"
         "  examples   build and run examples/cpp, a workspace that uses annulus\n"
         "  torch      build the library for PyTorch, and print where it is\n"

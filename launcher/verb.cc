@@ -1,6 +1,8 @@
 // See verb.h.
 #include "launcher/verb.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
@@ -10,6 +12,7 @@
 #include <cstdlib>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,8 +20,10 @@
 #include "common/error.h"
 #include "common/logging/log_setup.h"
 #include "common/names.h"
+#include "common/terminal.h"
 #include "common/text.h"
 #include "launcher/command_line.h"
+#include "launcher/help.h"
 
 namespace annulus {
 
@@ -259,6 +264,7 @@ ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& ar
   ParsedVerb parsed;
   parsed.verb = entry.make();
   CLI::App app{std::string(entry.help), "annulus " + std::string(entry.name)};
+  app.formatter(std::make_shared<HelpPage>(terminal_columns(STDOUT_FILENO)));  // subcommands inherit it
   parsed.verb->declare(app);
   LogOptions log;
   log.declare(app);

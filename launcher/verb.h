@@ -50,6 +50,7 @@ struct VerbEntry {
   bool alone = false;             // runs in one process: refused in a job of several ranks
   std::string_view program = {};  // if not empty, the other program that has this verb; `make` is then null
   bool hidden = false;            // for internal use: neither listed nor suggested
+  std::string_view group = {};    // the heading in `--help` under which it is listed
 };
 
 // The verbs of this program, in the order in which `--help` lists them. Each program defines this function: annulus in

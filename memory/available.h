@@ -1,7 +1,6 @@
-// How much memory this process can still take on its host before the kernel ends a process: the free memory of the
-// host, and what each control group (a container, a job of a batch system) still allows. Used by training, by the
-// logits verb and by the planner, which compare it with what they need before they allocate. It works on Linux and
-// reads only files of the kernel. Thread safe.
+// Finds how much memory this process can still allocate before the kernel's OOM killer acts: the minimum of the host's
+// free memory and what remains of each cgroup's limit. Training, the logits verb and the memory planner compare it with
+// their demand before they allocate. Linux only; reads files of the kernel. Thread safe.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +11,11 @@ namespace annulus {
 
 struct AvailableMemory {
   int64_t bytes = 0;
-  std::string limit;  // what limits it: "the host's memory", "the limit of 16.0 GB of the control group /x"
+  std::string limit;  // the binding limit: "the host's memory", "the limit of 16.0 GB of the control group /x"
 };
 
-// The smallest of all limits; nullopt if the kernel does not say. Memory of the kernel's cache of files counts as free.
-// root: the folder of the kernel's files, for tests.
+// Returns the smallest of all limits; nullopt if the kernel reports none. The page cache counts as free. root: a prefix
+// of the kernel's paths, for tests.
 std::optional<AvailableMemory> available_memory(const std::string& root = "");
 
 }  // namespace annulus

@@ -1,6 +1,5 @@
-// A cache whose size in bytes is bounded. Its keys are the texts of requests. It removes the least recently used
-// entries when it needs room for another. A value is made once even if several threads ask for it at the same time: the
-// others wait for it. Used by memory/caches.h. Thread safe.
+// An LRU cache of bounded size in bytes, keyed by the texts of requests. If several threads request a value at the same
+// time, one makes it and the others wait. Used by memory/caches.h. Thread safe.
 #pragma once
 
 #include <condition_variable>
@@ -16,9 +15,9 @@ namespace annulus {
 
 struct CacheStats {
   int64_t hits = 0;
-  int64_t misses = 0;  // a value was made for each of these
+  int64_t misses = 0;  // requests that made a value
   int64_t evictions = 0;
-  int64_t too_large = 0;  // values larger than the cache, which are not kept, so that each request makes them again
+  int64_t too_large = 0;  // values larger than the cache, which each request makes again
   int64_t entries = 0;
   int64_t bytes = 0;
   int64_t capacity = 0;  // bytes
@@ -29,9 +28,9 @@ class ByteCache {
  public:
   explicit ByteCache(int64_t capacity) { stats_.capacity = capacity; }
 
-  // Returns the value of `key` from the cache, or makes it with make() -> Value and keeps it. bytes(value) -> int64_t
-  // is the memory that it takes. A value larger than the cache is returned but not kept. What make() or bytes() raises
-  // is raised here and in the threads that waited for the value, and nothing is kept.
+  // Returns the cached value of `key`, or makes it with make() -> Value and caches it. bytes(value) -> int64_t is the
+  // memory that it takes. A value larger than the cache is returned but not cached. Exceptions of make() or bytes()
+  // propagate to the caller and to the threads that wait for the value, and nothing is cached.
   template <typename Make, typename Bytes>
   std::shared_ptr<const Value> get(const std::string& key, const Make& make, const Bytes& bytes) {
     std::unique_lock lock(mutex_);
@@ -75,7 +74,7 @@ class ByteCache {
     return value;
   }
 
-  // Removes the value of `key`, so that the next get() makes it again. A value that is being made is not removed.
+  // Removes the value of `key`, so that the next get() makes it again, unless it is being made.
   void erase(const std::string& key) {
     const std::lock_guard lock(mutex_);
     const auto found = index_.find(key);

@@ -1,12 +1,12 @@
-// Sets what the C library does with memory that is freed. Used by the program annulus (launcher/program.cc).
+// Tunes the C library's allocator (glibc's mallopt). Used by the program annulus (launcher/program.cc).
 #pragma once
 
 namespace annulus {
 
-// From now on the C library keeps freed memory, up to 512 MiB at the end of its heap, for later allocations. Each step
-// allocates and frees tensors of the same sizes; by default glibc would return each to the kernel, and allocating it
-// again would cause a page fault for every page. Blocks of more than 32 MiB are still returned, because glibc does not
-// keep larger ones. This applies to the whole process. Call it before other threads start.
+// Makes the process keep freed memory, up to 512 MiB at the top of the heap, for later allocations. Each step allocates
+// and frees tensors of the same sizes; by default glibc returns large ones to the kernel, and each new allocation
+// faults on every page. Blocks of more than 32 MiB, the limit of glibc's mmap threshold, are still returned. Call it
+// before other threads start.
 void keep_freed_memory();
 
 }  // namespace annulus

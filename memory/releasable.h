@@ -1,6 +1,6 @@
-// Tensors whose memory comes and goes while the tensor and its views stay valid: weights that are held only while their
-// layer runs (runtime/model/parameters.h), and tensors that get their memory when a message arrives
-// (comm/communicator.h).
+// Tensors whose memory can be released and allocated again while the tensor and its views stay valid: weights that
+// exist only while their layer runs (runtime/model/parameters.h), and tensors that get their memory when a message
+// arrives (comm/communicator.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,20 +10,20 @@
 
 namespace annulus {
 
-// Not thread safe. On a GPU, memory is allocated and released in the order of the current stream, as for any tensor (no
-// hardware has run that).
+// Not thread safe. On a GPU, memory is allocated and released in stream order, as for any tensor (never run on
+// hardware).
 class ReleasableTensor {
  public:
-  // A tensor of shape [elements], without memory.
+  // Makes a tensor of shape [elements], without memory.
   ReleasableTensor(int64_t elements, const at::TensorOptions& options);
 
-  // The tensor. Do not read or write it or its views while it has no memory.
+  // Returns the tensor. Do not read or write it or its views while it has no memory.
   const at::Tensor& tensor() const { return tensor_; }
-  // The elements from `begin` on in this shape, as a separate tensor over the same memory: autograd does not regard
-  // writing to tensor() as a change of the alias.
+  // Returns the elements from `begin` on in this shape, as a separate tensor over the same memory: for autograd, a
+  // write to tensor() does not change the version of the alias.
   at::Tensor alias(int64_t begin, at::IntArrayRef shape) const;
 
-  // Allocates the memory, whose content is undefined. Does nothing if the tensor has memory.
+  // Allocates uninitialized memory. Does nothing if the tensor has memory.
   void take();
   // Releases the memory. Does nothing if the tensor has none.
   void release();
@@ -33,12 +33,12 @@ class ReleasableTensor {
   bool held_ = false;
 };
 
-// A tensor without memory. Views of it can be made; only its memory must not be read or written.
+// Returns a tensor without memory, of which views may be made. Its elements must not be read or written.
 at::Tensor tensor_without_memory(at::IntArrayRef sizes, const at::TensorOptions& options);
 bool has_memory(const at::Tensor& tensor);
-// Gives a tensor without memory this memory, in place of any that it had; `memory` must be as long as its storage.
+// Sets the memory of such a tensor, in place of any that it had; `memory` must have the size of its storage.
 void give_memory(const at::Tensor& tensor, c10::DataPtr memory);
-// Gives a tensor without memory memory of its own, not initialised.
+// Allocates uninitialized memory for such a tensor.
 void give_own_memory(const at::Tensor& tensor);
 
 }  // namespace annulus

@@ -1,14 +1,13 @@
-// Memory that the processes of one host lend to each other, so that a tensor passes from one to the next without being
-// copied. comm/mpi uses it for the blocks that travel between ranks.
+// Memory that the processes of one host lend to each other, so that a tensor passes from one to the next without a
+// copy. comm/mpi uses it for the blocks that travel between ranks.
 //
-// All memory that a process lends lies in one anonymous file (memfd_create). The others open it through /proc/PID/fd
-// before anything is lent: if one of them cannot, or may have no more open files, there is still time to copy instead.
-// A tensor is allocated in a segment of the file, and lent by sending a LentMemory, which is plain data. The borrower
-// maps the segment and keeps the mapping for the next time. A table in the file counts the holders of each segment: the
-// tensors of its owner, the loans that are on their way, and the tensors of borrowers. The owner reuses a segment when
-// it has no holders; nobody sends a message for that. If it gives a segment up, it gives the pages back to the system,
-// whoever has mapped them. If a process ends, those that have opened its file keep it; the system frees the memory with
-// the last of them.
+// All memory that a process lends lies in one anonymous file (memfd_create). The other processes open it through
+// /proc/PID/fd before anything is lent, so that all can fall back to copies if one of them cannot. A tensor is
+// allocated in a segment of the file, and lent by sending a LentMemory, which is plain data. The borrower maps the
+// segment and caches the mapping. A table in the file holds the reference count of each segment: tensors of its owner,
+// loans in flight, and tensors of borrowers. The owner reuses a segment whose count is zero, without a message. When it
+// retires a segment, it returns the pages to the system even if others have mapped them. The file outlives its owner
+// until the last process that has opened it ends.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,55 +24,54 @@
 
 namespace annulus {
 
-// Says where the shared memory of a process is. It is sent between processes of the same program.
+// The location of a process's shared memory, in the form in which it is sent to other processes of the same program.
 struct SharedFile {
   int64_t process = 0;      // the pid of the owner
-  int64_t descriptor = -1;  // of the file in the owner
-  uint64_t device = 0;      // device and number say which file it is: st_dev and st_ino
+  int64_t descriptor = -1;  // of the file, in the owner
+  uint64_t device = 0;      // st_dev and st_ino identify the file
   uint64_t number = 0;
 };
 
-// Says where lent memory is. It is sent as SharedFile is.
+// The location of lent memory, sent like SharedFile.
 struct LentMemory {
   uint64_t file = 0;   // SharedFile::number of the owner's file
-  int64_t slot = 0;    // of the segment in the table of the file
-  int64_t offset = 0;  // of the lent bytes in the segment
-  int64_t bytes = 0;   // that are lent
+  int64_t slot = 0;    // of the segment, in the table of the file
+  int64_t offset = 0;  // of the lent bytes, in the segment
+  int64_t bytes = 0;   // lent
 };
 
 // Thread safe. Tensors may outlive the object that made them, and may be freed by any thread.
 class SharedMemory {
  public:
-  // Raises Error(kUnavailable) if the system does not let this process make memory that can be shared.
+  // Raises Error(kUnavailable) if the system does not let this process create shared memory.
   SharedMemory();
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
-  // Where the memory of this process is.
+  // Returns the location of this process's memory.
   const SharedFile& file() const;
-  // Opens the memory of another process, so that this one can borrow from it. Call it once for each process.
-  // Raises Error(kUnavailable) if it cannot.
+  // Opens the memory of another process for borrowing. Call it once for each process.
+  // Raises Error(kUnavailable) if that fails.
   void connect(const SharedFile& theirs);
 
-  // A CPU tensor that can be lent, not initialised. Where the system gives no more memory that can be shared, for
-  // tensors so small that copying them costs less, and in a child that the process has forked, it is an ordinary
-  // tensor.
+  // Returns an uninitialized CPU tensor that can be lent. It is an ordinary tensor if no shared memory is left, if it
+  // is so small that a copy costs less, and in a forked child.
   at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options);
 
-  // Whether the tensor lies in memory of this object, allocated or borrowed.
+  // Returns whether the tensor lies in memory that this object allocated or borrowed.
   bool holds(const at::Tensor& tensor) const;
 
-  // Lends the elements of a contiguous tensor that lies in memory of this object; nothing if it lies elsewhere. The
-  // borrower becomes a holder now, before it has received the address; so a segment whose address is lost, or whose
-  // borrower is killed, is never used again.
+  // Lends a contiguous tensor; returns nullopt if it lies outside this object's memory. The borrower counts as a holder
+  // at once, before it has received the address, so a segment whose address is lost, or whose borrower is killed, is
+  // never reused.
   std::optional<LentMemory> lend(const at::Tensor& tensor);
 
-  // The memory that this process, or one whose memory it has opened, has lent. Its deleter ends the loan. Call it once
+  // Returns memory lent by this process, or by one whose memory it has opened. Its deleter ends the loan. Call it once
   // for each loan. Raises Error(kComm) if nothing is lent there, or the memory cannot be mapped.
   c10::DataPtr borrow(const LentMemory& lent);
 
-  // Bytes of the segments that this process has made: those with and those without holders.
+  // Bytes of this process's own segments with holders, and of those without.
   struct Held {
     int64_t used = 0;
     int64_t idle = 0;
@@ -98,8 +96,8 @@ class SharedMemory {
 
   mutable std::mutex mutex_;
   FilePtr file_;
-  int64_t end_ = 0;        // of the part of the file that has been used
-  int64_t most_used_ = 0;  // bytes of segments with holders, at most so far
+  int64_t end_ = 0;        // of the used part of the file
+  int64_t most_used_ = 0;  // the peak of Held::used
   std::vector<SegmentPtr> own_;
   std::map<uint64_t, FilePtr> files_;                            // of this process and of others, by number
   std::map<std::pair<uint64_t, int64_t>, SegmentPtr> borrowed_;  // by file and beginning in it

@@ -1,7 +1,6 @@
-// Storage: numbered buffers, each of which is needed from one step to another. One sweep over their lifetimes gives the
-// most that is held at once, and which buffer takes over the storage of another. Used for the traffic of a plan
-// (attention/plan/traffic.h), which the executor follows when it allocates and frees storage, and for the memory plan
-// of a training step (memory/charge.cc). Needs no LibTorch.
+// Storage: numbered buffers with lifetimes in steps. One sweep over the lifetimes gives the peak, and which buffer
+// reuses the storage of another. Used for the traffic of a plan (attention/plan/traffic.h), by which the executor
+// allocates and frees storage, and for the memory plan of a training step (memory/charge.cc). Needs no LibTorch.
 #pragma once
 
 #include <algorithm>
@@ -30,15 +29,15 @@ struct Lifetime {
 
 // A buffer and its lifetime. Steps are numbered from 0.
 struct StoredBuffer {
-  int64_t size = 0;  // rows, elements or bytes: the same unit for all buffers of a pool
-  int pool = 0;      // 0, 1, ...; only buffers of the same pool take over storage; they have the same dtype and owner
-  Lifetime life;     // an empty one needs no storage
+  int64_t size = 0;  // in rows, elements or bytes, the same unit for all buffers of a pool
+  int pool = 0;      // 0, 1, ...; only buffers of the same pool (same dtype and owner) reuse each other's storage
+  Lifetime life;     // empty: the buffer needs no storage
 };
 
 // Example: buffers 0, 1 and 2 of one pool and of size 10 are needed in steps [0, 1], [1, 2] and [2, 3]. held() is 10,
-// 20, 20, 10, peak() is 20, and heirs() is {2, -1, -1}: buffer 2 takes over the storage of buffer 0.
+// 20, 20, 10, peak() is 20, and heirs() is {2, -1, -1}: buffer 2 reuses the storage of buffer 0.
 //
-// Thread safety: a plain value.
+// Thread compatible: a plain value.
 class Storage {
  public:
   // Adds a buffer and returns its number: 0, 1, 2, ...
@@ -48,12 +47,12 @@ class Storage {
   }
   const std::vector<StoredBuffer>& buffers() const { return buffers_; }
 
-  // The storage that is needed in each step, up to the last step in which any is. A unit of pool p counts as
-  // weights[p], which is its number of bytes, or 0 to leave the pool out.
+  // Returns the storage needed in each step, up to the last that needs any. A unit of pool p counts weights[p]: its
+  // bytes, or 0 to leave the pool out.
   std::vector<int64_t> held(std::span<const int64_t> weights) const {
     int steps = 0;
     for (const StoredBuffer& b : buffers_) steps = std::max(steps, b.life.last + 1);
-    std::vector<int64_t> change(static_cast<size_t>(steps) + 1);  // what begins with a step minus what ended before it
+    std::vector<int64_t> change(static_cast<size_t>(steps) + 1);  // begins with a step minus ended before it
     for (const StoredBuffer& b : buffers_) {
       if (b.life.empty()) continue;
       const int64_t weighted = b.size * weights[static_cast<size_t>(b.pool)];
@@ -65,16 +64,16 @@ class Storage {
     for (int64_t& in_step : change) in_step = held += in_step;
     return change;
   }
-  // The maximum of held().
+  // Returns the maximum of held().
   int64_t peak(std::span<const int64_t> weights) const {
     int64_t most = 0;
     for (const int64_t in_step : held(weights)) most = std::max(most, in_step);
     return most;
   }
 
-  // For each buffer, the buffer that takes over its storage, or -1: it has the same pool and size, and its lifetime
-  // begins with the step after the last of the other. Nothing is kept in between, so code that frees the storage that
-  // no buffer takes over never holds more than peak().
+  // Returns, for each buffer, the buffer that reuses its storage, or -1. The successor has the same pool and size, and
+  // its lifetime begins in the step after the buffer's last. So code that passes storage on at once, and frees it where
+  // there is no successor, never holds more than peak().
   std::vector<int> heirs() const {
     std::map<std::tuple<int, int, int64_t>, std::vector<int>> ended;  // by next step, pool and size; descending
     for (size_t b = buffers_.size(); b-- > 0;) {

@@ -231,12 +231,13 @@ def install(binaries, headers, prefix):
     isa = re.search(r"(?ms)^# ANNULUS_ISA also limits LibTorch.*?^esac$", read("annulus")).group(0)
     out.write("bin/annulus", COMMAND.format(isa=isa), 0o755)
 
-    for folder, pattern in (("configs", "**/*"), ("docs", "*.md"), ("python/tokenizer", "*.py")):
+    for folder, pattern in (("configs", "**/*"), ("docs", "**/*"), ("examples", "**/*"), ("python/tokenizer", "*.py")):
         for path in sorted(glob.glob(os.path.join(ROOT, folder, pattern), recursive=True)):
-            if os.path.isfile(path) and os.path.basename(path) != "BUILD":
+            if os.path.isfile(path) and (os.path.basename(path) != "BUILD" or folder == "examples"):
                 out.add(path, "share/annulus/" + os.path.relpath(path, ROOT))
     out.add(os.path.join(ROOT, "LICENSE"), "LICENSE")
-    out.add(os.path.join(ROOT, "CHANGELOG.md"), "share/annulus/CHANGELOG.md")
+    for page in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"):  # docs/ links to them
+        out.add(os.path.join(ROOT, page), "share/annulus/" + page)
     for path in sorted(glob.glob(os.path.join(ROOT, "python", "licenses", "*.txt"))):
         out.add(path, "share/annulus/licenses/" + os.path.basename(path))
     beside = os.path.join(libraries.torch, "..", "..")

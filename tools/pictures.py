@@ -1,9 +1,17 @@
 #!/usr/bin/env python3
-"""Draws pictures of docs: tools/pictures.py [--check] [FOLDER, default docs].
+"""Draws pictures of docs: tools/pictures.py [--check] [FOLDER, default docs/pictures].
 
 ring-steps.svg: causal attention over 4 ranks and 16 tokens on a ring, once in the contiguous and once in the zigzag layout. The
 colour of a pair says at which step of the ring it is computed (docs/attention.md, "ring": in step t rank r computes with the keys
 of rank r - t).
+
+masks.svg: four masks over 4 ranks in the zigzag layout, coloured like ring-steps.svg, with the number of key rows that a
+group-cast sends (README.md).
+
+loss.svg: the losses of the README's first command, from docs/pictures/quickstart.csv.
+
+speed.svg: attention on one core over LibTorch's, and training over eager PyTorch's, from tables of docs/attention-performance.md
+and docs/performance.md (README.md).
 
 layers.svg: the layers and packages of bazel/layers.bzl, and the way of a training step through them (docs/architecture.md).
 
@@ -86,6 +94,137 @@ def ring_steps():
     return "\n".join(out + ["</svg>", ""])
 
 
+# Pictures of the README stand on the page's own background, light or dark.
+ON_PAGE = """<style>
+text { font: 12px sans-serif; fill: #57606a } .line { stroke: #57606a; fill: none } .masked { fill: #888; fill-opacity: 0.13 }
+@media (prefers-color-scheme: dark) { text { fill: #9aa4af } .line { stroke: #9aa4af } }
+</style>"""
+MASK_TOKENS, MASK_CELL = 24, 7
+
+
+def dilated(query, key):
+    """Causal attention in segments of 8 with rate 1, and of 24 with rate 3."""
+    return key <= query and (query // 8 == key // 8 or query % 3 == key % 3 == 0)
+
+
+MASKS = (("causal", lambda q, k: k <= q), ("window of 6", lambda q, k: q - 6 < k <= q),
+         ("documents of 10, 6 and 8", lambda q, k: k <= q and (q >= 10) == (k >= 10) and (q >= 16) == (k >= 16)),
+         ("dilated (LongNet)", dilated))
+
+
+def owner_of(position):
+    """The rank that owns a position in the zigzag layout of MASK_TOKENS tokens."""
+    chunk = position * 2 * RANKS // MASK_TOKENS
+    return min(chunk, 2 * RANKS - 1 - chunk)
+
+
+def rows_needed(mask):
+    """The number of (key row, rank) pairs in which the rank needs a row of another rank."""
+    return sum(any(mask(q, k) for q in range(MASK_TOKENS) if owner_of(q) == rank)
+               for k in range(MASK_TOKENS) for rank in range(RANKS) if rank != owner_of(k))
+
+
+def masks():
+    side, gap, top = MASK_TOKENS * MASK_CELL, 27, 44
+    width, height = 26 + len(MASKS) * (side + gap) - gap, top + side + 62
+    out = ['<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d">' % (
+        width, height, width, height), ON_PAGE]
+    every = MASK_TOKENS * (RANKS - 1)
+    for i, (name, mask) in enumerate(MASKS):
+        left = 26 + i * (side + gap)
+        out.append('<text x="%d" y="16" text-anchor="middle" font-weight="bold">%s</text>' % (left + side // 2, name))
+        out.append('<text x="%d" y="34" text-anchor="middle">%d of %d rows are sent</text>' % (
+            left + side // 2, rows_needed(mask), every))
+        for q in range(MASK_TOKENS):
+            for k in range(MASK_TOKENS):
+                fill = 'fill="%s"' % STEPS[step_of(owner_of(q), owner_of(k))] if mask(q, k) else 'class="masked"'
+                out.append('<rect x="%d" y="%d" width="%d" height="%d" %s/>' % (
+                    left + k * MASK_CELL, top + q * MASK_CELL, MASK_CELL - 1, MASK_CELL - 1, fill))
+    chunk = side // (2 * RANKS)
+    for i in range(2 * RANKS):
+        out.append('<text x="18" y="%d" text-anchor="end">%d</text>' % (
+            top + i * chunk + chunk // 2 + 4, owner_of(i * MASK_TOKENS // (2 * RANKS))))
+    y = top + side + 20
+    out.append('<text x="26" y="%d">Rows: queries, with the rank that owns them. Columns: keys. A colour is the step of the ring at'
+               ' which a pair is computed:</text>' % y)
+    for step, colour in enumerate(STEPS):
+        out.append('<rect x="%d" y="%d" width="12" height="12" fill="%s"/><text x="%d" y="%d">step %d</text>' % (
+            26 + 76 * step, y + 14, colour, 44 + 76 * step, y + 24, step))
+    return "\n".join(out + ["</svg>", ""])
+
+
+def loss():
+    """Training and validation loss in bits per byte over the steps, from docs/pictures/quickstart.csv."""
+    path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs", "pictures", "quickstart.csv")
+    with open(path, encoding="utf-8") as f:
+        rows = [line.strip().split(",") for line in f if not line.startswith("#")][1:]
+    width, height, left, top, right, bottom = 800, 230, 44, 14, 20, 34
+    last, low, high = max(int(r[0]) for r in rows), 2.0, 5.0
+    x = lambda step: left + (width - left - right) * step / last
+    y = lambda bits: top + (height - top - bottom) * (high - min(bits, high)) / (high - low)
+    out = ['<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d">' % (
+        width, height, width, height), ON_PAGE]
+    for bits in range(int(low), int(high) + 1):
+        out.append('<path class="line" stroke-opacity="0.25" d="M%d %.1fH%d"/>' % (left, y(bits), width - right))
+        out.append('<text x="%d" y="%.1f" text-anchor="end">%d</text>' % (left - 8, y(bits) + 4, bits))
+    for step in range(0, last + 1, 500):
+        out.append('<text x="%.1f" y="%d" text-anchor="middle">%d</text>' % (x(step), height - 12, step))
+    for column, colour, name in ((1, STEPS[0], "training"), (2, STEPS[3], "validation")):
+        points = [(x(int(r[0])), y(float(r[column]))) for r in rows if r[column]]
+        out.append('<polyline fill="none" stroke="%s" stroke-width="2" points="%s"/>' % (
+            colour, " ".join("%.1f,%.1f" % p for p in points)))
+        out.append('<rect x="%d" y="%d" width="12" height="12" fill="%s"/><text x="%d" y="%d">%s</text>' % (
+            width - 320, top + 18 * column, colour, width - 302, top + 10 + 18 * column, name + ", bits per byte"))
+    out.append('<text x="%.1f" y="%d" text-anchor="middle">steps</text>' % (x(250), height - 12))
+    return "\n".join(out + ["</svg>", ""])
+
+
+def table_after(page, words):
+    """The rows of the first table after these words in a page of docs, without its head, as lists of cells."""
+    path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs", page)
+    with open(path, encoding="utf-8") as f:
+        table = re.search(r"(?:^\|.*\n)+", f.read().split(words, 1)[1], re.M).group(0)
+    return [[c.strip() for c in line.strip("|").split("|")] for line in table.strip().split("\n")[2:]]
+
+
+def bars(left, title, rows, most, line_at):
+    """Horizontal bars [(name, colour, value)] from `left` on, with a line at the value 1 that names what it is."""
+    wide, high, out = 200, 17, ['<text x="%d" y="16" font-weight="bold">%s</text>' % (left, title)]
+    one = left + 150 + wide / most
+    for i, (name, colour, value) in enumerate(rows):
+        y = 30 + i * (high + 5)
+        out.append('<text x="%d" y="%d" text-anchor="end">%s</text>' % (left + 142, y + 13, name))
+        out.append('<rect x="%d" y="%d" width="%.1f" height="%d" fill="%s"/>' % (left + 150, y, wide * value / most, high, colour))
+        out.append('<text x="%.1f" y="%d">%.2f</text>' % (left + 156 + wide * value / most, y + 13, value))
+    end = 30 + len(rows) * (high + 5)
+    out.append('<path class="line" d="M%.1f 24V%d"/><text x="%.1f" y="%d" text-anchor="middle">%s</text>' % (
+        one, end, one, end + 14, line_at))
+    return out
+
+
+def speed():
+    sets = (("AVX-512", STEPS[0], "Machine D, AVX-512 (annulus"), ("AVX2", STEPS[1], "Machine D, AVX2 (`ANNULUS_ISA=avx2`"))
+    attention = []
+    for mask in ("causal 1024 x 64", "causal 4096 x 64", "causal 4096 x 128", "full 4096 x 128"):
+        for _, colour, words in sets:
+            row = next(r for r in table_after("attention-performance.md", words) if r[0] == mask + " fp32")
+            attention.append((mask, colour, float(row[1]) / float(row[3])))
+    training = []
+    for machine in ("D", "E"):
+        for name, colour, _ in sets:
+            row = next(r for r in table_after("performance.md", "| machine C | CPU seconds" if machine == "C" else
+                                              "Machine %s, 2026-11-2%d, " % (machine, 5 if machine == "D" else 7)) if r[0] == name)
+            ratios = [float(v) for v in row[2].split(",")]
+            training.append(("machine " + machine, colour, min(ratios)))
+    out = ['<svg xmlns="http://www.w3.org/2000/svg" width="800" height="252" viewBox="0 0 800 252">', ON_PAGE]
+    out += bars(0, "Attention on one core, forward: times LibTorch's speed", attention, 3.0, "LibTorch")
+    out += bars(410, "Training: CPU seconds over eager PyTorch's", training, 1.25, "PyTorch")
+    for i, (name, colour, _) in enumerate(sets):
+        out.append('<rect x="%d" y="200" width="12" height="12" fill="%s"/><text x="%d" y="210">%s</text>' % (
+            560 + 90 * i, colour, 578 + 90 * i, name))
+    return "\n".join(out + ["</svg>", ""])
+
+
 # The way of a training step, by the numbers of docs/architecture.md ("The path of a training step").
 STEP = [("1", "launcher/launch"), ("2", "launcher/topology"), ("2", "comm/bootstrap"), ("3", "runtime/training"),
         ("3", "runtime/data"), ("4", "runtime/model"), ("5", "attention/execution"), ("5", "attention/kernels"),
@@ -151,13 +290,14 @@ def layers():
     return "\n".join(out + ["</svg>", ""])
 
 
-PICTURES = {"layers.svg": layers, "ring-steps.svg": ring_steps}
+PICTURES = {"layers.svg": layers, "loss.svg": loss, "masks.svg": masks, "ring-steps.svg": ring_steps,
+            "speed.svg": speed}
 
 
 def main(words):
     check = "--check" in words
     folders = [w for w in words if w != "--check"]
-    folder = folders[0] if folders else os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs")
+    folder = folders[0] if folders else os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs", "pictures")
     differ = []
     for name, draw in PICTURES.items():
         path = os.path.join(folder, name)

@@ -1,5 +1,5 @@
-// The draws of dropout.h for a row of pairs on CPUs: Philox 4x32-10 in vectors, compiled for each instruction set
-// (common/simd/versions.h). Used by dropout.cc and the CPU's flash attention. It has no state and is thread safe.
+// Dropout's draws (dropout.h) for a row of pairs on CPUs: vectorized Philox 4x32-10, compiled for each instruction set
+// (common/simd/versions.h). Used by dropout.cc and the CPU's flash attention. Thread safe: a function without state.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // The arguments that dropout_cuda.cc, which works on LibTorch's tensors, passes to the kernel in dropout.cu. Internal
-// to attention/tiles.
+// to attention/dropout.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,11 +13,10 @@ struct DropoutArguments {
   const int64_t* philox_keys = nullptr;  // [rows] on the device; a row is a head of a batch row
   int64_t rows = 0, queries = 0, keys = 0;
   int64_t first_query = 0, query_stride = 1, first_key = 0, key_stride = 1;  // positions
-  uint64_t threshold = 0;                                                    // words below it drop their pair
+  uint64_t threshold = 0;                                                    // a pair is dropped if its word is below
 };
 
-// Starts the kernel on `stream`, and returns an error if that fails.
-
+// Launches the kernel on `stream`; returns the error of the launch.
 cudaError_t launch_dropout(const DropoutArguments& arguments, cudaStream_t stream);
 
 }  // namespace annulus

@@ -1,6 +1,6 @@
-// One counter of Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3),
-// from which dropout's draws come. Used by draws.cc on CPUs and by dropout.cu on GPUs, and therefore without LibTorch:
-// its generator keeps its state in std::array, whose operators nvcc does not compile for GPUs.
+// The block function of Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section
+// 3.3), for dropout. Used by draws.cc on CPUs and by dropout.cu on GPUs. LibTorch's Philox is not used because its
+// state is a std::array, whose operators nvcc does not compile for GPUs.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ inline constexpr uint32_t kPhiloxMultiplier0 = 0xD2511F53, kPhiloxMultiplier1 = 
 inline constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9, kPhiloxWeyl1 = 0xBB67AE85;
 inline constexpr int kPhiloxRounds = 10;
 
-// Sets `words` to those of the counter that has `group` in its low 64 bits and `query` in its high ones.
+// Sets `words` to the output for the counter with `group` as the low and `query` as the high 64 bits.
 ANNULUS_HOST_DEVICE inline void philox(uint64_t key, uint64_t query, uint64_t group, uint32_t (&words)[4]) {
   uint32_t a = static_cast<uint32_t>(group), b = static_cast<uint32_t>(group >> 32);
   uint32_t c = static_cast<uint32_t>(query), d = static_cast<uint32_t>(query >> 32);

@@ -1,6 +1,6 @@
-// Chooses the kernel of a call: the one asked for by name, or the fastest that takes its inputs. Used by the executor,
-// and by code that reports or plans beforehand what will be used (training, `attend`, `logits`, `doctor`, python/ops).
-// The kernels for GPUs have never run on one.
+// Chooses the kernel of a call: the one requested by name, or the fastest that supports its inputs. Used by the
+// executor, and by code that reports or plans with the choice (training, `attend`, `logits`, `doctor`, python/ops). The
+// kernels for GPUs have never run on one.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,16 +20,16 @@ enum class KernelKind {
   kCudnn,      // composed of cuDNN's operator on GPUs, with FlashAttention 2 for bands and small blocks
   kFlash2,     // composed of FlashAttention 2 on GPUs
   kFlash3,     // composed of FlashAttention 3 on Hopper GPUs
-  kAuto,       // the fastest that takes the inputs (choose_kernel)
+  kAuto,       // the fastest that supports the inputs (choose_kernel)
 };
 
 std::string_view to_string(KernelKind kind);  // "reference", "cpu", "efficient", "cudnn", "flash2", "flash3", "auto"
-// Raises Error(kUsage) for another name and suggests the nearest; `where` is as in parse_pattern.
+// Raises Error(kUsage), which suggests the nearest, for another name; `where` is as in parse_pattern.
 KernelKind parse_kernel(std::string_view name, std::string_view where);
 
-// The kernel for inputs of this kind, and the reason for the choice; detect.h says which kernels there are. For kAuto
-// it is the fastest that can be used, and `reason` says why faster ones are not. Raises Error(kUnavailable) if no
-// kernel, or not the one asked for, takes the inputs; the message says why and what to use. Thread safe.
+// Chooses among the kernels that detect.h finds. For kAuto the choice is the fastest usable one, and `reason` includes
+// why faster ones are unusable. Raises Error(kUnavailable), with the reason and an alternative, if no kernel, or not
+// the requested one, supports the inputs. Thread safe.
 struct KernelChoice {
   KernelKind kind = KernelKind::kCpu;  // never kAuto
   std::string reason;                  // one line
@@ -37,15 +37,15 @@ struct KernelChoice {
 KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarType type, int64_t head_dim,
                            bool dropout);
 
-// The choice for tensors on a GPU with these abilities. Tests call it for GPUs that are not there.
+// Chooses for a GPU with these abilities, which need not exist (for tests).
 struct GpuAbilities;
 KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::ScalarType type, int64_t head_dim,
                                bool dropout);
 
-// The kernel that a memory plan assumes. If there is no GPU here, it assumes one with compute capability 9.0 and all
-// libraries except FlashAttention 3's package. Raises the errors of choose_kernel.
+// Returns the kernel that a memory plan assumes. On a machine without a GPU it assumes one with compute capability 9.0
+// and all libraries except FlashAttention 3's package. Raises the errors of choose_kernel.
 KernelKind planned_kernel(KernelKind asked, at::DeviceType device, at::ScalarType type, int64_t head_dim, bool dropout);
-// Makes a kernel of a kind that was chosen for such tensors; `type` is the dtype of q.
+// Makes a kernel of a kind returned by choose_kernel for this device and dtype of q.
 std::unique_ptr<Kernel> make_chosen_kernel(KernelKind chosen, at::DeviceType device, at::ScalarType type);
 
 // Chooses and makes the kernel for a call with this q, and logs each reason once. Raises the errors of choose_kernel.

@@ -1,7 +1,6 @@
-// The attention operators of LibTorch and of FlashAttention 3's package behind the interface of attention_operator.h.
-// Their inputs and results are taken from their sources (LibTorch 2.11); those for GPUs have never run on one.
-// attention/kernels/detect.h finds which of them are installed. Used by choose_kernel.cc and detect.cc of
-// attention/kernels. The operators have no state and are thread safe.
+// The attention operators of LibTorch and of FlashAttention 3's package as AttentionOperators. Their calling
+// conventions follow their sources (LibTorch 2.11); those for GPUs have never run on one. detect.h finds which are
+// installed. Used by choose_kernel.cc and detect.cc. The operators have no state and are thread safe.
 #pragma once
 
 #include <memory>
@@ -23,13 +22,13 @@ std::shared_ptr<const AttentionOperator> flash2_operator();
 
 // FlashAttention 3, if its package has registered its operators: bf16 and fp16; head sizes up to 256; any band.
 std::shared_ptr<const AttentionOperator> flash3_operator();
-// The names of the arguments that it passes to flash_attn_3::fwd and bwd. attention/kernels/detect.cc checks them,
-// since versions of the package differ.
+// Return the names of the arguments that it passes to flash_attn_3::fwd and bwd. detect.cc checks them, since versions
+// of the package differ.
 std::vector<std::string> flash3_forward_arguments();
 std::vector<std::string> flash3_backward_arguments();
 
-// LibTorch's memory-efficient attention: fp32, bf16 and fp16; any head size; also older devices; unbounded and causal
-// bands. It does not support heads that share kv heads, so kv heads are repeated for it.
+// LibTorch's memory-efficient attention: fp32, bf16 and fp16; any head size; older devices as well; unbounded and
+// causal bands. It does not support grouped-query attention, so kv heads are repeated for it.
 std::shared_ptr<const AttentionOperator> efficient_operator();
 
 }  // namespace annulus

@@ -1,4 +1,4 @@
-// The kernel `reference`, which choose_kernel.cc makes.
+// The kernel `reference`: dense fp64 over each tile. Used by choose_kernel.cc.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
 // Attention by name: the class names of dilated-attention-pytorch, and `auto`. A name stands for a pattern and a
-// schedule of the same exact attention; docs/modules.md has the table, which says what the class of that name did
-// differently. Used by C++ programs that embed annulus.
+// schedule of the same exact attention; docs/modules.md has the table, and how the class of that name differs. Used by
+// C++ programs that embed annulus.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,18 @@
 
 namespace annulus {
 
-// `auto` treats a sequence as short below the first length and as very long from the second on. There that library's
-// own factory went from one device to a ring, and from a ring to block-sparse attention.
+// For `auto`, sequences are short below the first length and very long from the second on: the lengths at which that
+// library's factory switches from one device to a ring, and from a ring to block-sparse attention.
 constexpr int64_t kLongSequence = 8192;
 constexpr int64_t kVeryLongSequence = 65536;
 
 struct AttentionFactoryOptions {
-  // Sizes, and everything that a name leaves open. This includes the layout, which says how the caller's rows lie.
-  // Names with a pattern of their own take `causal` and documents from attention.pattern; the others (auto, multihead,
-  // ring, distributed) compute attention.pattern.
+  // Sizes, layout of the caller's rows, and all that a name leaves open. Names that imply a pattern take `causal` and
+  // documents from attention.pattern; the others (auto, multihead, ring, distributed) compute attention.pattern.
   MultiheadAttentionOptions attention;
-  int64_t length = 0;  // positions of the whole sequence, by which auto chooses
+  int64_t length = 0;  // of the whole sequence, by which auto chooses
   int ranks = 1;
-  // For the dilated names. As in that library, branches are combined by their mean.
+  // For the dilated names. As in that library, branches are averaged.
   DilatedSpec dilated = {.segment_lengths = {2048, 4096, 8192},
                          .dilation_rates = {1, 2, 4},
                          .offsets = DilatedSpec::Offsets::kModulo,
@@ -36,14 +35,14 @@ struct AttentionFactoryOptions {
 
 struct AttentionChoice {
   MultiheadAttentionOptions options;
-  std::string reason;  // one line: what was chosen, and why
+  std::string reason;  // one line: the choice and why
 };
 
-// Depends on its arguments alone, so that every rank makes the same choice. Raises Error(kUsage) for an unknown name
-// and names the nearest one.
+// Resolves a name by its arguments alone, so that every rank makes the same choice. Raises Error(kUsage), which
+// suggests the nearest, for an unknown name.
 AttentionChoice choose_attention(std::string_view name, const AttentionFactoryOptions& options);
 
-// Makes a module of that choice. `reason`, if not null, receives the choice's reason.
+// Makes a module of that choice. Sets *reason, if not null, to the choice's reason.
 MultiheadAttention make_attention(std::string_view name, const AttentionFactoryOptions& options,
                                   std::string* reason = nullptr);
 

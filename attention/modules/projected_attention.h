@@ -1,5 +1,5 @@
-// Attention with its projections that keeps only a call's inputs, out and lse: the backward computes the projections
-// again, but not attention. Used by MultiheadAttention if recompute is set.
+// Projections and attention that save only the inputs, out and lse: the backward recomputes the projections, but not
+// attention. Used by MultiheadAttention if recompute is set.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,11 +24,11 @@ struct Projected {
   at::Tensor k, v;  // [B, m, kv_heads, head_dim]
 };
 
-// x [B, n, .], memory [B, m, .]. Differentiable.
+// Projects x [B, n, .] to q, and memory [B, m, .] to k and v. Differentiable.
 Projected project(const at::Tensor& x, const at::Tensor& memory, const ProjectionWeights& weights,
                   const ProjectionPlan& plan);
 
-// attention(project(...)), [B, n, heads, head_dim], with the same values and gradients.
+// Returns attention(project(...)), [B, n, heads, head_dim], with the same values and gradients.
 at::Tensor projected_attention(const at::Tensor& x, const at::Tensor& memory, const ProjectionWeights& weights,
                                const ProjectionPlan& plan, const AttentionCall& call);
 

@@ -1,4 +1,4 @@
-// Finds out how a sequence lies over the ranks from how many of its positions each rank holds, and checks that all
+// Derives the distribution of a sequence over ranks from the number of positions on each rank, and checks that all
 // ranks make the same call, for callers that have tensors rather than a request. Used by MultiheadAttention and by
 // python/ops. Thread safety: functions without state.
 #pragma once
@@ -15,29 +15,28 @@
 
 namespace annulus {
 
-// Positions that each rank holds, in rank order.
+// The numbers of positions on each rank, in rank order.
 struct SequenceParts {
   std::vector<int64_t> queries;
   std::vector<int64_t> keys;
-  bool keep_last = true;      // every rank can keep what it holds last (PlanRequest)
-  bool lse_gradient = false;  // some rank has a gradient of lse
+  bool keep_last = true;      // PlanRequest::keep_last, if every rank allows it
+  bool lse_gradient = false;  // some rank needs the gradient of lse
 };
 
-// What a rank contributes to a call.
+// A rank's contribution to the agreement.
 struct CallTerms {
-  int64_t queries = 0, keys = 0;  // positions it holds
-  std::vector<Field> alike;       // what must be the same on every rank
-  bool keep_last = true;          // this rank can keep what it holds last
-  bool lse_gradient = false;      // this rank has a gradient of lse
+  int64_t queries = 0, keys = 0;  // positions on this rank
+  std::vector<Field> alike;       // must be equal on all ranks
+  bool keep_last = true;          // PlanRequest::keep_last is possible on this rank
+  bool lse_gradient = false;      // this rank needs the gradient of lse
 };
 
-// Collective. `find` checks what this rank was given and raises if it is invalid; then all ranks raise
-// (agree_together).
+// Collective. `find` validates this rank's arguments. If it raises on any rank, all ranks raise (agree_together).
 SequenceParts agree_on_call(const std::function<CallTerms()>& find, Communicator& comm, OpLabel label);
 
-// Sets ranks, lengths and keep_last of the request. With the layout contiguous, any parts are accepted that are the
-// same for queries and keys; otherwise the parts must be those of make_layout. Raises Error(kPlan), alike on every
-// rank, if they are not.
+// Sets ranks, lengths and keep_last of the request. The contiguous layout accepts any parts that are equal for queries
+// and keys; otherwise the parts must be those of make_layout. Raises Error(kPlan), the same on every rank, if they are
+// not.
 void place_sequence(PlanRequest& request, const SequenceParts& parts);
 
 }  // namespace annulus

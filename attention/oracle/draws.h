@@ -1,6 +1,5 @@
-// The generators of docs/attention.md, written out from their publications for the oracle: what bigbird and dropout
-// draw must not come from the code that is compared with it. Slow and plain. The functions have no state and are thread
-// safe.
+// The random generators of docs/attention.md, implemented from their publications for the oracle, so that the draws of
+// bigbird and dropout do not come from the code under test. Thread safe: functions without state.
 #pragma once
 
 #include <array>
@@ -8,8 +7,8 @@
 
 namespace annulus::oracle_draws {
 
-// The output function of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA
-// 2014), after its state has been advanced by one step.
+// Advances the state x of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA
+// 2014) by one step and returns its output.
 uint64_t mix(uint64_t x);
 
 // Philox 4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3).

@@ -1,7 +1,7 @@
-// The oracle, the reference for all attention: dense fp64 attention from a predicate over (batch row, head, query
-// index, key index) that is written directly from the definitions in docs/attention.md, draws and selections included.
-// It never sees a plan, a tile, or the slices and block maps that patterns are turned into. Used by tests, `annulus
-// attend --check` and the GPU benchmark.
+// The oracle, the reference for all attention: dense fp64 attention by a predicate over (batch row, head, query index,
+// key index) that follows the definitions in docs/attention.md directly, random draws and selections included. It uses
+// no plan, tile, or slices and block maps made from patterns. Used by tests, `annulus attend --check` and the GPU
+// benchmark.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,31 +14,30 @@
 
 namespace annulus {
 
-// Returns how often a pair is counted.
+// Returns how often a pair is counted; 0 if it is masked.
 using Count = std::function<int64_t(int64_t batch, int64_t head, int64_t query, int64_t key)>;
 
-// The count of every pair by the definition of the pattern's kind. Of a map that a program has given or that was read
-// from a file, the data of its BlockMap are the definition. Raises the errors of validate(), and std::logic_error for
-// maps that are adaptive or yet to be read. The returned function has no state and is thread safe.
+// Returns the count of every pair by the definition of the pattern's kind. The BlockMap of a given or loaded map is its
+// definition. Raises the errors of validate(), and std::logic_error for maps that are adaptive or not yet loaded. The
+// returned function has no state and is thread safe.
 Count count_of(const PatternSpec& spec, const AttentionShape& shape);
 
-// The same for patterns with adaptive maps, whose blocks are selected from q [B, Sq, H, D] and k [B, Sk, Hk, D], CPU
-// tensors of any dtype, by the definition: means and scores in fp64, equal scores to the lower block. Blocks whose
-// scores differ only by the rounding of these sums may be ranked differently by code that adds in another order:
-// compare with such inputs only where no scores are that near, or where the sums are exact (small whole numbers, whole
-// blocks). selection_fault() allows for rounding.
+// Supports adaptive maps as well, whose blocks are selected from q [B, Sq, H, D] and k [B, Sk, Hk, D], CPU tensors of
+// any dtype, by the definition: means and scores in fp64, ties to the lower block. Code that adds in another order may
+// rank blocks differently if their scores differ only by rounding: compare with it only for inputs without such near
+// ties, or with exact sums (small whole numbers, whole blocks). selection_fault() allows for rounding.
 Count count_of(const PatternSpec& spec, const AttentionShape& shape, const at::Tensor& q, const at::Tensor& k);
 
-// What is wrong with `selected`, which must be `asked` with a given map in place of each adaptive one: the first query
-// block whose selection is not one that the definition allows, for q and k as above. Empty if there is none. A block
-// may stand in for another if their scores are nearer to each other than the rounding of sums in any order.
+// Checks `selected`, which is `asked` with each adaptive map replaced by a given one, against q and k as above.
+// Describes the first query block whose selection the definition does not allow; "" if there is none. Blocks whose
+// scores differ by less than the rounding error of sums in any order are interchangeable.
 std::string selection_fault(const PatternSpec& asked, const PatternSpec& selected, const AttentionShape& shape,
                             const at::Tensor& q, const at::Tensor& k);
 
-// The factor of a pair's probability in the sum of values, for dropout. An empty function stands for 1.
+// Returns dropout's factor of a pair's probability. An empty function stands for 1.
 using PairWeight = std::function<double(int64_t batch, int64_t head, int64_t query, int64_t key)>;
 
-// What dropout's draw is a function of, beside the pair. The fields are those of Dropout (attention/dropout/dropout.h).
+// The inputs of dropout's draw besides the pair, as in Dropout (attention/dropout/dropout.h).
 struct OracleDropout {
   double rate = 0;
   uint64_t seed = 0;
@@ -47,8 +46,8 @@ struct OracleDropout {
   int64_t first_row = 0;  // the global number of batch row 0
 };
 
-// The factor z / (1 - rate) of every pair; empty if the rate is 0. The returned function has no state and is thread
-// safe.
+// Returns the factor z / (1 - rate) of every pair; empty if the rate is 0. The returned function has no state and is
+// thread safe.
 PairWeight weight_of(const OracleDropout& dropout);
 
 struct OracleResult {
@@ -57,7 +56,7 @@ struct OracleResult {
 };
 
 // Computes forward and backward in fp64 for CPU tensors of any dtype: q and dout [B, Sq, H, D], k and v [B, Sk, Hk, D].
-// Pairs with count 0 contribute nothing, not even infinities or NaN. lse is that of the unweighted scores.
+// Pairs with count 0 contribute nothing, not even infinities or NaN. lse is without dropout.
 OracleResult oracle(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& dout, double scale,
                     const Count& count, const PairWeight& weight = {});
 

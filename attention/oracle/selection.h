@@ -1,4 +1,4 @@
-// The blocks that an adaptive map selects, by the definition. Used by counts.cc; oracle.h has the interface.
+// Selects the blocks of an adaptive map by its definition. Used by counts.cc; oracle.h has the interface.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,8 +10,8 @@
 
 namespace annulus::oracle_selection {
 
-// 1 for each selected pair of blocks: [batch, heads, query blocks, key blocks]. `causal` is that of the map, a causal
-// union around it included.
+// Returns [batch, heads, query blocks, key blocks], row-major, with 1 for selected pairs. `causal`: the map, or a union
+// that contains it, is causal.
 std::vector<uint8_t> selected_blocks(const BlocksSpec& spec, bool causal, const AttentionShape& shape,
                                      const at::Tensor& q, const at::Tensor& k);
 

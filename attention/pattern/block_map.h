@@ -1,6 +1,6 @@
-// BlockMap says which (query block, key block) pairs of a block-sparse pattern are active, for each batch row and query
-// head or for all of them alike. It is made from a named map (local, bigbird, ...), read from a file, or selected from
-// q and k (adaptive). pattern.cc makes slices from it. It is plain data on the host.
+// BlockMap: the active (query block, key block) pairs of a block-sparse pattern in CSR form, per batch row and query
+// head or shared by all. It is made from a named map (local, bigbird, ...), loaded from a file, or selected from q and
+// k (adaptive). pattern.cc makes slices from it. It is plain data on the host.
 #pragma once
 
 #include <cstdint>
@@ -23,26 +23,25 @@ struct BlockMap {
   int64_t query_blocks = 0;
   int64_t key_blocks = 0;
   // The runs of (batch row b, head h, query block i) are runs[offsets[x]] to runs[offsets[x + 1] - 1] with x = (b *
-  // heads + h) * query_blocks + i. They are ascending and disjoint, and none touches the next.
+  // heads + h) * query_blocks + i. They are ascending, disjoint and not adjacent.
   std::vector<int64_t> offsets;
   std::vector<BlockRun> runs;
 
-  // The share of pairs of blocks that are active; 0 if there are no blocks.
+  // Returns the fraction of block pairs that are active; 0 if there are no blocks.
   double density() const;
-  // The map as uint8 [batch, heads, query_blocks, key_blocks], row-major, with 1 for active pairs.
+  // Returns the map as uint8 [batch, heads, query_blocks, key_blocks], row-major, with 1 for active pairs.
   std::vector<uint8_t> dense() const;
-  // A hash of the sizes and the runs as 32 hexadecimal digits. Equal maps have equal digests.
+  // Returns a hash of the sizes and runs as 32 hexadecimal digits.
   std::string digest() const;
-  int64_t bytes() const;  // the memory that the map occupies
+  int64_t bytes() const;  // of memory
 
   friend bool operator==(const BlockMap&, const BlockMap&) = default;
 };
 
-// The shapes that a map may have for these numbers of batch rows, heads and blocks, as text for messages: "[1, 4 or 1,
-// 16, 16]".
+// Formats, for messages, the shapes that a map may have: "[1, 4 or 1, 16, 16]".
 std::string block_map_shapes(int64_t batch, int64_t heads, int64_t query_blocks, int64_t key_blocks);
 
-// Makes a map from uint8 [batch, heads, query_blocks, key_blocks], row-major, in which every value but 0 is active.
+// Makes a map from uint8 [batch, heads, query_blocks, key_blocks], row-major, where nonzero values are active.
 BlockMap block_map_from_dense(const uint8_t* active, int64_t block, int64_t batch, int64_t heads, int64_t query_blocks,
                               int64_t key_blocks);
 

@@ -5,16 +5,16 @@
 
 namespace annulus {
 
-// Makes a map that needs neither q and k nor a file. The shape has been validated. If `causal`, the map contains no
-// future blocks.
+// Makes a map that depends on neither q and k nor a file. The shape must be valid. If `causal`, the map has no future
+// blocks.
 BlockMap named_block_map(const BlocksSpec& spec, bool causal, const AttentionShape& shape);
 
-// The same map without the blocks whose first key comes after the last query of the query block.
+// Returns the map without the key blocks whose first key follows the last query of the query block.
 BlockMap without_future(const BlockMap& map, const AttentionShape& shape);
 
-// Appends the slices of a map. The shape has been validated against the map and has queries and keys. Each run of a
-// query block becomes one slice. Equal runs of neighbouring query blocks become one taller slice, and neighbouring
-// heads and batch rows with equal maps share their slices.
+// Appends the slices of a map. The shape must be valid for the map, with queries and keys. Each run of a query block
+// becomes one slice. Equal runs of adjacent query blocks are merged into one slice, and adjacent heads and batch rows
+// with equal maps share their slices.
 void append_blocks(const BlockMap& map, const AttentionShape& shape, std::vector<Slice>& slices);
 
 }  // namespace annulus

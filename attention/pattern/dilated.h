@@ -5,7 +5,7 @@
 
 namespace annulus {
 
-// Appends one slice for each segment and offset of each branch. The shape has been validated and has queries and keys.
+// Appends one slice for each segment and offset of each branch. The shape must be valid, with queries and keys.
 void append_dilated(const DilatedSpec& spec, const AttentionShape& shape, std::vector<Slice>& slices);
 
 }  // namespace annulus

@@ -1,9 +1,9 @@
 // Pattern: which (query, key) pairs are counted for each batch row and head, independently of ranks. A pattern is a sum
-// of slices. The planner makes plans from it, and the verifier proves plans against it (attention/plan).
+// of slices. The planner (attention/plan) makes plans from it; the verifier (attention/proof) proves them against it.
 //
 // PatternSpec is what a user writes as a TOML table (docs/attention.md), such as { kind = "causal" }. A new kind of
-// attention needs a generator of slices in this package, its reading and writing (parse.cc, text.cc) and its definition
-// in the oracle; planner, executor and kernels stay as they are. All functions here are thread safe.
+// attention needs a generator of slices in this package, its parsing and formatting (parse.cc, text.cc) and its
+// definition in the oracle; planner, executor and kernels do not change. All functions here are thread safe.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace annulus {
 
-// The sizes of the problem that a pattern is made for. Query i has the position i + query_offset, key j the position j.
+// The problem sizes of a pattern. Query i has position i + query_offset, key j position j.
 struct AttentionShape {
   int64_t batch = 1;
   int64_t heads = 1;     // query heads H
@@ -30,7 +30,7 @@ struct AttentionShape {
 };
 
 // Raises Error(kPlan) if a size is negative, heads is not a multiple of kv_heads, a length exceeds 2^40, batch or heads
-// exceeds 2^24, or batch * heads * length does not fit 64 bits.
+// exceeds 2^24, or batch * heads * length overflows 64 bits.
 void validate(const AttentionShape& shape);
 
 // Dilated attention (LongNet, arXiv 2307.02486, section 3): branch i cuts the sequence into segments of
@@ -38,13 +38,13 @@ void validate(const AttentionShape& shape);
 struct DilatedSpec {
   enum class Offsets {
     kModulo,  // head h: h mod rate
-    kGroups,  // floor(h / ceil(H / rate))
+    kGroups,  // head h: floor(h / ceil(H / rate))
   };
   enum class Combine {
-    kLse,   // every head computes every branch, weighted by the softmax denominators (the paper's equation 10)
-    kMean,  // one contiguous group of heads for each branch; the output is divided by output_divisor()
+    kLse,   // every head computes every branch; branches are weighted by their softmax denominators (equation 10)
+    kMean,  // each branch has a contiguous group of heads; the output is divided by output_divisor()
   };
-  std::vector<int64_t> segment_lengths;  // tokens; a segment longer than the sequence acts as the whole sequence
+  std::vector<int64_t> segment_lengths;  // tokens; a longer segment than the sequence is the whole sequence
   std::vector<int64_t> dilation_rates;   // one for each segment length
   Offsets offsets = Offsets::kModulo;
   Combine combine = Combine::kLse;
@@ -63,10 +63,10 @@ struct BlocksSpec {
     kStrided,       // uses window_blocks, stride
     kHierarchical,  // uses levels
     kAdaptive,      // uses keep, query; selected from q and k at each call (attention/execution/select_blocks.h)
-    kFile,          // uses file, digest; read before planning (runtime/tensor_files/block_map_file.h)
-    kGiven,         // made by a program
+    kFile,          // uses file, digest; loaded before planning (runtime/tensor_files/block_map_file.h)
+    kGiven,         // uses given, a map made by a program
   };
-  enum class Query { kMean, kFirst };  // adaptive selection compares the mean or the first query of a query block
+  enum class Query { kMean, kFirst };  // what represents a query block in adaptive selection
   struct Level {
     int64_t stride = 1, reach = 0;  // blocks
     friend bool operator==(const Level&, const Level&) = default;
@@ -80,39 +80,39 @@ struct BlocksSpec {
   int64_t seed = 0;
   int64_t stride = 1;
   std::vector<Level> levels;
-  int64_t keep = 1;  // key blocks for each query block, including its own
+  int64_t keep = 1;  // key blocks per query block, its own included
   Query query = Query::kMean;
-  bool per_head = true;  // bigbird: each head draws random blocks of its own; false: all heads share those of head 0
+  bool per_head = true;  // bigbird: each head draws its own random blocks; false: all heads use those of head 0
   std::string file;
-  std::string digest;                     // of `given`; for kFile the one that the file's map must have, or empty
-  std::shared_ptr<const BlockMap> given;  // the map of kGiven, and of kFile after it has been read
+  std::string digest;                     // of `given`; for kFile the expected digest of the file's map, or empty
+  std::shared_ptr<const BlockMap> given;  // the map of kGiven, or of kFile once loaded
 };
 
-// The spec of a map made by a program. Texts, caches and ranks identify the map by its digest, which is computed here.
+// Returns the spec of a map made by a program, and computes the digest by which texts, caches and ranks identify it.
 BlocksSpec given_map(std::shared_ptr<const BlockMap> map);
 
-// A pattern as the user wrote it. text() is its canonical form: patterns with equal texts are equal, and the keys under
-// which plans are cached contain it.
+// A pattern as specified by the user. text() is its canonical form: patterns with equal texts are equal, and the cache
+// keys of plans contain it.
 struct PatternSpec {
   enum class Kind { kFull, kWindow, kDilated, kBlocks, kUnion, kSlices };
-  static constexpr int64_t kOpen = -1;  // a side of a window without a bound, as other libraries write it
+  static constexpr int64_t kOpen = -1;  // an unbounded side of a window, as in other libraries
   Kind kind = Kind::kFull;
-  bool causal = false;  // restricts any kind to key position <= query position; kind "causal" is kFull with this
+  bool causal = false;  // restricts any kind to key position <= query position; kind "causal" is kFull with `causal`
   int64_t left = 0;     // window: keys from query - left, with kOpen from the first
   int64_t right = 0;    //         to query + right, with kOpen to the last; both inclusive
   DilatedSpec dilated;
   BlocksSpec blocks;
   std::vector<PatternSpec> members;  // union: counts are added
-  std::vector<Slice> slices;         // slices: taken as they are; written by programs and to reproduce failures
-  // Packed sequences: the lengths of the documents of each batch row, or one list for all rows; empty if there are no
-  // documents. They restrict any kind to pairs within one document. Kind "documents" is kFull with these.
+  std::vector<Slice> slices;         // slices, unchanged: for programs and to reproduce failures
+  // Packed sequences: the document lengths of each batch row, or one list for all rows; empty: no documents. They
+  // restrict any kind to pairs within one document. Kind "documents" is kFull with `documents`.
   std::vector<std::vector<int64_t>> documents;
-  std::vector<std::vector<int64_t>> key_documents;  // the keys' documents if they differ (cross-attention), else empty
+  std::vector<std::vector<int64_t>> key_documents;  // of the keys if they differ (cross-attention)
 
-  // TOML that parse_pattern reads into an equal spec. A block map made by a program is named by its digest and cannot
-  // be read back.
+  // Returns TOML that parse_pattern parses into an equal spec. A block map made by a program is written as its digest
+  // and cannot be parsed back.
   std::string text() const;
-  int64_t bytes() const;  // the memory that it occupies, including block maps
+  int64_t bytes() const;  // of memory, block maps included
   friend bool operator==(const PatternSpec& a, const PatternSpec& b) { return a.text() == b.text(); }
 };
 
@@ -122,29 +122,29 @@ inline PatternSpec causal_pattern() {
   return spec;
 }
 
-// The number that the output of attention is divided by: the number of branches if they combine by mean, else 1.
+// Returns the divisor of attention's output: the number of branches with Combine::kMean, else 1.
 int64_t output_divisor(const PatternSpec& spec);
 
-// Whether some part of the pattern is selected from q and k (an adaptive block map). It has no slices before that.
+// Returns whether the pattern contains an adaptive block map, which has no slices until it is selected from q and k.
 bool is_adaptive(const PatternSpec& spec);
 
-// Reads an inline TOML table such as `{ kind = "window", left = 1023, right = 0 }`. `where` names the place in messages
-// ("--pattern", "model.pattern"). Raises Error(kUsage) if the text is not TOML, a kind or key is unknown (the message
-// names the nearest), a value has the wrong type, or the pattern is invalid for every shape (a reach below -1, a number
-// of rates that differs from the number of segments, ...).
+// Parses an inline TOML table such as `{ kind = "window", left = 1023, right = 0 }`. `where` names the source in
+// messages ("--pattern", "model.pattern"). Raises Error(kUsage) if the text is not TOML, a kind or key is unknown (the
+// message suggests the nearest), a value has the wrong type, or the pattern is invalid for every shape (a window bound
+// below -1, numbers of rates and segments that differ, ...).
 PatternSpec parse_pattern(std::string_view toml, std::string_view where);
 
-// Raises Error(kPlan) if the pattern is invalid for this shape, as make_pattern does, but before memory is taken. Maps
-// that are yet to be selected or read are accepted.
+// Raises Error(kPlan) if the pattern is invalid for this shape, as make_pattern does, but without allocating memory.
+// Accepts maps that are not yet selected or loaded.
 void validate(const PatternSpec& spec, const AttentionShape& shape);
 
-// The pattern in which the members of each causal union are causal, too, because what a member draws or selects depends
-// on it. make_pattern and the selection of blocks use this form.
+// Returns the pattern with `causal` set in the members of each causal union, because the random draws and the
+// selections of a member depend on it. Used by make_pattern and the selection of blocks.
 PatternSpec with_causal_members(PatternSpec spec);
 
-// The pattern of the batch rows first, ..., first + count - 1 alone, which become rows 0, 1, ...; count >= 1. What is
-// listed for each row (documents, maps given or read, slices) is cut to these rows. The pattern must be valid for a
-// batch that has them.
+// Returns the pattern restricted to the batch rows first, ..., first + count - 1, renumbered from 0; count >= 1.
+// Per-row data (documents, given or loaded maps, slices) are cut to these rows. The pattern must be valid for a batch
+// with these rows.
 PatternSpec of_batch_rows(PatternSpec spec, int64_t first, int64_t count);
 
 // A sum of slices over a shape. A pair is counted once for each slice that contains it.
@@ -153,22 +153,22 @@ struct Pattern {
   std::vector<Slice> slices;
 };
 
-// Raises Error(kPlan) if the pattern is invalid for this shape: documents that do not add up to the lengths, Sq != Sk
-// for dilated attention, a block map of another shape, more branches than heads with combine = "mean", too many slices,
-// or an adaptive or unread map.
+// Makes the slices. Raises Error(kPlan) if the pattern is invalid for this shape: documents that do not sum to the
+// lengths, Sq != Sk for dilated attention, a block map of another shape, more branches than heads with combine =
+// "mean", too many slices, or a map that is not yet selected or loaded.
 Pattern make_pattern(const PatternSpec& spec, const AttentionShape& shape);
 
-// The active blocks of a pattern of kind blocks, from which its slices are made; if the pattern is causal, without
-// future blocks. Raises the errors of make_pattern, and Error(kPlan) for another kind (unions included).
+// Returns the active blocks of a pattern of kind blocks, without future blocks if it is causal. Raises the errors of
+// make_pattern, and Error(kPlan) for another kind (unions included).
 BlockMap make_block_map(const PatternSpec& spec, const AttentionShape& shape);
 
-// Whether some query may see a key at a later position than its own; a model that is to generate text must not be
-// trained with such a pattern. A map that is yet to be selected or read counts as having every block. Otherwise raises
-// the errors of make_pattern.
+// Returns whether some query attends to a later position than its own; a model that generates text must not be trained
+// with such a pattern. A map that is not yet selected or loaded counts as dense. Otherwise raises the errors of
+// make_pattern.
 bool sees_later(const PatternSpec& spec, const AttentionShape& shape);
 
-// The number of counted pairs of all batch rows and heads. A forward costs 4 D floating-point operations for each of
-// them: D multiplications and D additions in each of its two matrix products.
+// Returns the number of counted pairs over all batch rows and heads. A forward costs 4 D FLOPs per pair: D
+// multiplications and D additions in each of its two matrix products.
 int64_t count_pairs(const Pattern& pattern);
 
 }  // namespace annulus

@@ -1,16 +1,14 @@
-// The restrictions that may be added to any pattern: only past keys, and only keys of the query's own document. Used by
-// pattern.cc.
+// Restricts the slices of any pattern to past keys, or to keys of the query's own document. Used by pattern.cc.
 #pragma once
 
 #include "attention/pattern/pattern.h"
 
 namespace annulus {
 
-// Whether the slice contains no pair: one of its spans is empty, or its queries and keys lie too far apart for its
-// band.
+// Returns whether the slice contains no pair: a span is empty, or the band excludes all its queries and keys.
 bool is_empty(const Slice& slice);
 
-// Cuts the slices to pairs with key position <= query position.
+// Restricts the slices to pairs with key position <= query position.
 void restrict_to_past(const AttentionShape& shape, std::vector<Slice>& slices);
 
 // Returns the parts of the slices that lie within one document of spec.documents (and spec.key_documents). The cost is

@@ -1,8 +1,8 @@
-// Span, Band and Slice: the three types in which patterns, layouts and plans are expressed. They are plain values on
-// the host. Used by attention/pattern, attention/plan and the packages that execute plans.
+// Span, Band and Slice: the value types of patterns, layouts and plans. Used by attention/pattern, attention/plan and
+// the packages that execute plans.
 //
 // Positions here are indices into the sequence: query i and key j of 0, ..., S-1. A query offset (the position of query
-// 0) is added to the bands when a pattern is made (pattern.cc), so code that uses slices need not consider it.
+// 0) is added to the bands when a pattern is made (pattern.cc), so code that uses slices can ignore it.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace annulus {
 
-// The quotient rounded towards minus infinity and towards plus infinity; b > 0.
+// Return a / b rounded towards minus or plus infinity; b > 0.
 inline int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 inline int64_t ceil_div(int64_t a, int64_t b) { return a >= 0 ? (a + b - 1) / b : -(-a / b); }
 
@@ -24,28 +24,28 @@ struct Span {
   int64_t stride = 1;
   int64_t count = 0;
 
-  // The span [begin, end) of stride 1.
+  // Returns the span [begin, end) of stride 1.
   static Span range(int64_t begin, int64_t end) { return {begin, 1, std::max<int64_t>(0, end - begin)}; }
 
   bool empty() const { return count <= 0; }
-  int64_t last() const { return begin + (count - 1) * stride; }  // of a span that is not empty
+  int64_t last() const { return begin + (count - 1) * stride; }  // of a nonempty span
   int64_t at(int64_t i) const { return begin + i * stride; }
   bool contains(int64_t x) const { return count > 0 && x >= begin && x <= last() && (x - begin) % stride == 0; }
-  // The index of x within the span; x must be contained.
+  // Returns the index of x, which must be a member.
   int64_t index_of(int64_t x) const { return (x - begin) / stride; }
-  // The members numbered first, ..., first + n - 1.
+  // Returns the members with indices first, ..., first + n - 1.
   Span sub(int64_t first, int64_t n) const { return {at(first), stride, n}; }
-  // The members within [lo, hi].
+  // Returns the members within [lo, hi].
   Span clip(int64_t lo, int64_t hi) const;
 
   friend bool operator==(const Span&, const Span&) = default;
 };
 
-// The members common to both spans, exactly for all strides (Chinese remainder theorem). For example every 4th from 2
-// and every 6th from 0 have 6, 18, 30, ... in common.
+// Returns the intersection, exact for all strides (Chinese remainder theorem). For example 2, 6, 10, ... and 0, 6, 12,
+// ... have 6, 18, 30, ... in common.
 Span intersect(const Span& a, const Span& b);
 
-// The pairs with lo <= key - query <= hi. A side without a bound is -kUnbounded or kUnbounded.
+// The pairs with lo <= key - query <= hi. An unbounded side is -kUnbounded or kUnbounded.
 struct Band {
   static constexpr int64_t kUnbounded = int64_t{1} << 50;
   int64_t lo = -kUnbounded;
@@ -55,7 +55,7 @@ struct Band {
   bool unbounded_above() const { return hi >= kUnbounded; }
   bool empty() const { return lo > hi; }
   bool contains(int64_t query, int64_t key) const { return lo <= key - query && key - query <= hi; }
-  // The pairs that are in both bands.
+  // Returns the intersection.
   Band meet(const Band& other) const { return {std::max(lo, other.lo), std::min(hi, other.hi)}; }
 
   friend bool operator==(const Band&, const Band&) = default;

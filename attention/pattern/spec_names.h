@@ -1,5 +1,5 @@
-// The names of enumerators in the texts of patterns, in the order of the enumerators, and the span that stands for all
-// batch rows or heads. Used by parse.cc and text.cc, and by other files of this package that check or cut specs.
+// The names of enumerators in the texts of patterns, in the enumerators' order. Used by parse.cc, text.cc and the files
+// of this package that validate or cut specs.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ inline constexpr std::array<std::string_view, 9> kMapNames = {
     "local", "dilated", "global-local", "bigbird", "strided", "hierarchical", "adaptive", "file", "given"};
 inline constexpr std::array<std::string_view, 2> kQueryNames = {"mean", "first"};
 
-// The batch rows or heads of a slice that names none: all of them.
+// The default of a slice's batch rows or heads: all of them.
 inline constexpr Span kEverything = {0, 1, int64_t{1} << 40};
 
 inline std::string str(int64_t value) { return std::to_string(value); }

@@ -1,5 +1,5 @@
-// Sets of rows or positions as bits, 64 in each word: functions that set and count bits and write them as spans.
-// Internal to attention/plan (needs.cc).
+// Bit sets of rows or positions, 64 bits per word: setting, counting, and conversion to spans. Internal to
+// attention/plan (needs.cc).
 #pragma once
 
 #include <algorithm>
@@ -39,7 +39,7 @@ inline int64_t count_bits(std::span<const uint64_t> words, const Span& span) {
   return n;
 }
 
-// The first bit in [from, past) that is set (flip = 0) or clear (flip = all ones); `past` if there is none.
+// Returns the first bit in [from, past) that is set (flip = 0) or clear (flip = all ones); `past` if there is none.
 inline int64_t next_bit(std::span<const uint64_t> words, int64_t from, int64_t past, uint64_t flip = 0) {
   while (from < past) {
     const uint64_t word = (words[static_cast<size_t>(from >> 6)] ^ flip) >> (from & 63);
@@ -49,9 +49,8 @@ inline int64_t next_bit(std::span<const uint64_t> words, int64_t from, int64_t p
   return past;
 }
 
-// Calls visit(span) for spans that together cover the set bits in [begin, past), ascending and as few as a greedy
-// search finds. Two bits with a gap that no third continues become two spans, because the second may begin a longer
-// one: bits 0, 3, 4, 5 give [0] and [3..5].
+// Calls visit(span) for ascending spans that cover the set bits in [begin, past), found greedily. A progression of only
+// two bits is split, because the second may begin a longer span: bits 0, 3, 4, 5 give [0] and [3..5].
 template <typename Visit>
 void for_each_span(std::span<const uint64_t> words, int64_t begin, int64_t past, Visit visit) {
   for (int64_t first = next_bit(words, begin, past); first < past;) {

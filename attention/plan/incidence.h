@@ -1,5 +1,5 @@
-// Finds which ranks hold positions of which spans, so that needs.cc and schedules.cc look only at the pairs of ranks
-// and slices that have something in common instead of at all pairs. Internal to attention/plan.
+// Finds which ranks hold positions of which spans, so that needs.cc and schedules.cc visit only pairs of ranks and
+// slices that intersect. Internal to attention/plan.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace annulus {
 
-// Lists of numbers, stored one after the other; of(i) is list i.
+// Lists of numbers in CSR form; of(i) is list i.
 class Lists {
  public:
   int64_t size() const { return static_cast<int64_t>(first_.size()) - 1; }
@@ -22,8 +22,8 @@ class Lists {
     first_.push_back(items_.size());
   }
 
-  // For each of the items 0, ..., n - 1, the ascending numbers of the lists that contain it. For example {0, 2}, {2}
-  // becomes {0}, {}, {0, 1} for n = 3.
+  // Returns, for each item 0, ..., n - 1, the ascending indices of the lists that contain it: {0, 2}, {2} becomes {0},
+  // {}, {0, 1} for n = 3.
   Lists transposed(size_t n) const {
     Lists other;
     other.first_.assign(n + 1, 0);
@@ -49,7 +49,7 @@ class Holders {
     Span span;
     int rank = 0;
     int64_t row = 0;       // the row in which the rank stores the span's first position
-    int64_t furthest = 0;  // the last position of this span and of all spans before it in `held_`
+    int64_t furthest = 0;  // the largest position of this span and all before it in `held_`
   };
 
   explicit Holders(const Layout& layout) {
@@ -65,7 +65,7 @@ class Holders {
     for (Held& h : held_) h.furthest = furthest = std::max(furthest, h.span.last());
   }
 
-  // Calls visit(held) for every span that reaches into [from, to].
+  // Calls visit(held) for every span whose range [begin, last()] intersects [from, to].
   template <typename Visit>
   void for_each(int64_t from, int64_t to, Visit visit) const {
     auto it = std::partition_point(held_.begin(), held_.end(), [&](const Held& h) { return h.furthest < from; });
@@ -74,7 +74,7 @@ class Holders {
     }
   }
 
-  // Sets `ranks` to the ranks that hold a member of `wanted` within [from, to], ascending.
+  // Sets `ranks` to the ascending ranks that hold a member of `wanted` within [from, to].
   void find(const Span& wanted, int64_t from, int64_t to, std::vector<uint32_t>& ranks) const {
     ranks.clear();
     const Span part = wanted.clip(from, to);

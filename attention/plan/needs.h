@@ -1,9 +1,9 @@
-// Needs: which key rows of one rank meet queries of another rank. Schedules send only these rows; all-gather sends to
-// every rank the rows that any rank needs. Internal to attention/plan.
+// Needs: which key rows of one rank are paired by the pattern with queries of another rank. Schedules send only these
+// rows; all-gather sends every rank the rows that any rank needs. Internal to attention/plan.
 //
-// Rows are kept as bits, one for each row of the owner, separately for each class. A class consists of batch rows and
-// kv heads that every slice of the pattern treats alike. One object serves all programs of a plan. docs/attention.md,
-// "Needs", has an example. Not thread safe: results are computed at their first use and kept.
+// Row sets are bits, one for each row of the owner and each class. A class is a set of batch rows and kv heads that
+// every slice of the pattern treats alike. One object serves all programs of a plan. docs/attention.md, "Needs", has an
+// example. Not thread safe: results are computed at their first use and cached.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace annulus {
 // Some key rows of one owner.
 struct RowBits {
   int owner = 0;
-  // Words for each class, one class after the other; bit i of a class stands for the owner's row i. Empty: no rows.
+  // The words of all classes, concatenated; bit i of a class stands for the owner's row i. Empty: no rows.
   std::vector<uint64_t> words;
 
   bool any() const;
@@ -27,24 +27,24 @@ struct RowBits {
   void join(const RowBits& other);
 };
 
-// The part of a slice that belongs to one rank's queries.
+// The part of a slice with one rank's queries.
 struct QueryPart {
   const Slice* slice = nullptr;
   Span queries;  // positions
   Span rows;     // their storage rows
 };
 
-// How far the rows of one owner travel in a ring. The owner's block visits rank owner + i in visit i, for i = 1, 2, ...
-// For each row of each class this has the first and the last visit of a rank that needs the row, or 0 if no rank does.
-// These two numbers say what the ranks of visits 1, ..., i need, and what the ranks from visit i on need.
+// How far the rows of one owner travel in a ring, where the owner's block visits rank owner + i in visit i = 1, 2, ...
+// For each row of each class, `first` and `last` are the first and the last visit of a rank that needs the row, or 0 if
+// no rank does. They determine which rows the visits 1, ..., i need, and which the visits from i on need.
 struct Reach {
-  struct Run {  // rows that are alike, in storage order
+  struct Run {  // consecutive rows with equal values
     int64_t rows = 0;
     int first = 0, last = 0;
   };
   std::vector<std::vector<Run>> runs;  // by class
-  std::vector<int> firsts, lasts;      // the values that occur, without 0, ascending
-  // The row sets used last. The key is the number of `lasts` that a set includes, or minus the number of `firsts`.
+  std::vector<int> firsts, lasts;      // the distinct nonzero values, ascending
+  // Recently used row sets. The key is the number of `lasts` that a set includes, or minus the number of `firsts`.
   std::vector<std::pair<int64_t, RowSet>> remembered;
 };
 
@@ -54,31 +54,31 @@ class Needs {
   Needs(const Pattern& pattern, const Layout& queries, const Layout& keys);
 
   int ranks() const { return keys_.ranks(); }
-  // The parts of the slices that belong to the reader's queries, by slice and then by the rank's spans.
+  // Returns the parts of the slices with the reader's queries, by slice and then by the rank's spans.
   std::vector<QueryPart> parts(int reader);
-  // For each owner, the ascending indices of those `parts` whose queries may meet its rows.
+  // Returns, for each owner, the ascending indices of the `parts` whose queries may be paired with its rows.
   Lists by_owner(const std::vector<QueryPart>& parts) const;
 
-  // For each owner, exactly the rows that meet a query of `reader` within some slice, including the reader's own rows.
+  // Returns, for each owner, exactly the rows that are paired with a query of `reader`, the reader's own rows included.
   std::vector<RowBits> read_by(int reader);
-  // The same from the owner's side: for each reader, the rows of `owner` that its queries meet.
+  // Returns, for each reader, the rows of `owner` that are paired with its queries.
   std::vector<RowBits> read_of(int owner);
-  // The number of rows of other ranks that the queries of a rank meet, summed over all ranks, batch rows and kv heads.
+  // Returns the number of rows that ranks need of other ranks, summed over all ranks, batch rows and kv heads.
   __int128 foreign_rows();
 
-  // The owner's rows that the ranks of visits [first, past) of a ring need (see Reach). Either first must be 1, or past
-  // must be ranks(). The set has no blocks if they need nothing.
+  // Returns the owner's rows that the ranks of visits [first, past) of a ring need (see Reach), without blocks if there
+  // are none. Either first must be 1, or past must be ranks().
   RowSet needed_on_the_way(int owner, int first, int past);
-  // The first and the last visit of a rank that needs any row of the owner; {0, 0} if no rank does.
+  // Returns the first and the last visit of a rank that needs any row of the owner; {0, 0} if there is none.
   std::pair<int, int> first_and_last_visit(int owner);
-  // Whether the rank of the last visit needs every row that the ranks of earlier visits need.
+  // Returns whether the rank of the last visit needs every row that the ranks of earlier visits need.
   bool last_visit_needs_all(int owner);
 
-  // Whether `bits` contains every row of the owner, for all batch rows and kv heads.
+  // Returns whether `bits` contains every row of the owner, for all batch rows and kv heads.
   bool complete(const RowBits& bits) const;
-  // The number of rows, counted over batch rows and kv heads.
+  // Returns the number of rows, over all batch rows and kv heads.
   int64_t count(const RowBits& bits) const;
-  // All rows of an owner as one block, and some of its rows, both in the owner's storage order.
+  // Return all rows of an owner as one block, or some of its rows, in the owner's storage order.
   RowSet all_rows(int owner) const;
   RowSet rows(const RowBits& bits) const;
 
@@ -102,13 +102,13 @@ class Needs {
   const Layout& queries_;
   const Layout& keys_;
   const Holders query_holders_, key_holders_;
-  std::vector<uint32_t> product_;  // by slice: the number of its product of batch rows and heads
+  std::vector<uint32_t> product_;  // by slice: the index of its distinct (batch rows, heads)
   std::vector<Class> classes_;
   std::vector<std::vector<uint32_t>> classes_of_product_;
   // These are made at their first use.
   std::optional<Lists> readers_by_slice_, slices_by_reader_, slices_by_owner_;
   std::vector<std::optional<Reach>> reaches_;  // by owner
-  std::optional<Reach> unkept_;                // the last one used, if all of them would take too much memory
+  std::optional<Reach> unkept_;                // the last one used, if caching all would take too much memory
   int64_t kept_bytes_ = 0;
 };
 

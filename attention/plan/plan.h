@@ -1,6 +1,6 @@
-// Plan: says for each rank and step which rows travel, into which buffer, and which tiles are computed meanwhile. A
-// plan is plain data. A schedule makes it (schedules.h), the verifier proves it (verifier.h), and the executor runs it
-// (attention/execution). docs/attention.md has worked examples.
+// Plan: for each rank and step, the rows that are transferred, their buffers, and the tiles that are computed
+// meanwhile. A plan is plain data. A schedule makes it (schedules.h), the verifier proves it (attention/proof), and the
+// executor runs it (attention/execution). docs/attention.md has worked examples.
 //
 // A plan counts rows, never bytes of a dtype. A "row" is one position of one kv head of one batch row.
 #pragma once
@@ -25,7 +25,7 @@ enum class ScheduleKind {
   kRing,
   kAllGather,
   kGroupCast,
-  kAuto,  // group-cast if ranks need less than half of all other ranks' rows in total, else ring (resolve_schedule)
+  kAuto,  // group-cast if ranks need in total less than half of the other ranks' rows, else ring (resolve_schedule)
 };
 
 // "ring", "all-gather", "group-cast", "auto", in the order of ScheduleKind. parse_schedule raises like parse_layout.
@@ -33,29 +33,29 @@ const std::vector<std::string>& schedule_names();
 std::string_view to_string(ScheduleKind kind);
 ScheduleKind parse_schedule(std::string_view name, std::string_view where);
 
-// What a plan is made from. Equal requests give equal plans on every rank.
+// The input of the planner. Equal requests give equal plans on every rank.
 struct PlanRequest {
   AttentionShape shape;
   PatternSpec pattern;
   LayoutKind layout = LayoutKind::kContiguous;
   ScheduleKind schedule = ScheduleKind::kAuto;
   int ranks = 1;
-  bool even = false;                    // refuses lengths that do not give every rank the same share
+  bool even = false;                    // reject lengths that give ranks unequal shares
   std::vector<int64_t> uneven_lengths;  // if not empty: contiguous parts of these lengths (queries and keys alike)
-  // Whether a plan may keep, for the backward, the keys and values that a rank held last. If not, they are sent again,
-  // and the sizes of all that the backward needs of the forward follow from q, k and v alone.
+  // Whether a plan may save, for the backward, the keys and values that a rank held last. If not, they are sent again,
+  // and the shapes of all saved tensors follow from those of q, k and v.
   bool keep_last = true;
 
-  std::string text() const;  // the canonical text that ranks compare; leaves out `even`, which changes no plan
+  std::string text() const;  // the canonical text that ranks compare, without `even`, which changes no plan
   friend bool operator==(const PlanRequest&, const PlanRequest&) = default;
 };
 
-// The layouts that say which rank owns which queries, and which keys.
+// Return the layouts of queries and of keys.
 Layout query_layout(const PlanRequest& request);
 Layout key_layout(const PlanRequest& request);
 
-// The key/value rows of some batch rows and kv heads at the same positions, stored as [batch][positions, span after
-// span][heads]. `positions` are global; in their order they are the block's rows 0, 1, 2, ...
+// Key/value rows of some batch rows and kv heads at the same global positions, stored as [batch][positions][heads]. The
+// concatenation of the spans `positions` gives the block's rows 0, 1, 2, ...
 struct RowBlock {
   Span batch;
   Span heads;  // kv heads
@@ -66,8 +66,8 @@ struct RowBlock {
   friend bool operator==(const RowBlock&, const RowBlock&) = default;
 };
 
-// A set of key/value rows: blocks that share no row, stored one after the other. There is more than one block if heads
-// or batch rows need different positions.
+// A set of key/value rows: disjoint blocks, concatenated in storage. There is more than one if heads or batch rows need
+// different positions.
 struct RowSet {
   std::vector<RowBlock> blocks;
 
@@ -75,22 +75,22 @@ struct RowSet {
   friend bool operator==(const RowSet&, const RowSet&) = default;
 };
 
-// If the rows of `part` lie one after the other in the storage of `whole`, the row of `whole` where they begin, so that
-// they can be sent without a copy; otherwise nothing.
+// Returns the row of `whole` where `part` begins if `part` is contiguous there, so that it can be sent without a copy;
+// otherwise nullopt.
 std::optional<int64_t> consecutive_rows(const RowSet& whole, const RowSet& part);
 
-// What a buffer holds. Buffers come in pairs of tensors: a key/value buffer is K and V, a gradient buffer dK and dV.
+// The content of a buffer. A buffer is a pair of tensors: K and V, or dK and dV.
 enum class BufferKind {
-  kOwnKV,    // the caller's k and v, which are there from the start
+  kOwnKV,    // the caller's k and v, full from the start
   kKV,       // travelling keys and values, in the inputs' dtype
-  kSavedKV,  // the keys and values that the rank held last in the forward, kept for the backward
+  kSavedKV,  // the keys and values that the rank held last in the forward, saved for the backward
   kGrad,     // travelling or waiting gradients, in the accumulator's dtype
-  kOwnGrad,  // this rank's dk and dv: what the backward returns
+  kOwnGrad,  // this rank's dk and dv, which the backward returns
 };
 
 struct Buffer {
   BufferKind kind = BufferKind::kKV;
-  RowSet rows;  // all rows that it ever holds; a travelling block is filled once, by one transfer
+  RowSet rows;  // all rows that it ever holds; one transfer fills a travelling block, once
 
   bool holds_gradient() const { return kind == BufferKind::kGrad || kind == BufferKind::kOwnGrad; }
   friend bool operator==(const Buffer&, const Buffer&) = default;
@@ -107,12 +107,12 @@ struct Transfer {
   friend bool operator==(const Transfer&, const Transfer&) = default;
 };
 
-// One rectangle of (query rows, key rows), cut by a band, for some batch rows and query heads. Row numbers count rows
-// of this rank's q (queries) and of a block of a buffer (keys). The positions are the global positions of these rows,
-// and the band is over positions.
+// One rectangle of (query rows, key rows), cut by a band, for some batch rows and query heads. Query rows index this
+// rank's q, key rows a block of a buffer. The positions are the global positions of these rows, and the band is over
+// positions.
 struct Tile {
   int buffer = 0;        // the buffer with the keys and values
-  int block = 0;         // the index of the row block in the buffer
+  int block = 0;         // the index of the RowBlock in the buffer
   int grad_buffer = -1;  // backward: the buffer to which this tile's dK and dV are added; -1 in the forward
   int grad_block = 0;
   Span batch;
@@ -122,12 +122,12 @@ struct Tile {
   Span key_rows;
   Span key_positions;  // as many as key_rows
   Span grad_rows;      // backward: rows of the gradient's block, as many as key_rows
-  Band band;           // pairs outside are not counted; a side that cuts nothing is unbounded
+  Band band;           // a side that cuts nothing is unbounded
 
   friend bool operator==(const Tile&, const Tile&) = default;
 };
 
-// dst += src. Both are gradient buffers, and dst has all rows of src. This moves the gradient: src is not read again.
+// dst += src. Both are gradient buffers, and dst has all rows of src, which is not read again.
 struct Add {
   int dst = 0;
   int src = 0;
@@ -137,8 +137,8 @@ struct Add {
 
 // One step of a rank. The executor starts all transfers, computes the tiles meanwhile (in order, merging into out and
 // lse or adding to the gradient buffers), waits for the transfers, and then does the adds in order. So tiles neither
-// read nor change what the step receives, but adds may, because it has arrived. Neither may change what the step sends;
-// a gradient that was sent belongs to its receiver. Both ends of a transfer lie in steps of the same number.
+// read nor change the buffers that the step receives; adds may. Neither may change the buffers that the step sends; a
+// sent gradient belongs to its receiver. Both ends of a transfer are in steps of the same number.
 struct Step {
   std::vector<Transfer> sends;
   std::vector<Transfer> receives;
@@ -149,9 +149,8 @@ struct Step {
   friend bool operator==(const Step&, const Step&) = default;
 };
 
-// A number that no other object of the process has or had, so that what is made from an object can be found again by
-// its number. A copy, also one made by moving, has a number of its own. All numbers are equal in comparisons, because
-// they are not part of an object's value.
+// An identity of an object that is unique in the process over time, as a key for data derived from the object. A copied
+// or moved-to object has a new number. Numbers compare equal, because they are not part of an object's value.
 class ObjectNumber {
  public:
   ObjectNumber() = default;
@@ -172,8 +171,8 @@ class ObjectNumber {
 };
 
 // One rank's part of a plan. Forward and backward share one numbering of buffers; each direction allocates those that
-// it uses. Kernels keep what they made from a program's tiles under its number, so tiles that have been computed must
-// not be changed; change a copy.
+// it uses. Kernels cache data derived from a program's tiles under its number, so change only copies of a program that
+// has run.
 struct Program {
   PlanRequest request;
   int rank = 0;
@@ -182,53 +181,52 @@ struct Program {
   std::vector<Buffer> buffers;
   std::vector<Step> forward;
   std::vector<Step> backward;
-  int saved = -1;  // the kSavedKV buffer, or -1: the backward needs nothing but q, k, v, out, lse
+  int saved = -1;  // the kSavedKV buffer, or -1: the backward needs only q, k, v, out, lse
   ObjectNumber number;
 
-  int64_t query_count() const;  // the number of positions in this rank's q
+  int64_t query_count() const;  // positions in this rank's q
   friend bool operator==(const Program&, const Program&) = default;
 };
 
-// Checks a request (ranks, heads, lengths, pattern, and layout against ranks) and raises Error(kPlan) that says what
-// would be valid. The result depends on the request alone, so all ranks raise the same error. make_program calls it.
+// Validates a request (ranks, heads, lengths, pattern, layout). Raises Error(kPlan), whose message suggests valid
+// values. Depends on the request alone, so all ranks raise the same error. make_program calls it.
 void validate(const PlanRequest& request);
 
-// Makes one rank's program. Raises Error(kPlan) if the request is invalid or `rank` is not one of its ranks. The time
-// also depends on what other ranks need: each slice is compared with the ranks that hold its keys and those that hold
-// its queries, though closely with only few of them (docs/performance.md). The program's memory grows with this rank's
-// steps and tiles. Thread safe, as are the other functions here.
+// Makes one rank's program. Raises Error(kPlan) if the request or `rank` is invalid. The time also depends on the needs
+// of other ranks: each slice is compared with the ranks that hold its keys or queries, though in detail with only few
+// of them (docs/performance.md). The program's memory grows with this rank's steps and tiles. Thread safe, as are the
+// other functions here.
 Program make_program(const PlanRequest& request, int rank);
-// Make the programs of all ranks, in rank order, equal to those of make_program. This costs less than making them one
-// by one, because what ranks need of each other is found once for all. Used by the verifier and `annulus plan`.
+// Make the programs of all ranks, in rank order, as make_program does, but compute the needs only once. Used by the
+// verifier and `annulus plan`.
 void for_each_program(const PlanRequest& request, const std::function<void(Program)>& take);
 std::vector<Program> make_programs(const PlanRequest& request);
-// Makes a program for any sum of slices over request.shape instead of request.pattern, for patterns made by a program.
-// Ranks compare requests, not slices, so the caller must ensure that all ranks pass the same slices.
+// Makes a program for any sum of slices over request.shape instead of request.pattern. Ranks compare requests, not
+// slices, so the caller must ensure that all ranks pass the same slices.
 Program make_program(const PlanRequest& request, const Pattern& pattern, int rank);
 
-// The program of a request and rank, and the pattern of a request, each from a cache that makes it if it is missing
-// (memory/caches.h: "programs", "patterns"). They raise what make_program and make_pattern raise. Thread safe.
+// Return the program of a request and rank, and the pattern of a request, from the caches "programs" and "patterns"
+// (memory/caches.h), which make them if missing. Raise as make_program and make_pattern do. Thread safe.
 std::shared_ptr<const Program> cached_program(const PlanRequest& request, int rank);
 std::shared_ptr<const Pattern> cached_pattern(const PlanRequest& request);
 
-// Starts planning on another thread, for a request that the next step will make. cached_program then finds the program
-// or waits until it is made, and raises the error if planning failed. `then`, if given, runs on the planning thread
-// afterwards; errors that it raises are ignored. Thread safe.
+// Starts planning a request of the next step on another thread. cached_program then returns the program, waiting until
+// it is made, or raises the error of planning. `then`, if given, runs on the planning thread afterwards; its errors are
+// ignored. Thread safe.
 void plan_ahead(const PlanRequest& request, int rank, std::function<void(const Program&)> then = nullptr);
 
-// What planning has done in this process so far.
+// Statistics of planning in this process.
 struct PlanStats {
-  int64_t patterns_made = 0;  // how often slices were made; a step whose patterns are unchanged adds nothing
+  int64_t patterns_made = 0;  // how often slices were made; a step with unchanged patterns adds 0
   int64_t programs_made = 0;
-  double seconds_on_path = 0;  // how long steps planned or waited for a plan, including the selection of blocks
+  double seconds_on_path = 0;  // in which steps planned or waited for a plan, including the selection of blocks
   CacheStats patterns, programs;
 };
 PlanStats plan_stats();
-// Adds to seconds_on_path the seconds of planning that takes place outside cached_program.
+// Adds to seconds_on_path the time of planning outside cached_program.
 void count_planning(double seconds);
 
-// The request with `auto` replaced by the schedule that it stands for, which is the same on every rank. Raises like
-// validate.
+// Returns the request with kAuto resolved, the same on every rank. Raises like validate.
 PlanRequest resolve_schedule(const PlanRequest& request);
 
 }  // namespace annulus

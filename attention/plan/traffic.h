@@ -1,6 +1,6 @@
-// Computes from a plan the messages and rows that a rank sends and the storage that its steps need. The executor counts
-// what it really sends and holds (AttentionStats), and tests/attention/execution/traffic_test.cc asserts that the two
-// agree. Used by `annulus plan`, the memory plan of a training step, the executor and benchmarks.
+// Computes from a plan the messages and rows that a rank sends and the storage that its steps need.
+// tests/attention/execution/traffic_test.cc asserts that they equal what the executor counts (AttentionStats). Used by
+// `annulus plan`, the memory plan of a training step, the executor and benchmarks.
 #pragma once
 
 #include <cstdint>
@@ -18,35 +18,35 @@ struct Traffic {
   int64_t grad_messages = 0;
   int64_t kv_rows = 0;
   int64_t grad_rows = 0;
-  int64_t peak_kv_rows = 0;    // the most key/value rows held at once, including the rank's own
+  int64_t peak_kv_rows = 0;    // the peak of key/value rows held, the rank's own included
   int64_t peak_grad_rows = 0;  // likewise for gradients
 
-  // The bytes sent, if an element of keys and values has `kv_bytes` bytes and one of gradients `grad_bytes`.
+  // Returns the bytes sent, with elements of `kv_bytes` (keys and values) and `grad_bytes` (gradients) bytes.
   int64_t bytes(int64_t head_dim, int64_t kv_bytes, int64_t grad_bytes) const {
     return head_dim * (kv_rows * kv_bytes + grad_rows * grad_bytes);
   }
 };
-// The traffic of `steps`, which must be program.forward or program.backward itself, not a copy.
+// Returns the traffic of `steps`, a reference to program.forward or program.backward.
 Traffic traffic(const Program& program, const std::vector<Step>& steps);
 
-// The bytes that a program occupies in the host's memory.
+// Returns the bytes of host memory that a program occupies.
 int64_t program_bytes(const Program& program);
 
-// For each buffer, the first and the last of `steps` in which it holds something or is filled; empty if there is none.
-// The rank's own keys and values belong to the caller and live from the first step to the last.
+// Returns, for each buffer, the first and the last of `steps` in which it is filled or holds rows; empty if there is
+// none. The rank's own keys and values, which the caller owns, live from the first step to the last.
 std::vector<Lifetime> lifetimes(const Program& program, const std::vector<Step>& steps);
 
-// The pools of a direction's storage, and their number.
+// The storage pools of a direction, and their number.
 enum StoragePool : int {
-  kGivenKV,       // the caller's keys and values, and in the backward those that the forward kept
+  kGivenKV,       // the caller's keys and values, and in the backward those saved by the forward
   kTravellingKV,  // keys and values allocated for this call, in the inputs' dtype
   kGradients,     // gradients, in the accumulator's dtype
   kStoragePools,
 };
 
-// The storage that `steps` need, in rows of K and of V (or dK and dV), counted separately. The program's buffers come
-// first, by their numbers. After them, in the order of the sends, come the copies of rows that do not lie one after the
-// other in their buffer and are packed before they are sent; each lives in its step alone.
+// Returns the storage that `steps` need, in rows of K and of V (or dK and dV), counted separately. The program's
+// buffers have their own numbers. They are followed, in the order of the sends, by the packed copies of rows that are
+// not contiguous in their buffer; each copy lives only in its step.
 Storage storage_of(const Program& program, const std::vector<Step>& steps);
 
 }  // namespace annulus

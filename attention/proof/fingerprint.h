@@ -1,11 +1,11 @@
-// Fingerprints of sets of (batch row, query head, query, key). With them the verifier compares what tiles compute with
-// what a pattern counts, without enumerating pairs. Internal to the verifier; the file shares no code with the
-// planner's intersection of spans.
+// Fingerprints of sets of (batch row, query head, query, key). With them the verifier compares the pairs of tiles with
+// those of a pattern, without enumerating them. Internal to the verifier; shares no code with the planner's
+// intersection of spans.
 //
 // Each batch row, head, query and key has a pseudo-random weight in the field of 2^61 - 1 elements. The fingerprint of
 // a multiset is the sum, over its members, of the product of the four weights. Two multisets that differ have equal
-// fingerprints with probability below 2^-58 (Schwartz, JACM 27(4), 1980; Zippel, EUROSAM 1979). Bands over arithmetic
-// progressions are summed with prefix sums, so the work grows with rows, not with pairs.
+// fingerprints with probability below 2^-58 (Schwartz, JACM 27(4), 1980; Zippel, EUROSAM 1979). Prefix sums give the
+// sum over a band in time proportional to rows, not pairs.
 #pragma once
 
 #include <array>
@@ -17,22 +17,22 @@
 
 namespace annulus {
 
-// An element of the field, in [0, 2^61 - 1).
+// An element of the field GF(2^61 - 1), in [0, 2^61 - 1).
 using Fingerprint = uint64_t;
 
 Fingerprint add(Fingerprint a, Fingerprint b);
 
-// The weights of the positions 0, ..., length - 1 of queries or of keys, and their sums along any stride. Not thread
-// safe: the sums of a stride are made at their first use and take 8 bytes for each position.
+// The weights of the query or key positions 0, ..., length - 1, and their sums along any stride. Not thread safe: the
+// sums of a stride are made at their first use and take 8 bytes per position.
 class PositionWeights {
  public:
   enum class Of { kQueries, kKeys };
   PositionWeights(Of which, int64_t length);
 
   Fingerprint at(int64_t position) const;
-  // The sum of the weights of a span's members, all of which must be positions.
+  // Returns the sum of the weights of a span's members, all of which must be valid positions.
   Fingerprint sum(const Span& span);
-  // The prefix sums along a stride: sums[i + stride] = weight(i) + sums[i], and the first `stride` sums are 0.
+  // Returns the prefix sums along a stride: sums[i + stride] = weight(i) + sums[i], and the first `stride` sums are 0.
   const std::vector<Fingerprint>& prefix(int64_t stride);
 
  private:
@@ -46,15 +46,15 @@ class PairWeights {
  public:
   PairWeights(int64_t queries, int64_t keys);
 
-  // The fingerprint of a tile or of a whole slice: of all pairs of queries x keys within the band, for each of the
-  // batch rows and heads.
+  // Returns the fingerprint of a tile or slice: of all pairs of queries x keys within the band, for each batch row and
+  // head.
   Fingerprint of(const Span& batch, const Span& heads, const Span& queries, const Span& keys, const Band& band);
 
-  // The same for only those queries of a slice that are in one of `owned`. Adds the number of these pairs to `*pairs`.
+  // Returns the fingerprint of the slice's pairs whose query is in one of `owned`, and adds their number to `*pairs`.
   Fingerprint of_owned(const Slice& slice, const std::vector<Span>& owned, int64_t* pairs);
 
  private:
-  // The fingerprint of batch rows x heads. It is remembered, because the tiles of a plan have few different ones.
+  // Returns the fingerprint of batch rows x heads, cached because a plan has few distinct ones.
   Fingerprint product(const Span& batch, const Span& heads);
 
   PositionWeights queries_, keys_;

@@ -1,6 +1,6 @@
-// Makes and caches, by request, what a rank has proved about its own part of a plan (verifier.h). This is the rank's
-// share of the proof, which attention compares with the shares of its peers (attention/execution/prove.h). Used by
-// attention and by the trainer, which proves the plans of its next step on the thread that makes them.
+// Makes and caches, by request, a rank's share of the proof of a plan (verifier.h): the proof of its own program, and
+// the digests of its transfers, which attention compares with those of its peers (attention/execution/prove.h). Used by
+// attention and by the trainer, which proves the plans of its next step on the planning thread.
 #pragma once
 
 #include <atomic>
@@ -13,19 +13,19 @@
 namespace annulus {
 
 struct RankShare {
-  Proof proof;                               // the proof of this rank's program alone
+  Proof proof;                               // of this rank's program alone
   std::vector<PairDigest> sent, received;    // by peer
-  std::shared_ptr<std::atomic<bool>> shown;  // true once all ranks have compared their shares and the plan is proved
+  std::shared_ptr<std::atomic<bool>> shown;  // true once all ranks have compared their shares without a fault
 };
 
-// Proves one rank's share without the cache. The proof may contain faults. Thread safe.
+// Makes one rank's share without the cache. The proof may contain faults. Thread safe.
 RankShare prove_share(const Program& program, const Pattern& pattern);
 
-// The share for a program that cached_program returned for this request, from the cache "proofs" (memory/caches.h),
-// which makes it if it is missing. A share that the cache has dropped is made anew with `shown` false. Thread safe.
+// Returns the share for a program that cached_program returned for this request, from the cache "proofs"
+// (memory/caches.h), which makes it if missing. An evicted share is made anew with `shown` false. Thread safe.
 std::shared_ptr<const RankShare> cached_share(const PlanRequest& request, const Program& program);
 
-// Calls plan_ahead, and cached_share for the program on the planning thread. Thread safe.
+// Calls plan_ahead, and cached_share on the planning thread. Thread safe.
 void plan_and_prove_ahead(const PlanRequest& request, int rank);
 
 }  // namespace annulus

@@ -1,4 +1,4 @@
-// Proves what can be proved from one rank's program alone: parts 1 to 4 of verifier.h. Internal to the verifier.
+// Proves the properties of one rank's program alone: 1 to 4 of verifier.h. Internal to the verifier.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +14,19 @@ namespace annulus {
 
 class RankProof {
  public:
-  // `queries` and `keys` are the layouts of the program's request. Proofs that are made one after the other may share
-  // `weights`. All arguments must outlive this object.
+  // `queries` and `keys` are the layouts of the program's request. Successive proofs may share `weights`. All arguments
+  // must outlive this object.
   RankProof(const Program& program, const Pattern& pattern, const Layout& queries, const Layout& keys,
             PairWeights& weights);
 
-  // Adds to `proof` this rank's tiles, transfers and pairs, and its faults until the proof lists `max_faults`. In each
-  // direction it stops after the first step with faults, since later faults would only follow from them.
+  // Adds to `proof` this rank's tiles, transfers and pairs, and its faults until the proof lists `max_faults`. Stops
+  // each direction after the first step with faults, since later faults would only follow from them.
   void run(Proof& proof, size_t max_faults);
 
  private:
   struct State {
     bool full = false;
-    int left = 0;  // how often the content of a gradient buffer was sent or added to another buffer
+    int left = 0;  // how often a gradient buffer was sent or added to another
   };
 
   void check_own_rows();
@@ -66,7 +66,7 @@ class RankProof {
   std::string place_;              // "rank 2, forward step 3: "
   Proof* proof_ = nullptr;
   size_t max_faults_ = 0;
-  int faults_ = 0;  // the faults found, whether listed or not
+  int faults_ = 0;  // found, whether listed or not
 };
 
 }  // namespace annulus

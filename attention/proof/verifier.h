@@ -5,32 +5,31 @@
 // (attention/execution/prove.h).
 //
 // The verifier shares no code with the planner's intersection of spans. It compares pairs by fingerprints instead of
-// enumerating them (fingerprint.h), and follows everything else (transfers, order, buffers) exactly. It proves about
-// one rank's program, alone:
+// enumerating them (fingerprint.h), and simulates everything else (transfers, order, buffers) exactly. It proves about
+// one rank's program alone:
 //
 //   1. It owns the positions that the layout gives it; a layout gives every position to one rank (layout.h).
 //   2. Its tiles are the pattern's pairs of its queries, in the forward and again in the backward. Each tile names the
-//      storage rows that its keys, queries, batch rows and heads lie in, and adds gradients to the rows of these keys.
+//      storage rows of its keys and queries correctly, and adds gradients to the rows of these keys.
 //   3. In the order of a Step (plan.h), no buffer is sent, read or added to before it is filled; nothing arrives in a
-//      buffer that is full; and a buffer is not used before its content has arrived.
-//   4. Gradients are moved, never copied and never dropped. The content of a gradient buffer leaves it exactly once and
-//      whole, either to a peer or by an Add to another buffer that has all of its rows, and nothing is added to it
-//      afterwards. Only this rank's own gradients stay.
+//      full buffer; and a buffer is not used before its content has arrived.
+//   4. Gradients are moved, never copied and never dropped. The whole content of a gradient buffer leaves it exactly
+//      once, either to a peer or by an Add to a buffer that has all of its rows, and nothing is added to it afterwards.
+//      Only this rank's own gradients stay.
 //
-// About all ranks together it proves that both ends of each transfer lie in steps of the same number and move the same
+// About all ranks together it proves that both ends of each transfer are in steps of the same number and name the same
 // rows of the same kind, in the same order between two ranks. This proves the whole plan, because
 //
 //   - there is no deadlock: by induction all ranks finish step s, since its transfers depend on no other step, even if
 //     a send waits for its receive;
 //   - keys and values are right: by induction over steps, a buffer that is full (3) holds the rows that it names, since
-//     each rank's own rows are there at the start (1) and a transfer moves rows from a buffer that names them to a
-//     buffer that names the same rows;
-//   - gradients reach their owners: by 2 and 1, each counted pair adds to the row of its key once, on the rank of its
-//     query. By 4 a contribution is at any time in exactly one buffer, in a row of its key, and can stay only in a
-//     rank's own gradients; by 1 only one rank has a row of that key there.
+//     it holds for each rank's own rows at the start (1) and both ends of a transfer name the same rows;
+//   - gradients reach their owners: by 1 and 2, each counted pair contributes once to the row of its key, on the rank
+//     of its query. By 4 a contribution is at any time in exactly one buffer, in a row of its key, and can stay only in
+//     a rank's own gradients; by 1 only the key's owner has that row there.
 //
-// So it is enough that each rank proves its own program and receives from each peer a digest of what that peer sends to
-// it. The cost of a rank's proof grows with its own tiles and rows, and with the number of ranks only by its transfers.
+// So it suffices that each rank proves its own program and compares, with each peer, digests of their transfers. The
+// cost of a rank's proof grows with its own tiles, rows and transfers.
 #pragma once
 
 #include <array>
@@ -44,23 +43,23 @@
 namespace annulus {
 
 struct Proof {
-  std::vector<std::string> faults;  // empty: the plan is right. Each names a rank, and direction and step if it can.
+  std::vector<std::string> faults;  // empty: the plan is proved. Each names the rank and, if known, direction and step.
   int64_t tiles = 0;
   int64_t transfers = 0;
-  int64_t pairs = 0;  // the pairs that the pattern counts, for all heads and batch rows
+  int64_t pairs = 0;  // that the pattern counts, over all heads and batch rows
 
   bool holds() const { return faults.empty(); }
 };
 
-// Proves a plan from the programs of all its ranks, in rank order. At most `max_faults` faults are listed. `proved(n)`
-// is called when n ranks are done. Raises Error(kPlan) if the programs do not belong together. Thread safe.
+// Proves a plan from the programs of all its ranks, in rank order. Lists at most `max_faults` faults. Calls `proved(n)`
+// when n ranks are done. Raises Error(kPlan) if the programs are not of one plan. Thread safe.
 Proof verify(const std::vector<Program>& programs, int max_faults = 8,
              const std::function<void(int)>& proved = nullptr);
-// The same for programs that were made for `pattern` instead of the request's pattern.
+// Proves programs that were made for `pattern` instead of the request's pattern.
 Proof verify(const std::vector<Program>& programs, const Pattern& pattern, int max_faults = 8,
              const std::function<void(int)>& proved = nullptr);
-// An estimate of the bytes that verify takes besides the programs. The memory grows with the number of positions and
-// with the number of different strides of the slices. The result is in floating point because lengths may be 2^40.
+// Estimates the bytes that verify takes besides the programs: proportional to the positions times the distinct strides
+// of the slices. A double, because lengths may be 2^40.
 double proof_bytes(const PlanRequest& request, const Pattern& pattern);
 
 // Makes all programs of a request and proves them.
@@ -68,12 +67,11 @@ Proof verify(const PlanRequest& request, int max_faults = 8);
 
 // ---- One rank's share
 
-// Proves one rank's program alone (1 to 4 above). The proof counts only this rank's tiles, transfers and pairs. Thread
-// safe.
+// Proves one rank's program alone (1 to 4 above), and counts only its tiles, transfers and pairs. Thread safe.
 Proof verify_rank(const Program& program, const Pattern& pattern, int max_faults = 8);
 
-// The transfers from one rank to another, as the program of one of the two lists them: their number, and a hash of the
-// step, kind and rows of each, in order.
+// The transfers from one rank to another according to the program of one of them: their number, and a hash of the step,
+// kind and rows of each, in order.
 struct TransferDigest {
   int64_t transfers = 0;
   uint64_t content = 0;
@@ -81,13 +79,13 @@ struct TransferDigest {
 };
 using PairDigest = std::array<TransferDigest, 2>;  // forward, backward
 
-// The digests of what a program sends to each rank, or receives from each, in rank order. Transfers that name no rank
-// or no buffer are left out.
+// Return the digests of a program's sends to each rank, or receives from each, in rank order, without transfers whose
+// rank or buffer does not exist.
 std::vector<PairDigest> sent_digests(const Program& program);
 std::vector<PairDigest> received_digests(const Program& program);
 
-// Compares what rank `from` says that it sends to rank `to` with what `to` receives from it. Returns a fault for each
-// direction (forward, backward) that differs.
+// Compares the sends of rank `from` to rank `to` with the receives of `to`. Returns a fault for each direction
+// (forward, backward) that differs.
 std::vector<std::string> compare_digests(int from, int to, const PairDigest& sent, const PairDigest& received);
 
 }  // namespace annulus

@@ -1,5 +1,5 @@
-// Dense attention over one masked rectangle. Nothing of a hidden key or value, not even an infinity or a NaN, reaches a
-// result. Used by dense_tiles.cc. The functions are thread safe.
+// Dense attention over one masked rectangle. Masked keys and values never affect a result, not even by an infinity or a
+// NaN. Used by dense_tiles.cc. The functions are thread safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,15 +13,14 @@ struct DenseBackward {
   at::Tensor dq, dk, dv;  // like q, k, v
 };
 
-// q is [b, h, n, D]; k and v are [b, hk, m, D], where h is a multiple of hk. `mask` is bool [n, m], true for shown
-// pairs, or undefined if nothing is hidden. `factors` is [b, h, n, m] or undefined: the factors by which dropout
-// multiplies probabilities (dropout.h), 0 for dropped pairs. Computes in the tensors' dtype and takes memory
-// proportional to n x m.
+// q is [b, h, n, D]; k and v are [b, hk, m, D], where h is a multiple of hk. `mask` is bool [n, m], true for counted
+// pairs, or undefined if all are. `factors` is [b, h, n, m] or undefined: dropout's factors of the probabilities
+// (dropout.h), 0 for dropped pairs. Computes in the tensors' dtype and takes memory proportional to n x m.
 DenseForward dense_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask,
                            const at::Tensor& factors, double scale);
 
-// The gradients, from the merged out [b, h, n, D] (with dropout applied) and the merged lse [b, h, n], which is -inf
-// for rows without any key, and may have been rounded to a narrower dtype than the others.
+// Computes the gradients from the merged out [b, h, n, D] (with dropout applied) and the merged lse [b, h, n], which is
+// -inf for rows without any key and may have a narrower dtype.
 DenseBackward dense_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const at::Tensor& out, const at::Tensor& lse, const at::Tensor& mask,
                              const at::Tensor& factors, double scale);

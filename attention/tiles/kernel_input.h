@@ -1,5 +1,5 @@
-// The inputs of a kernel besides its tiles: blocks of key/value buffers, and the values that all tiles of a call share.
-// Used by kernels, by the code of this folder, and by code that runs programs (the executor, benchmarks).
+// The inputs of a kernel besides its tiles: blocks of key/value buffers, and the parameters of a call. Used by kernels,
+// by this package, and by code that runs programs (the executor, benchmarks).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,26 +19,26 @@ struct KeyBlock {
   at::Tensor k, v;  // [batch.count, rows, heads.count, D]
   Span batch;       // the global batch rows in the tensors
   Span heads;       // the global kv heads in the tensors
-  // For gradients: the tensors hold nothing yet. The kernel sets them, which costs less than adding to zeros.
+  // For gradients: the tensors are uninitialized. The kernel sets them, which is cheaper than adding to zeros.
   bool fresh = false;
-  // For keys and values: where the caller keeps what is known of them. A kernel that has looked sets it.
+  // For keys and values: the caller's cache of whether they are finite, set by the first kernel that checks.
   Finite* finite = nullptr;
 };
 
-// The values that all tiles of a call share.
+// The parameters that all tiles of a call share.
 struct KernelCall {
   double scale = 1;
-  int64_t group = 1;  // H / Hk, the number of query heads that read one kv head
+  int64_t group = 1;  // H / Hk, the query heads per kv head
   Dropout dropout;
-  // The number of the program that the tiles are part of (Program::number), if calls of it come again; else 0. Kernels
-  // may keep what they make from its tiles.
+  // Program::number of the tiles' program, under which kernels may cache data derived from its tiles; 0 if the program
+  // will not run again.
   uint64_t program = 0;
-  // Whether all tiles of a direction come in one call of forward() or backward(). A kernel may then make its results in
-  // the inputs' dtype at once.
+  // Whether one call of forward() or backward() has all tiles of its direction, so that the kernel may produce its
+  // results directly in the inputs' dtype.
   bool at_once = false;
 };
 
-// Is called between pieces of work of a few milliseconds to advance transfers. May be empty.
+// Called between pieces of work of a few milliseconds to progress transfers. May be empty.
 using Poll = std::function<void()>;
 
 }  // namespace annulus

@@ -1,6 +1,6 @@
-// What each thread of the merging kernel on a GPU computes, and the call's arguments, without LibTorch or CUDA.
+// The per-thread code and the arguments of the GPU kernel for merge_parts() (merge.h), without LibTorch or CUDA.
 // merge.cu compiles it for GPUs, merge_row_test.cc for the CPU, where it runs every thread of a call. Internal to
-// attention/tiles; merge.h says what is computed.
+// attention/tiles.
 #pragma once
 
 #include <algorithm>
@@ -31,21 +31,21 @@ enum class MergeType { kDouble, kFloat, kBFloat16, kHalf };
 
 // Values [b, h, rows, D] and lse [b, h, rows]. Strides are in elements, and the last dimension of values is contiguous.
 struct MergeRows {
-  void* values = nullptr;  // null: not given
+  void* values = nullptr;  // null: absent
   void* lse = nullptr;     // null: values are summed without weights
   int64_t value_strides[3] = {}, lse_strides[3] = {};
 };
 
-// The numbers begin, begin + stride, ..., begin + last: a Span (attention/pattern/span.h) for GPUs.
+// The numbers begin, begin + stride, ..., begin + last: Span (attention/pattern/span.h) for GPUs.
 struct MergeSpan {
   int64_t begin = 0, stride = 1, last = -1;  // last < 0: none
 
-  // The index of x, or -1 if x is none of the numbers.
+  // Returns the index of x, or -1 if x is not a member.
   ANNULUS_HOST_DEVICE int64_t find(int64_t x) const {
     const int64_t apart = x - begin;
     if (apart < 0 || apart > last) return -1;
     if (stride == 1) return apart;
-    // A GPU divides numbers of 32 bits in a fraction of the time that 64 bits take.
+    // 32-bit division takes a GPU a fraction of the time of 64-bit division.
     const bool small = last <= static_cast<int64_t>(UINT32_MAX);
     const int64_t i = small ? static_cast<uint32_t>(apart) / static_cast<uint32_t>(stride) : apart / stride;
     return i * stride == apart ? i : -1;
@@ -53,7 +53,7 @@ struct MergeSpan {
 };
 
 struct MergeSource : MergeRows {
-  MergeSpan members[3];  // the batch rows, heads and rows of the whole that it has
+  MergeSpan members[3];  // the part's batch rows, heads and rows, in the whole
 };
 
 struct MergeArguments {
@@ -61,27 +61,27 @@ struct MergeArguments {
   MergeRows to, before;
   MergeSource parts[kMost];
   int count = 0;                   // the number of parts
-  const int64_t* index = nullptr;  // [rows] or null: the row of `to` and `before` for each row of the only part
+  const int64_t* index = nullptr;  // [rows] or null: the row of `to` and `before` for each row of the single part
   int64_t batch = 0, heads = 0, rows = 0, dim = 0;
   MergeType part_type = MergeType::kFloat;
-  bool narrow = false;   // whether `to` has the parts' type instead of the accumulator's
-  bool aligned = false;  // whether four elements can be moved at once everywhere
+  bool narrow = false;   // whether `to.values` has the parts' type, not the accumulator's
+  bool aligned = false;  // whether all accesses may be vectors of four elements
 };
 
-// The arguments for a call of merge_parts (merge.cc). Raises Error(kInternal) if `out` has neither the accumulator's
-// dtype nor the parts'.
+// Makes the arguments of a call of merge_parts (merge.cc). Raises Error(kInternal) if `out` has neither the
+// accumulator's dtype nor the parts'.
 MergeArguments merge_arguments(const at::Tensor& out, const at::Tensor& lse, const at::Tensor& before_out,
                                const at::Tensor& before_lse, std::span<const MergePart> parts, const at::Tensor& index);
 
-// Starts the kernel on `stream` and returns a cudaError_t (merge.cu).
+// Launches the kernel on `stream` and returns a cudaError_t (merge.cu).
 int launch_merge(const MergeArguments& arguments, CUstream_st* stream);
 
-// A block has kMergeWarps warps of kMergeLanes threads. A warp computes one row of one head after the other.
-// Neighbouring blocks compute neighbouring heads, which are adjacent in memory.
+// A block has kMergeWarps warps of kMergeLanes threads. A warp computes the rows of one head one by one. Adjacent
+// blocks compute adjacent heads, which are adjacent in memory.
 inline constexpr int kMergeLanes = 32;
 inline constexpr int kMergeWarps = 4;
 
-// The numbers of blocks, in the order of a grid's dimensions.
+// The grid's dimensions x, y and z, in blocks.
 struct MergeGrid {
   int64_t heads = 0, rows = 0, batch = 0;
 
@@ -95,23 +95,23 @@ inline MergeGrid merge_grid(const MergeArguments& a) {
   return {a.heads, std::min((a.rows + kMergeWarps - 1) / kMergeWarps, MergeGrid::kMost), a.batch};
 }
 
-// The place of a thread in the grid.
+// The position of a thread in the grid.
 struct MergeThread {
-  int64_t head = 0, block = 0, batch = 0;  // its block's
+  int64_t head = 0, block = 0, batch = 0;  // of its block
   int64_t blocks = 1;                      // MergeGrid::rows
   int warp = 0, lane = 0;
 };
 
-// The work of one thread. A is the accumulator's type, P the parts', and O the result's; kWidth elements are moved at
-// once. Sums are added in a fixed order, which is that of the CPU: the parts in their order, then what was held before.
+// The work of one thread. A is the accumulator's type, P the parts', and O the result's; accesses are vectors of kWidth
+// elements. Sums have the same fixed order as on the CPU: the parts in order, then `before`.
 template <typename A, typename P, typename O, int kWidth>
 class MergeWork {
  public:
   ANNULUS_HOST_DEVICE MergeWork(const MergeArguments& arguments, const MergeThread& thread)
       : a_(arguments), thread_(thread) {}
 
-  // All threads of a warp run it together. Where they run one after the other, lane 0 must be the last one, because it
-  // writes the lse that the others read.
+  // Runs in all threads of a warp together. Serial code must run lane 0 last, because it writes the lse that the others
+  // read.
   ANNULUS_HOST_DEVICE void run() {
     for (int64_t i = thread_.block * kMergeWarps + thread_.warp; i < a_.rows; i += thread_.blocks * kMergeWarps) {
       merge_row(i);
@@ -119,7 +119,7 @@ class MergeWork {
   }
 
  private:
-  static constexpr int kBefore = MergeArguments::kMost;  // the index of what was held before
+  static constexpr int kBefore = MergeArguments::kMost;  // the index of `before` in weight[]
 
   struct alignas(sizeof(A) * kWidth) Accumulated {
     A value[kWidth];
@@ -144,7 +144,7 @@ class MergeWork {
   ANNULUS_HOST_DEVICE static A* lse_at(const MergeRows& r, const Place& at) {
     return static_cast<A*>(r.lse) + offset(r.lse_strides, at);
   }
-  // Where a part has row i of the call; any number of it is -1 if it does not have the row.
+  // Returns the position of row i of the call in a part; some component is -1 if the part lacks the row.
   ANNULUS_HOST_DEVICE Place place_in(const MergeSource& part, int64_t i) const {
     if (a_.index != nullptr) return {thread_.batch, thread_.head, i};
     return {part.members[0].find(thread_.batch), part.members[1].find(thread_.head), part.members[2].find(i)};
@@ -171,10 +171,10 @@ class MergeWork {
     if (nothing_new && a_.before.values == a_.to.values) return;  // merging in place: the row stays as it is
     weight[kBefore] = a_.before.values == nullptr ? nothing : sums ? A(0) : *lse_at(a_.before, whole);
     if (weight[kBefore] > most || weight[kBefore] != weight[kBefore]) most = weight[kBefore];
-    A sum = 0;  // 0 only if there is nothing at all
+    A sum = 0;  // 0 only if no part has a key
     ANNULUS_UNROLL
     for (int p = 0; p <= kBefore; ++p) {
-      // If nothing was held before, or a part has no key, the values may be anything and are not read.
+      // Values with lse -inf (no key) may be uninitialized and are not read.
       if (weight[p] == nothing) {
         weight[p] = 0;
         continue;
@@ -186,7 +186,7 @@ class MergeWork {
     if (!sums && sum != 0) {
       ANNULUS_UNROLL
       for (int p = 0; p <= kBefore; ++p) {
-        if (weight[p] != 0) weight[p] /= sum;  // 0 stays 0 if the sum is not a number
+        if (weight[p] != 0) weight[p] /= sum;  // 0 stays 0 if the sum is NaN
       }
     }
     O* const to = values_at<O>(a_.to, whole);
@@ -211,7 +211,7 @@ class MergeWork {
       store_whole(reinterpret_cast<Results*>(to + d), packed);
     }
 #ifdef __CUDA_ARCH__
-    __syncwarp();  // all lanes have read what was held before
+    __syncwarp();  // all lanes have read before.lse
 #endif
     using std::log;
     if (!sums && thread_.lane == 0) *lse_at(a_.to, whole) = sum == 0 ? nothing : most + log(sum);
@@ -221,7 +221,7 @@ class MergeWork {
   const MergeThread thread_;
 };
 
-// Calls visit.template run<A, P, O, kWidth>() with the types of a call and returns its result.
+// Calls visit.template run<A, P, O, kWidth>() for the types of a call and returns its result.
 template <typename BFloat16, typename Half, typename Visit>
 auto with_merge_types(const MergeArguments& a, const Visit& visit) {
   switch (a.part_type) {

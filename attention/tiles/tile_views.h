@@ -1,5 +1,5 @@
-// Makes tensor views for tiles, which every kernel needs before it computes. Used by kernels and by the executor.
-// Except for zero_if_fresh and band_mask, nothing is computed. Thread safe for different tensors.
+// Makes tensor views for tiles. Used by kernels and by the executor. Only zero_if_fresh and band_mask compute anything.
+// Thread safe for different tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,43 +11,42 @@
 
 namespace annulus {
 
-// Block `number` of a buffer's tensors, each [rows of the RowSet, D], as a view in the form that kernels take.
+// Returns block `number` of a buffer's tensors, each [rows of the RowSet, D], as views for kernels.
 KeyBlock key_block(const at::Tensor& k, const at::Tensor& v, const RowSet& rows, int number);
 
-// Query heads that one call can compute together, and the kv heads that they read. query.count is a multiple of
-// kv.count, and consecutive groups of query.count / kv.count heads read one kv head each. head_groups divides `heads`
-// into such groups; `group` is H / Hk.
+// Query heads that one call can compute together, and the kv heads that they read: each run of query.count / kv.count
+// query heads reads one kv head. head_groups divides `heads` into such groups; `group` is H / Hk.
 struct HeadGroup {
   Span query, kv;
 };
 std::vector<HeadGroup> head_groups(const Span& heads, int64_t group);
 
-// The indices of the members of `part` within `whole`, which locate global batch rows or heads in a block. Raises
-// Error(kInternal) that names `what` if `whole` does not contain `part`.
+// Returns the indices of the members of `part` within `whole`, to locate global batch rows or heads in a block. Raises
+// Error(kInternal), which names `what`, if `whole` does not contain `part`.
 Span indices_of(const Span& part, const Span& whole, const char* what);
 
-// A [b, h, m, D] view of a block's k, v, dk or dv, for global batch rows and kv heads, and rows of the block.
+// Returns a [b, h, m, D] view of a block's k, v, dk or dv, for global batch rows and kv heads, and rows of the block.
 at::Tensor block_view(const at::Tensor& tensor, const KeyBlock& block, const Span& batch, const Span& heads,
                       const Span& rows);
 
-// A [b, h, n, D] view of a [B, rows, heads, D] tensor.
+// Returns a [b, h, n, D] view of a [B, rows, heads, D] tensor.
 at::Tensor rows_view(const at::Tensor& tensor, const Span& batch, const Span& heads, const Span& rows);
-// A [b, h, n] view of a [B, H, rows] tensor.
+// Returns a [b, h, n] view of a [B, H, rows] tensor.
 at::Tensor lse_view(const at::Tensor& lse, const Span& batch, const Span& heads, const Span& rows);
 
-// The members of `whole` whose indices are in `part`.
+// Returns the members of `whole` whose indices are in `part`.
 inline Span members(const Span& whole, const Span& part) {
   return {whole.at(part.begin), whole.stride * part.stride, part.count};
 }
 
-// A bool tensor [queries, keys] on the device of `like` that says which pairs lie within the tile's band. `queries` and
-// `keys` are indices into the tile's rows and keys.
+// Returns a bool tensor [queries, keys] on the device of `like`, true within the tile's band. `queries` and `keys` are
+// indices into the tile's rows and keys.
 at::Tensor band_mask(const Tile& tile, const Span& queries, const Span& keys, const at::Tensor& like);
 
-// Sets gradients that hold nothing yet to zero, for kernels that add.
+// Zeroes fresh gradients, for kernels that add.
 void zero_if_fresh(const KeyBlock& grads);
 
-// The dtype in which out, lse and gradients accumulate: fp64 for fp64 inputs, else fp32.
+// Returns the dtype of accumulation of out, lse and gradients: fp64 for fp64 inputs, else fp32.
 at::ScalarType accumulator_type(at::ScalarType input);
 
 }  // namespace annulus

@@ -1,7 +1,6 @@
-// The control groups of this process (a container, a job of a batch system) and what they limit: here the processors'
-// time; memory/available.h asks for memory. A process belongs to one group for each controller, and the limits of all
-// groups above that one apply as well. Used by memory and topology. It reads only files of the Linux kernel. Thread
-// safe.
+// Finds the Linux control groups (cgroups) of this process, as set by a container or batch system, and their CPU quota;
+// memory/available.h reads their memory limits. A process belongs to one group per controller, and the limits of that
+// group's ancestors apply as well. Used by memory and topology. Reads only files of the kernel. Thread safe.
 //
 // Source: the kernel's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/.
 #pragma once
@@ -14,29 +13,29 @@
 namespace annulus {
 
 struct ControlGroup {
-  int version = 2;     // of the interface, 1 or 2: the files of a group have other names in each
-  std::string name;    // "/job/step", or "/" for the top one that this process sees
-  std::string folder;  // of its files, without a slash at the end: "/sys/fs/cgroup/job/step"
+  int version = 2;     // cgroup v1 or v2; the files of a group have different names in each
+  std::string name;    // "/job/step", or "/" for the root that this process sees
+  std::string folder;  // with its files, without a trailing slash: "/sys/fs/cgroup/job/step"
 };
 
-// The groups of this process that may limit `controller` ("cpu", "memory"), the innermost first. A host may have either
-// version or both, so some may lack the files that the caller wants, or the whole folder: in a container the names may
-// be those of the host, while the files of the group itself are those of the top folder, which is always the last.
-// root: the folder of the kernel's files, for tests.
+// Returns the groups of this process that may limit `controller` ("cpu", "memory"), innermost first and the root last.
+// A host may have either version or both, so some groups may lack the controller's files, or the whole folder: in a
+// container the names may be those of the host, while the root folder holds the files of the container's own group.
+// root: a prefix of the kernel's paths, for tests.
 std::vector<ControlGroup> control_groups(std::string_view controller, const std::string& root = "");
 
-// How much time of processors the processes of a group get together.
+// The CPU time that the processes of a group may use together.
 struct CpuQuota {
-  double cpus = 0;    // in each second, in seconds: 1.5 are one and a half processors; > 0
+  double cpus = 0;    // seconds of CPU time per second, > 0: 1.5 is one and a half processors
   std::string group;  // the name of the group that sets it
 
   bool operator==(const CpuQuota&) const = default;
 };
 
-// Rounds the time of `cpus` processors to a number of threads that have work at once, at least 1.
+// Returns the number of threads that `cpus` processors keep busy: `cpus` rounded, and at least 1.
 int whole_processors(double cpus);
 
-// The least quota of the groups of this process; nullopt if none has one. `root` as above.
+// Returns the smallest quota of the groups of this process; nullopt if none has one. `root` as above.
 std::optional<CpuQuota> cpu_quota(const std::string& root = "");
 
 }  // namespace annulus

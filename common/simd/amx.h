@@ -1,7 +1,7 @@
-// The tile instructions of AMX, for the few files that compute with them. Debian's GCC has intrinsics for them that do
-// not say that they read memory, so the compiler may move or remove what was written there; these macros do say it.
-// The numbers of tiles are literals from 0 to 7. The instructions may be executed only where instruction_set() is kAmx,
-// which asks the system for the tiles, between configure_tiles() and release_tiles() in the same thread. Included by
+// The tile instructions of AMX, for the few files that compute with them. The intrinsics of Debian's GCC do not declare
+// that they read memory, so the compiler may move or remove earlier stores; these macros declare it.
+// Tile numbers are literals from 0 to 7. Execute the instructions only where instruction_set() returns kAmx (it
+// requests the tiles from the kernel), between configure_tiles() and release_tiles() in the same thread. Included by
 // the CPU kernel (attention/kernels/cpu/amx_tiles.cc) and by the benchmark that measures its peak.
 #pragma once
 
@@ -9,23 +9,23 @@
 
 #if defined(__x86_64__)
 
-// Reads tile `tile`: 16 rows of 64 bytes, `step` bytes apart.
+// Loads tile `tile`: 16 rows of 64 bytes, `step` bytes apart.
 #define ANNULUS_TILE_LOAD(tile, from, step) \
   asm volatile("tileloadd (%0,%1,1), %%tmm" #tile : : "r"(from), "r"(static_cast<int64_t>(step)) : "memory")
 
-// Writes tile `tile` likewise.
+// Stores tile `tile` likewise.
 #define ANNULUS_TILE_STORE(tile, to, step) \
   asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" : : "r"(to), "r"(static_cast<int64_t>(step)) : "memory")
 
 #define ANNULUS_TILE_ZERO(tile) asm volatile("tilezero %%tmm" #tile : :)
 
-// Adds to each number (r, c) of tile `sum`, which holds 16 x 16 fp32, the sum over i < 32 of the products of the bf16
-// numbers a(r, i) and b(i / 2, 2 c + i % 2) of two tiles with 16 rows of 32 numbers.
+// sum(r, c) += sum over i < 32 of a(r, i) b(i / 2, 2 c + i % 2), where `sum` is a tile of 16 x 16 fp32, and `a` and `b`
+// are tiles of 16 x 32 bf16.
 #define ANNULUS_TILE_MULTIPLY(sum, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #sum : :)
 
 namespace annulus {
 
-// Gives all tiles of this thread 16 rows of 64 bytes.
+// Configures all tiles of this thread as 16 rows of 64 bytes.
 inline void configure_tiles() {
   struct alignas(64) Configuration {
     uint8_t palette = 1, first_row = 0, reserved[14] = {};
@@ -37,7 +37,7 @@ inline void configure_tiles() {
   asm volatile("ldtilecfg %0" : : "m"(kAll));
 }
 
-// Makes the tiles empty, so that the system need not keep them when it runs another thread.
+// Releases the tiles, so that the kernel need not save them at a context switch.
 inline void release_tiles() { asm volatile("tilerelease" : :); }
 
 }  // namespace annulus

@@ -1,6 +1,6 @@
-// A store that a GPU makes in one piece. nvcc may make an assignment of a struct one store for each member: CUDA 13.0
-// compiled that of eight 16-bit values in SwiGLU to eight stores. For the kernels of runtime/model/gpu and
-// attention/tiles. Without LibTorch and CUDA's headers.
+// A vectorized store for GPUs. nvcc may split the assignment of a struct into one store per member: CUDA 13.0 compiled
+// that of eight 16-bit values in SwiGLU to eight stores. Used by the kernels of runtime/model/gpu and attention/tiles.
+// Includes neither LibTorch nor CUDA's headers.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@
 
 namespace annulus {
 
-// Assigns `value` to `*to`, which on a GPU must lie in its global memory. There a value of 8 bytes or of a multiple of
-// 16, aligned likewise, is written by stores of 8 or 16 bytes.
+// Assigns `value` to `*to`, which on a GPU must lie in global memory. There a value whose size is 8 bytes or a multiple
+// of 16, with the same alignment, is written by stores of 8 or 16 bytes.
 template <typename Value>
 ANNULUS_EITHER void store_whole(Value* to, const Value& value) {
 #ifdef __CUDA_ARCH__

@@ -1,7 +1,6 @@
-// The exponential of vectors of fp32 and fp64 that attention (attention/kernels/cpu/tile_math.cc) and the model's
-// operators (runtime/model/fused_loops.cc) compute with. The files that include this header are compiled once for each
-// instruction set (versions.h). The header opens and closes Highway's namespaces itself, so it is included outside of
-// HWY_BEFORE_NAMESPACE.
+// The exponential of fp32 and fp64 vectors, for attention (attention/kernels/cpu/tile_math.cc) and the model's
+// operators (runtime/model/fused_loops.cc). Files that include this header are compiled once for each instruction set
+// (versions.h). The header opens and closes Highway's namespaces itself, so include it outside HWY_BEFORE_NAMESPACE.
 
 #if defined(ANNULUS_SIMD_EXPONENTIAL_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ANNULUS_SIMD_EXPONENTIAL_INL_H_
@@ -19,16 +18,16 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Which x are given to exponential(). Where the caller knows that e^x does not overflow, it can be computed with fewer
-// operations.
+// Which x the caller passes to exponential(). kNoOverflow saves operations.
 enum class Exponents { kAny, kNoOverflow };
 
 // times_power returns p * 2^n, which is e^x with the relative error of p, but 0 for x < least, infinity where e^x
-// overflows (at the earliest for x > most), and NaN for NaN. The low bits of `shifted` contain n. `limited` is called
-// with x first, and returns what n and p are computed from.
+// overflows (at the earliest for x > most), and NaN for NaN. The low bits of `shifted` contain n. limited() clamps x
+// before n and p are computed.
 #if HWY_TARGET <= HWY_AVX3
-// An instruction that Debian's Highway does not have multiplies by 2^n, whatever n is. Without a limit a large x would
-// make p meaningless, because r is the difference of large numbers. Min returns its second operand if that is NaN.
+// vscalef, which Debian's Highway does not expose, multiplies by 2^n for any n. x is clamped because for a large x the
+// reduced argument r, a difference of large numbers, would be meaningless. Min returns its second operand if that is
+// NaN.
 template <Exponents kWhich, class D, class V = hn::Vec<D>>
 HWY_INLINE V limited(D d, V x, hn::TFromD<D> most) {
   return kWhich == Exponents::kNoOverflow ? x : hn::Min(hn::Set(d, most + 1), x);
@@ -63,10 +62,10 @@ HWY_INLINE V times_power(D d, V p, V, V shifted, V x, hn::TFromD<D> least, hn::T
 }
 #endif
 
-// Computes e^x with an error of at most 2 units in the last place: x = n ln 2 + r with |r| <= ln 2 / 2, and e^r is
-// 1 + r + r^2 q(r), where q of degree 4 makes the largest relative error least (4e-9 with coefficients in fp32). The
-// result is 0 for x < -87 (where e^x is about to fall below the smallest normal number), infinity for x > 88 (with
-// AVX-512 only where e^x overflows), and NaN for NaN. With kNoOverflow, x must be at most 88 or NaN.
+// Computes e^x with an error of at most 2 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, and e^r = 1 + r + r^2 q(r), where q
+// is the minimax polynomial of degree 4 (relative error 4e-9 with fp32 coefficients). The result is 0 for x < -87
+// (where e^x is close to the smallest normal number), infinity for x > 88 (with AVX-512 only where e^x overflows), and
+// NaN for NaN. With kNoOverflow, x must be at most 88 or NaN.
 template <Exponents kWhich = Exponents::kAny, class D, class V = hn::Vec<D>,
           hwy::EnableIf<hwy::IsSame<hn::TFromD<D>, float>()>* = nullptr>
 HWY_INLINE V exponential(D d, V x) {
@@ -84,8 +83,8 @@ HWY_INLINE V exponential(D d, V x) {
   return times_power<kWhich>(d, p, n, shifted, x, -87.0f, 88.0f);
 }
 
-// The same in fp64, with the Taylor polynomial of degree 13, whose remainder is below 1e-17. The result is 0 for x <
-// -708, infinity for x > 709 likewise, and NaN for NaN. With kNoOverflow, x must be at most 709 or NaN.
+// Computes e^x likewise in fp64, with the Taylor polynomial of degree 13, whose remainder is below 1e-17. The result is
+// 0 for x < -708, infinity for x > 709 (see above), and NaN for NaN. With kNoOverflow, x must be at most 709 or NaN.
 template <Exponents kWhich = Exponents::kAny, class D, class V = hn::Vec<D>,
           hwy::EnableIf<hwy::IsSame<hn::TFromD<D>, double>()>* = nullptr>
 HWY_INLINE V exponential(D d, V x) {
@@ -93,7 +92,7 @@ HWY_INLINE V exponential(D d, V x) {
   const V round = hn::Set(d, 6755399441055744.0);  // 1.5 x 2^52
   const V shifted = hn::MulAdd(x, hn::Set(d, 1.4426950408889634), round);
   const V n = hn::Sub(shifted, round);
-  // ln 2 is split into two parts, of which the first is short enough for its product with n to be exact.
+  // ln 2 is split into two parts (Cody and Waite); the first is so short that its product with n is exact.
   const V r = hn::NegMulAdd(n, hn::Set(d, 1.9082149292705877e-10), hn::NegMulAdd(n, hn::Set(d, 0.6931471803691238), x));
   V p = hn::MulAdd(r, hn::Set(d, 1.0 / 6227020800), hn::Set(d, 1.0 / 479001600));
   p = hn::MulAdd(p, r, hn::Set(d, 1.0 / 39916800));

@@ -1,5 +1,5 @@
-// Compiles a file with vector code once for each instruction set, by means of Highway's foreach_target.h. Only the file
-// itself is compiled more than once. It looks like this:
+// Compiles a file with vector code, but not its headers, once for each instruction set by Highway's foreach_target.h.
+// Such a file looks like this:
 //
 //   #undef HWY_TARGET_INCLUDE
 //   #define HWY_TARGET_INCLUDE "room/file.cc"
@@ -21,8 +21,8 @@
 //   }
 //   #endif
 //
-// instruction_set.h chooses the version instead of Highway, so that ANNULUS_ISA can limit the choice. Highway's own
-// dispatch, which would need its library, is not used.
+// instruction_set.h chooses the version, so that ANNULUS_ISA can limit the choice. Highway's own dispatch, which would
+// require linking its library, is not used.
 
 #define HWY_DISABLED_TARGETS HWY_SSSE3
 
@@ -36,7 +36,7 @@
 
 #include "common/simd/instruction_set.h"
 
-// The object `name` of the file's namespace `space`, in the version for this process. For use under HWY_ONCE.
+// Selects the object `name` of the file's namespace `space` in this process's version. Use it under HWY_ONCE.
 #if HWY_TARGETS & HWY_AVX3
 #define ANNULUS_VERSION(space, name)                                                            \
   (::annulus::instruction_set() >= ::annulus::InstructionSet::kAvx512     ? space::N_AVX3::name \

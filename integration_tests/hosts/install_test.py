@@ -5,8 +5,10 @@ environment. It trains, launches and prints its version, and a C++ program is bu
     install_test.py INSTALL.py ANNULUS BENCH LIBRARY HEADERS TORCH_ROOT
 """
 
+import glob
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -153,6 +155,15 @@ class InstallTest(unittest.TestCase):
         done = self.ran("train", os.path.join(self.prefix, "share/annulus/configs/quickstart.toml"), "--set", "data.train=['text.txt']",
                         "--set", "run.steps=1", "--set", "data.context=64", "--set", "validation.every=0")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_links_of_installed_pages_lead_to_installed_files(self):
+        folder = os.path.join(self.prefix, "share", "annulus")
+        pages = glob.glob(os.path.join(folder, "**", "*.md"), recursive=True)
+        links = {(page, link) for page in pages for link in re.findall(r"\]\(([^)#\s]+)", open(page, encoding="utf-8").read())
+                 if ":" not in link}
+        self.assertGreater(len(links), 50)
+        for page, link in sorted(links):
+            self.assertTrue(os.path.exists(os.path.join(os.path.dirname(page), link)), (page, link))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-// Draws boxes, lines and text into an SVG picture. Only this package uses it.
+// Draws boxes, lines and text into an SVG picture. Internal to launcher/topology.
 #pragma once
 
 #include <string>
@@ -19,20 +19,20 @@ struct Box {
   Point bottom_middle() const { return {x + width / 2, bottom()}; }
 };
 
-// Returns an upper estimate of the width of `text`, in pixels, in common sans-serif fonts; `size` is the font size.
+// Returns an upper estimate, in pixels, of the width of `text` in common sans-serif fonts of this size.
 int text_width(std::string_view text, int size);
 
 class SvgCanvas {
  public:
   void box(const Box& box, int radius, std::string_view fill, std::string_view stroke, int stroke_width = 1);
   enum class Anchor { kStart, kMiddle };
-  // Draws `text`, shortened to `width` pixels; nothing if not even two letters fit.
+  // Draws `text`, truncated to `width` pixels; nothing if fewer than two letters fit.
   void text(Point at, std::string_view text, int size, int width, std::string_view color, bool bold = false,
             Anchor anchor = Anchor::kStart);
   // `path` is SVG's attribute "d", `dash` its stroke-dasharray ("" for a solid line); `arrow` adds a head at the end.
   void line(std::string_view path, std::string_view color, int width, std::string_view dash, bool arrow);
 
-  // Returns the whole file.
+  // Returns the SVG document.
   std::string print(int width, int height) const;
 
  private:

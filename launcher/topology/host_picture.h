@@ -1,5 +1,5 @@
-// Draws one host of a picture: its frame, packages, NUMA nodes, GPUs, NICs, ranks, and the rings inside it. Only
-// topology_svg.cc uses it.
+// Draws one host of a picture: its frame, packages, NUMA nodes, GPUs, NICs, ranks, and the rings inside it. Used only
+// by topology_svg.cc.
 #pragma once
 
 #include <map>
@@ -23,14 +23,14 @@ inline constexpr std::string_view kIdle = "#9aa5b1";
 struct RingColor {
   std::string_view line, tint;
 };
-// Returns the colour of a rank's ring, or grey if there are no rings.
+// Returns the color of a rank's ring, or gray without rings.
 const RingColor& color_of(const Placement& placement, int rank);
 
 // Returns the stroke-dasharray of a link: solid for NVLink and between CPU ranks of one package, dashed for PCI, dotted
 // between packages.
 std::string_view dash_of(const Link& link);
 
-// Sizes of what is drawn, in pixels.
+// Sizes in pixels.
 struct Sizes {
   bool words = true;
   int box_width = 92, box_height = 54, nic_height = 38, gap = 10, pad = 10;
@@ -43,7 +43,7 @@ struct Sizes {
   int arc(int distance) const;
 };
 
-// What is drawn in a NUMA node, from left to right.
+// The content of a NUMA node, from left to right.
 struct NodeColumn {
   int numa = 0;
   std::vector<int> ranks;  // CPU ranks, as indices into Placement::ranks
@@ -52,21 +52,21 @@ struct NodeColumn {
   Box box;
 };
 
-// The constructor determines its width; then it is moved to its place, and then drawn.
+// Construct it, which determines its width, then move it to its place, then draw it.
 class HostPicture {
  public:
-  // All arguments must outlive it. `host` is the index into the hosts that were placed.
+  // The references must outlive it. `host` is the index of the host in the placement.
   HostPicture(const Machine& machine, const Placement& placement, const Sizes& sizes, int host);
 
   int width() const { return width_; }
-  int arcs() const;                   // the height that the hops inside it need above its ranks
-  int height(int arcs) const;         // its height if `arcs` pixels are reserved for those hops
+  int arcs() const;                   // the height of the hops above its ranks
+  int height(int arcs) const;         // with `arcs` pixels for those hops
   void move(int x, int y, int arcs);  // by x horizontally, to y vertically
   void draw(SvgCanvas& canvas) const;
 
   const std::vector<int>& ranks() const { return ranks_; }
   Box rank_box(int rank) const { return anchors_.at(rank); }
-  // Returns the NIC at which a line from the rank to another host begins, or nothing if the rank has none.
+  // Returns the NIC where lines from the rank to other hosts begin, or nullopt if it has none.
   std::optional<int> nic_of(int rank) const;
   Box nic_box(int nic) const { return nics_.at(nic); }
 
@@ -92,7 +92,7 @@ class HostPicture {
   std::map<int, int> rank_of_gpu_;
   bool on_gpus_ = false, has_nics_ = false;
   std::vector<NodeColumn> columns_;
-  std::map<int, Box> packages_, anchors_, gpus_, nics_;  // by index; anchors: of the ranks, where rings meet them
+  std::map<int, Box> packages_, anchors_, gpus_, nics_;  // by index; anchors: of ranks, where rings attach
   int width_ = 0;
   Box frame_;
 };

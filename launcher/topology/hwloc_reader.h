@@ -1,5 +1,5 @@
-// Makes a Machine from a topology that hwloc has loaded. Only this package uses it: machine_sources.cc loads
-// topologies, and machine.cc derives the links again after the GPUs have changed.
+// Makes a Machine from a topology loaded by hwloc. Internal to launcher/topology: machine_sources.cc loads topologies,
+// and machine.cc derives the links again when GPUs change.
 #pragma once
 
 #include <memory>
@@ -18,14 +18,14 @@ struct HwlocTopologyDeleter {
 };
 using HwlocTopology = std::unique_ptr<hwloc_topology, HwlocTopologyDeleter>;
 
-// Returns a topology that is configured to find devices and not loaded yet. Throws Error(kResource).
+// Returns a topology that is configured to find devices, but not yet loaded. Raises Error(kResource).
 HwlocTopology init_hwloc();
 
-// `only` are the processors to keep; nothing keeps all. `source` names the topology in errors. Throws Error(kInput) if
-// the topology does not describe a machine.
+// Converts a loaded topology, restricted to the processors `only` (nullopt: all). `source` names the topology in
+// errors. Raises Error(kInput) if the topology does not describe a machine.
 Machine read_machine(hwloc_topology* topology, const std::string& source, std::optional<CpuSet> only);
 
-// Sets machine.links from the PCI tree alone.
+// Derives machine.links from the PCI tree alone.
 void derive_links(Machine& machine);
 
 }  // namespace annulus

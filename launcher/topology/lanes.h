@@ -1,5 +1,5 @@
-// Routes lines between hosts that are drawn in rows. Below each row there is a band of lanes, and beside the rows there
-// are two gutters, so that no two lines overlap. topology_svg.cc uses it.
+// Routes lines between hosts that are drawn in rows, without overlaps, through a band of lanes below each row and two
+// gutters beside the rows. Used by topology_svg.cc.
 #pragma once
 
 #include <string>
@@ -8,10 +8,11 @@
 
 namespace annulus {
 
-// Assigns intervals to lanes so that intervals of one lane do not touch.
+// Assigns intervals to lanes so that intervals in a lane do not touch.
 class Lanes {
  public:
-  // Returns the first lane that is free between `from` and `to` (in either order) and takes that interval of it.
+  // Reserves the interval between `from` and `to` (in either order) in the first lane where it is free, and returns the
+  // lane.
   int take(int from, int to);
   int count() const { return static_cast<int>(lanes_.size()); }
 
@@ -27,12 +28,11 @@ struct Route {
 
 class Router {
  public:
-  static constexpr int kLane = 9;  // pixels from lane to lane
+  static constexpr int kLane = 9;  // pixels between lanes
 
   explicit Router(int rows) : bands_(static_cast<size_t>(rows)) {}
 
-  // All lines are added first; only then are the heights, the widths and the paths known. `right` is where the right
-  // gutter begins.
+  // Adds a line. Add all lines before calling the functions below. `right` is where the right gutter begins.
   void add(const Route& route, int right);
   int band_height(int row) const;
   int left_width() const { return gutters_[0].count() * kLane; }

@@ -1,5 +1,5 @@
-// Prints machines and placements as tables for people and as JSON for programs. The verb `topology` and
-// `launch --dry-run` use it. Tables of 8 GPUs fit into 120 columns; long names of hosts and models are shortened.
+// Formats machines and placements as tables and as JSON. Used by the verb `topology` and `launch --dry-run`. Tables of
+// 8 GPUs fit into 120 columns; long names of hosts and models are truncated.
 //
 // Thread safety: functions without state.
 #pragma once
@@ -15,7 +15,7 @@
 namespace annulus {
 
 // Returns a line about the host, tables of its NUMA nodes, GPUs and NICs, and the matrix of the links between its GPUs
-// (left out above 16 GPUs).
+// (up to 16 GPUs).
 std::string to_table(const Machine& machine);
 
 // Returns a table with one row for each interface.
@@ -26,10 +26,11 @@ std::string to_table(const std::vector<NetInterface>& interfaces);
 std::string to_table(const std::vector<Machine>& hosts, const Placement& placement);
 
 // Follows the conventions of a cluster file (cluster.h): keys name their units, processors are lists ("0-3,8"), and
-// NUMA nodes have the system's numbers.
+// NUMA nodes have the kernel's numbers.
 nlohmann::json to_json(const Placement& placement);
 
-// The output of the verb: each different host once, then the placement; as JSON {"hosts": [...], "placement": {...}}.
+// Return the output of the verb: each distinct host once, then the placement; as JSON {"hosts": [...], "placement":
+// {...}}.
 std::string topology_table(const std::vector<Machine>& hosts, const Placement& placement);
 nlohmann::json topology_json(const std::vector<Host>& hosts, const Placement& placement);
 

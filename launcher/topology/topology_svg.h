@@ -1,5 +1,5 @@
-// Draws a placement: hosts with their packages, NUMA nodes, GPUs and NICs, the ranks on them, and the rings in colour,
-// also between hosts. `topology --svg` writes the picture.
+// Draws a placement: hosts with their packages, NUMA nodes, GPUs and NICs, the ranks on them, and the rings in color,
+// also between hosts. Used by `topology --svg`.
 //
 // Thread safety: a function without state.
 #pragma once
@@ -13,8 +13,8 @@
 namespace annulus {
 
 // Returns SVG 1.1 without scripts, fonts or links. `hosts` are those given to `place`, for a whole job. Up to 4 hosts
-// are drawn with text, and up to 64 in a smaller form; of more hosts the first 64 and the hops among them are drawn.
-// Names are shortened to fit.
+// are drawn with text, and up to 64 in a compact form; of more hosts, only the first 64 and the hops among them. Names
+// are truncated to fit.
 std::string topology_svg(const std::vector<Machine>& hosts, const Placement& placement);
 
 }  // namespace annulus

@@ -1,8 +1,9 @@
 """Exact attention over the ranks of a process group, for PyTorch programs (docs/embedding.md).
 
     import annulus
-    mine = annulus.shard({"tokens": tokens, "positions": positions}, layout="zigzag", group=group)
-    out = annulus.attention(q, k, v, "{ kind = 'causal' }", layout="zigzag", group=group)
+    cut = annulus.Sharding("zigzag", group)
+    mine = cut.shard({"tokens": tokens, "positions": positions})
+    out = cut.attention(q, k, v, "{ kind = 'causal' }")
 
 `import annulus` loads a library that registers the operators torch.ops.annulus.*; these functions call them.
 """
@@ -11,12 +12,13 @@ from ._diagnosis import doctor, plan, plan_ahead, stats
 from ._errors import AnnulusError, errors
 from ._library import __version__, load
 from ._operators import all_reduce, attention, rank, size
-from ._sharding import positions, shard, shift_labels, unshard
+from ._sharding import Sharding, positions, shard, shift_labels, unshard
 
 AnnulusError.__module__ = __name__  # the name that users import
 
 __all__ = [
     "AnnulusError",
+    "Sharding",
     "__version__",
     "all_reduce",
     "attention",

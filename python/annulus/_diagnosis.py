@@ -1,5 +1,5 @@
-"""Reports and planning: what a plan costs and its proof, planning ahead, what was sent, and whether PyTorch, this machine
-and annulus fit together. Users call these functions through the package. None of them is collective.
+"""Diagnosis and planning: the cost and proof of a plan, planning ahead, communication statistics, and the compatibility of
+PyTorch, this machine and annulus. Users call these functions through the package. None of them is collective.
 """
 
 import importlib.metadata
@@ -15,6 +15,7 @@ from . import _library
 from ._errors import errors
 from ._operators import Group, group_name
 from ._patterns import Pattern, pattern_text
+from ._sharding import chosen_layout
 
 
 def plan(
@@ -27,7 +28,7 @@ def plan(
     batch: int = 1,
     head_dim: int = 128,
     element_bytes: int = 2,
-    layout: str = "contiguous",
+    layout: str | None = None,
     schedule: str = "auto",
     query_offset: int = 0,
     key_length: int | None = None,
@@ -36,17 +37,19 @@ def plan(
     keep: bool = True,
     prove: bool = True,
 ) -> dict[str, Any]:
-    """Returns what `annulus plan --json` prints for attention over `length` positions and `ranks` ranks: what each rank
+    """Returns the output of `annulus plan --json` for attention over `length` positions and `ranks` ranks: what each rank
     sends, holds and computes, and under "proof" whether every pair is computed exactly once, without a deadlock.
 
-    kv_heads: 0 stands for `heads`. key_length: the number of keys, if it is not `length`. lengths: the lengths of the
-    ranks' contiguous parts, which replace a layout. keep: False plans what torch.compile runs, whose backward sends
-    again the keys and values that the forward held last. prove: False leaves the proof out.
+    layout: zigzag by default. kv_heads: 0 means `heads`. key_length: the number of keys, if not `length`. lengths: the
+    lengths of contiguous parts, by rank, in place of a layout. keep: False for a call under torch.compile, whose backward
+    receives again the keys and values that the forward held last. prove: False omits the proof.
 
-    Raises AnnulusError for arguments that no plan can have.
+    Raises AnnulusError for invalid arguments.
     """
-    given = locals() | {"pattern": pattern_text(pattern)}
+    layout = layout or ("zigzag" if lengths is None else "contiguous")
+    given = locals()
     with errors():
+        given["pattern"] = pattern_text(pattern)
         return json.loads(torch.ops.annulus.plan(**given))
 
 
@@ -58,7 +61,7 @@ def plan_ahead(
     kv_heads: int = 0,
     batch: int = 1,
     group: Group = None,
-    layout: str = "contiguous",
+    layout: str | None = None,
     schedule: str = "auto",
     query_offset: int = 0,
     key_length: int | None = None,
@@ -66,21 +69,22 @@ def plan_ahead(
     cu_seqlens: Tensor | None = None,
     keep: bool = True,
 ) -> None:
-    """Begins to plan a later attention on another thread, for example that of the next step's documents while this step
-    computes.
+    """Starts planning a later call of attention on another thread, for example for the next step's documents.
 
-    length: the length of the whole sequence. The other arguments are those of the later call, which finds the plan or
+    length: the length of the whole sequence. The other arguments are those of the later call, which uses the plan, or
     waits until it is ready. keep: must be False if that call is compiled by torch.compile.
     """
-    given = locals() | {"pattern": pattern_text(pattern), "group": group_name(group)}
+    given = locals()
     with errors():
+        given |= {"pattern": pattern_text(pattern), "group": group_name(group)}
+        given["layout"] = chosen_layout(layout, group) if lengths is None else layout or "contiguous"
         torch.ops.annulus.plan_ahead(**given)
 
 
 def stats(group: Group = None) -> dict[str, Any]:
-    """Returns what this process has sent for attention over `group`, forward and backward, and what it has planned:
-    {"forward": {"calls", "messages_sent", "bytes_sent", "exposed_seconds"}, "backward": ..., "plans": ...}. The seconds are
-    those that a CPU has waited for transfers, and 0 on a GPU."""
+    """Returns statistics of this process's attention over `group`, and of its planning:
+    {"forward": {"calls", "messages_sent", "bytes_sent", "exposed_seconds"}, "backward": ..., "plans": ...}.
+    "exposed_seconds" is a CPU's wait for transfers, and 0 on a GPU."""
     with errors():
         return json.loads(torch.ops.annulus.stats(group_name(group)))
 
@@ -97,7 +101,7 @@ def _groups() -> str:
 
 
 def doctor() -> str:
-    """Returns a table, for people to read, of what was found and what does not fit: `print(annulus.doctor())`."""
+    """Returns a readable table of the environment and its problems: `print(annulus.doctor())`."""
     built = json.loads(torch.ops.annulus.build_info())
     fits = ".".join(built["torch"].split(".")[:2]) == ".".join(torch.__version__.split(".")[:2])
     devices = torch.cuda.device_count()

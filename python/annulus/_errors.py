@@ -1,4 +1,4 @@
-"""AnnulusError, which annulus raises in Python with the library's text. Used by the other modules of the package."""
+"""AnnulusError, with which the library's errors are raised in Python. Used by the other modules of the package."""
 
 import contextlib
 import re
@@ -13,9 +13,9 @@ class AnnulusError(RuntimeError):
 
 @contextlib.contextmanager
 def errors() -> Iterator[None]:
-    """Raises the library's errors, which reach Python as RuntimeError, as AnnulusError. Other errors pass unchanged.
+    """Converts the library's errors, which reach Python as RuntimeError, to AnnulusError. Other errors pass unchanged.
 
-    Use it for backward and for compiled calls, which this package does not wrap:
+    Use it around backward and compiled calls, which this package does not wrap:
 
         with annulus.errors():
             loss.backward()

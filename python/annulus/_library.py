@@ -1,7 +1,7 @@
 """Finds and loads the shared library that registers torch.ops.annulus. Used by every other module of the package.
 
-The library is the first of these files: the one that ANNULUS_TORCH_LIBRARY names; the one in the package, which a wheel
-has; the one that `./annulus torch` built in the clone that contains this package.
+The library is ANNULUS_TORCH_LIBRARY if that is set, else the file in the package, as in a wheel, else the one that
+`./annulus torch` built in the clone that contains this package.
 """
 
 import atexit
@@ -29,7 +29,7 @@ def _minor(version: str) -> str:
 
 
 def _cuda_of(file: str) -> str | None:
-    """Returns the major version of the CUDA runtime that a library is linked to; None if it is linked to none."""
+    """Returns the major version of the CUDA runtime that a library links; None if it links none."""
     with open(file, "rb") as library, mmap.mmap(library.fileno(), 0, access=mmap.ACCESS_READ) as content:
         name = re.search(rb"\0libcudart\.so\.(\d+)\0", content)
         return name.group(1).decode() if name else None
@@ -58,7 +58,7 @@ def _register() -> None:
         )
     if file in torch.ops.loaded_libraries:
         return
-    # Otherwise libraries of two CUDA versions would be loaded, or one would be missing, and neither error says why.
+    # Otherwise two CUDA versions would be loaded, or one would be missing, with an obscure error.
     cuda, own = _cuda_of(file), torch.version.cuda
     if cuda is not None and (own is None or own.split(".")[0] != cuda):
         raise ImportError(
@@ -77,16 +77,16 @@ def _register() -> None:
 
 
 def _release_ended_groups() -> None:
-    """Ends the threads of groups that destroy_process_group has ended while they can still release tensors of Python."""
-    gc.collect()  # modules that hold a group in a cycle of references, as those of FSDP do
+    """Ends the threads of destroyed process groups while they can still release Python tensors."""
+    gc.collect()  # frees modules that hold a group in a reference cycle, as FSDP's do
     torch.ops.annulus.release_ended_groups()
 
 
 def load(timeout: float | None = None) -> Any:
     """Returns torch.ops.annulus, the operators themselves.
 
-    timeout: the seconds that an operation between ranks may take, from 0.1 to 31536000 (a year). Without it they are
-        ANNULUS_TIMEOUT, or 300 if that variable is not set. Raises AnnulusError for other numbers.
+    timeout: the deadline of an operation between ranks in seconds, from 0.1 to 31536000 (a year). The default is
+        ANNULUS_TIMEOUT, or 300 if that is unset. Raises AnnulusError for other numbers.
     """
     from ._errors import errors
 

@@ -1,4 +1,4 @@
-"""The operators of torch.ops.annulus with PyTorch's process groups. Users call them in a training step."""
+"""Python functions for the operators of torch.ops.annulus, with PyTorch's process groups, for use in a training step."""
 
 from typing import Any, Literal, overload
 
@@ -15,7 +15,7 @@ Group = ProcessGroup | DeviceMesh | str | None
 
 
 def group_name(group: Group) -> str:
-    """Returns the name that the operators take for a group; "" stands for the ranks of mpirun, or the process alone."""
+    """Returns a group's name for the operators; "" means the ranks of mpirun, or this process alone."""
     if group is None:
         return ""
     if isinstance(group, str):
@@ -50,7 +50,7 @@ def attention(
     pattern: Pattern = "{ kind = 'causal' }",
     *,
     group: Group = None,
-    layout: str = "contiguous",
+    layout: str | None = None,
     schedule: str = "auto",
     cu_seqlens: Tensor | None = None,
     scale: float | None = None,
@@ -67,26 +67,26 @@ def attention(
     q, k, v: q is [batch, n, heads, head size], k and v are [batch, m, kv heads, head size]: this rank's rows in the
         order of `layout`, in fp32, fp64, bf16 or fp16. The result has the shape and dtype of q. Its backward is
         collective as well.
-    pattern: the pairs of positions that count, as inline TOML or as a mapping of the same keys (docs/attention.md).
-    group: a ProcessGroup, a DeviceMesh of one dimension or the name of a group. None stands for the ranks of mpirun if
-        it started Python, otherwise for this process alone.
-    layout: "contiguous", "zigzag" or "striped": how the sequence was cut (`annulus.shard`).
+    pattern: the mask, as inline TOML or as a mapping of the same keys (docs/attention.md).
+    group: a ProcessGroup, a one-dimensional DeviceMesh or the name of a group. None means the ranks of mpirun if it
+        started Python, otherwise this process alone.
+    layout: "contiguous", "zigzag" or "striped": how the sequence was sharded (`annulus.shard`). Required if the group has
+        several ranks, because the tensors do not carry it; `annulus.Sharding` holds group and layout.
     schedule: "auto", "ring", "all-gather" or "group-cast".
-    cu_seqlens: the positions in the whole sequence where packed documents begin, and where the last one ends:
-        [documents + 1], int32 or int64, the same on all ranks. [0, 3, 8] means documents of 3 and 5 positions.
-        Attention does not cross documents.
-    scale: the factor of q . k; None and 0 stand for 1 / sqrt(head size).
-    dropout: the share of probabilities to drop, at least 0 and below 1. What is dropped depends only on `seed`, `step`,
-        `layer`, the global batch row (row 0 is `first_row`), the head and the positions.
-    layer: must be the same on all ranks. Calls that differ in it can never be taken for each other.
-    query_offset: query i has the position i + query_offset.
-    return_lse: also returns lse [batch, heads, n], the natural logarithm of the sum of the exponentials of a query's
-        scaled scores over the keys that it sees, before dropout, and -inf for a query that sees none. It is fp32, or
-        fp64 for fp64 tensors, and differentiable; with dropout its backward raises AnnulusError.
+    cu_seqlens: the cumulative lengths of packed documents over the whole sequence: [documents + 1], int32 or int64, the
+        same on all ranks. [0, 3, 8] means documents of 3 and 5 positions. Attention does not cross documents.
+    scale: the factor of q . k; None and 0 mean 1 / sqrt(head size).
+    dropout: the dropout rate of attention probabilities, in [0, 1). Draws depend only on `seed`, `step`, `layer`, the
+        global batch row (row 0 is `first_row`), the head and the positions.
+    layer: must be the same on all ranks, so that calls of different layers are never mixed up.
+    query_offset: query i has position i + query_offset.
+    return_lse: also returns lse [batch, heads, n], the log-sum-exp (natural logarithm) of a query's scaled scores before
+        dropout, -inf for a query without keys. It is fp32, or fp64 for fp64 tensors, and differentiable; with dropout its
+        backward raises AnnulusError.
 
-    Raises AnnulusError on all ranks if they disagree or one of them passes invalid arguments.
+    Raises AnnulusError on all ranks if their arguments differ or those of one rank are invalid.
     """
-    settings = dict(layout=layout, schedule=schedule, scale=scale, dropout=dropout, seed=seed, step=step, layer=layer)
+    settings = dict(layout=layout or "", schedule=schedule, scale=scale, dropout=dropout, seed=seed, step=step, layer=layer)
     settings |= dict(first_row=first_row, query_offset=query_offset, group=group_name(group), cu_seqlens=cu_seqlens)
     op = torch.ops.annulus.attention_with_lse if return_lse else torch.ops.annulus.attention
     if torch.compiler.is_compiling():

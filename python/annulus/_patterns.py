@@ -1,4 +1,4 @@
-"""Patterns of attention as the text that the operators take. Used by _operators.py and _diagnosis.py."""
+"""Converts attention patterns to the TOML text that the operators take. Used by _operators.py and _diagnosis.py."""
 
 import numbers
 import os
@@ -9,12 +9,12 @@ from ._errors import AnnulusError
 
 Pattern = str | Mapping[str, Any]
 
-# What a string of TOML may not hold as it is.
+# Characters that must be escaped in a TOML string.
 _ESCAPES = {i: f"\\u{i:04x}" for i in (*range(32), 127)} | {ord('"'): '\\"', ord("\\"): "\\\\"}
 
 
 def _string(text: str) -> str:
-    if any("\ud800" <= c <= "\udfff" for c in text):  # how Python holds the bytes of a file name that are no UTF-8
+    if any("\ud800" <= c <= "\udfff" for c in text):  # bytes of a file name that are not UTF-8
         raise AnnulusError(
             f"[pattern] a pattern is text in UTF-8, and {ascii(text)} is not UTF-8: give the file another name"
         )
@@ -39,7 +39,7 @@ def _value(value: Any, where: str) -> str:
     if isinstance(value, numbers.Integral):
         return str(int(value))
     if isinstance(value, numbers.Real):
-        return repr(float(value))  # which the library refuses, naming the key
+        return repr(float(value))  # infinity and NaN: the library raises an error that names the key
     raise AnnulusError(
         f"[pattern] {where} must be a number, true or false, a string or path, or a list or mapping of these, but is "
         f"{'None: leave the key out' if value is None else type(value).__name__}"
@@ -59,9 +59,9 @@ def _table(table: Mapping[Any, Any], where: str) -> str:
 def pattern_text(pattern: Pattern) -> str:
     """Returns a pattern as inline TOML (docs/attention.md). Text is returned unchanged.
 
-    A mapping is written as TOML: {"kind": "causal"} gives '{ kind = "causal" }'. Its values may be numbers, booleans,
-    strings, paths, sequences and mappings, and scalars, arrays and tensors of NumPy and PyTorch (the last
-    not under torch.compile, where a tensor has no content).
+    A mapping becomes TOML: {"kind": "causal"} gives '{ kind = "causal" }'. Its values may be numbers, booleans,
+    strings, paths, sequences, mappings, NumPy scalars and arrays, and tensors (not under torch.compile, where a tensor
+    has no content).
 
     Raises AnnulusError for values of other types, naming the key.
     """

@@ -1,9 +1,12 @@
-"""Cuts sequences into the ranks' parts by a layout, and puts them together again. Used by users and by transformers.py.
+"""Shards sequences over ranks by a layout, and gathers them. Used by users and by transformers.py.
 
-A layout gives each rank some positions of one dimension of a tensor: of tokens, labels, position ids, masks or
-activations.
+Over several ranks the layout is required, and must be the same for sharding and attention, because a tensor does not carry
+it. `Sharding` holds group and layout, so that neither can be omitted.
+
+A layout assigns positions of one dimension of a tensor (tokens, labels, position ids, masks, activations) to ranks.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -11,19 +14,30 @@ import torch
 from torch import Tensor
 
 from ._errors import AnnulusError
-from ._operators import Group, all_reduce, rank, size
+from ._operators import Group, all_reduce, attention, rank, size
+from ._patterns import Pattern
 
 Tensors = TypeVar("Tensors", bound="Tensor | Mapping[str, Any] | list | tuple | None")
 
 LAYOUTS = ("contiguous", "zigzag", "striped")
 
 
-def positions(length: int, layout: str = "contiguous", *, rank: int, size: int) -> Tensor:
-    """Returns the positions that rank `rank` of `size` holds, in storage order, int64, as in attention/plan/layout.h.
+def chosen_layout(layout: str | None, group: Group) -> str:
+    """Returns the layout; raises AnnulusError if it is None and the group has several ranks."""
+    if layout is None and size(group) > 1:
+        raise AnnulusError(
+            f"[layout] give the layout in which rows are cut among the {size(group)} ranks, one of {', '.join(LAYOUTS)} (zigzag "
+            "balances causal masks), or use annulus.Sharding"
+        )
+    return layout or "contiguous"
+
+
+def positions(length: int, layout: str, *, rank: int, size: int) -> Tensor:
+    """Returns the positions of rank `rank` of `size`, in storage order, int64, as in attention/plan/layout.h.
 
     contiguous: chunk `rank` of `size`; zigzag: chunks `rank` and `2 size - 1 - rank` of `2 size`; striped: every
-    size-th position from `rank` on. Any length and any number of ranks are valid. For example, rank 0 of 2 holds of 8
-    positions 0 1 2 3 (contiguous), 0 1 6 7 (zigzag) or 0 2 4 6 (striped).
+    size-th position from `rank` on. Any length and any number of ranks are valid. For example, of 8 positions rank 0 of 2
+    has 0 1 2 3 (contiguous), 0 1 6 7 (zigzag) or 0 2 4 6 (striped).
     """
     if layout not in LAYOUTS:
         raise AnnulusError(f"[layout] the layout must be one of {', '.join(LAYOUTS)}, but is {layout!r}")
@@ -59,16 +73,15 @@ def _length(tensor: Tensor, dim: int) -> int:
     return tensor.shape[dim]
 
 
-def shard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *, dim: int = 1) -> Tensors:
-    """Returns this rank's part of whole sequences, which every rank has: of a tensor, or of each tensor in a mapping, list
-    or tuple.
+def shard(tensors: Tensors, layout: str | None = None, group: Group = None, *, dim: int = 1) -> Tensors:
+    """Returns this rank's part of whole sequences, which every rank passes: a tensor, or tensors in a mapping, list or
+    tuple. Does not communicate. Gradients flow to this rank's positions.
 
-    dim: the dimension of the sequence. Shift labels with `shift_labels` before: this function does not shift, and a
-    rank's part does not hold the token that follows its last one. It therefore refuses a mapping with `input_ids` and
-    `labels`, which is a batch for models that shift labels themselves. It does not communicate. Gradients flow to the
-    positions that this rank takes.
+    layout: required if the group has several ranks. dim: the dimension of the sequence. Shift labels first
+    (`shift_labels`): the token after a rank's last one may be on another rank. A mapping with `input_ids` and `labels`, a
+    batch for models that shift labels themselves, is therefore an error.
 
-    Raises AnnulusError for an unknown layout, a dimension that a tensor does not have, and such a mapping.
+    Raises AnnulusError for an unknown layout, a dimension that a tensor lacks, and such a mapping.
     """
     if isinstance(tensors, Mapping) and {"input_ids", "labels"} <= tensors.keys():
         raise AnnulusError(
@@ -76,7 +89,7 @@ def shard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *, 
             "part: cut it with annulus.transformers.shard_batch, or pass annulus.shift_labels(labels, position_ids) under "
             "another name, such as shift_labels"
         )
-    own, ranks = rank(group), size(group)
+    layout, own, ranks = chosen_layout(layout, group), rank(group), size(group)
 
     def part(tensor: Tensor) -> Tensor:
         taken = positions(_length(tensor, dim), layout, rank=own, size=ranks)
@@ -85,16 +98,16 @@ def shard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *, 
     return _each(tensors, part)
 
 
-def unshard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *, dim: int = 1) -> Tensors:
-    """Returns whole sequences on every rank, from the part that each rank has: the inverse of `shard`. Collective.
+def unshard(tensors: Tensors, layout: str | None = None, group: Group = None, *, dim: int = 1) -> Tensors:
+    """Gathers whole sequences on every rank from the ranks' parts: the inverse of `shard`. Collective.
 
-    Contiguous parts may have any length; those of the other layouts must have the lengths that `shard` gives. The
-    gradient is that of the sum of all ranks' losses, as for `all_reduce`, which moves the tensors. Values are exact,
-    except that -0 becomes 0.
+    Contiguous parts may have any length; those of the other layouts must have the lengths of `shard`. The gradient is
+    that of the sum of all ranks' losses, as for `all_reduce`, which moves the tensors. Values are exact, except that -0
+    becomes 0.
 
-    Raises AnnulusError on all ranks if the lengths of the parts do not fit the layout.
+    Raises AnnulusError on all ranks if the lengths of the parts do not match the layout.
     """
-    own, ranks = rank(group), size(group)
+    layout, own, ranks = chosen_layout(layout, group), rank(group), size(group)
 
     def whole(tensor: Tensor) -> Tensor:
         length = _length(tensor, dim)
@@ -116,7 +129,7 @@ def unshard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *
                     f"[layout] the ranks hold {lengths} positions, but the layout {layout!r} cuts {total} into {dealt}"
                 )
             taken = positions(total, layout, rank=own, size=ranks)
-        # Of the dtypes that all_reduce takes, the one that holds every value of the tensor exactly.
+        # A dtype of all_reduce that represents every value of the tensor exactly.
         floating = tensor.is_floating_point()
         exact = tensor.dtype if tensor.dtype == torch.float64 else torch.float32 if floating else torch.int64
         shape = list(tensor.shape)
@@ -130,14 +143,14 @@ def unshard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *
 def shift_labels(labels: Tensor, position_ids: Tensor | None = None, *, ignore: int = -100) -> Tensor:
     """Shifts labels [batch, n] of whole rows: each position gets the label of the next one, and the last `ignore`.
 
-    The result has the dtype of `labels`, or is int64 if that dtype cannot hold `ignore`: -100 is none of the numbers of
-    uint8, the dtype of bytes, or of uint16, that of many files of tokens.
+    The result has the dtype of `labels`, or is int64 if that dtype cannot represent `ignore`, as uint8 and uint16, the
+    dtypes of bytes and of many token files, cannot represent -100.
 
     position_ids: [batch or 1, n]. If given, the last position of each packed document gets `ignore` as well. A document
         begins wherever a position id is not its predecessor plus 1: labels 5 6 7 8 with position ids 0 1 0 1 give
         6 -100 8 -100.
 
-    Raises AnnulusError if int64 cannot hold `ignore` either.
+    Raises AnnulusError if int64 cannot represent `ignore` either.
     """
     dtype = labels.dtype if _holds(labels.dtype, ignore) else torch.int64
     if not _holds(dtype, ignore):
@@ -153,7 +166,39 @@ def shift_labels(labels: Tensor, position_ids: Tensor | None = None, *, ignore: 
 
 
 def _holds(dtype: torch.dtype, number: int) -> bool:
-    """Whether a dtype has this whole number."""
+    """Returns whether a dtype can represent this integer."""
     if dtype.is_floating_point:
         return torch.tensor(float(number)).to(dtype).item() == number
     return dtype != torch.bool and torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharding:
+    """A layout and a group, so that sharding and attention use the same:
+
+        cut = annulus.Sharding("zigzag", group)
+        mine = cut.shard({"tokens": tokens, "positions": positions})
+        out = cut.attention(q, k, v, "{ kind = 'causal' }")
+    """
+
+    layout: str = "zigzag"
+    group: Group = None
+
+    def __post_init__(self) -> None:
+        positions(0, self.layout, rank=0, size=1)  # raises for an unknown layout
+
+    def shard(self, tensors: Tensors, *, dim: int = 1) -> Tensors:
+        """Calls `annulus.shard` with this layout and group."""
+        return shard(tensors, self.layout, self.group, dim=dim)
+
+    def unshard(self, tensors: Tensors, *, dim: int = 1) -> Tensors:
+        """Calls `annulus.unshard` with this layout and group."""
+        return unshard(tensors, self.layout, self.group, dim=dim)
+
+    def positions(self, length: int) -> Tensor:
+        """Returns this rank's positions of rows of this length."""
+        return positions(length, self.layout, rank=rank(self.group), size=size(self.group))
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern = "{ kind = 'causal' }", **settings: Any) -> Any:
+        """Calls `annulus.attention` over this group, for rows sharded by `shard`."""
+        return attention(q, k, v, pattern, group=self.group, layout=self.layout, **settings)

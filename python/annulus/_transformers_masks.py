@@ -1,9 +1,8 @@
-"""Reads the masks of transformers as patterns of annulus: bands, packed documents, and hidden keys (padding). Used by
+"""Converts the masks of transformers to patterns of annulus: bands, packed documents, and hidden keys (padding). Used by
 transformers.py.
 
-transformers describes a mask by a function of indices, which is made of functions, and by a 2-D attention_mask. The
-documents of a row follow from its position ids alone, by one rule on any number of ranks: a document begins where they do
-not rise.
+transformers describes a mask by a function of indices, composed of functions, and by a 2-D attention_mask. The documents of
+a row follow from its position ids alone, by one rule for any number of ranks: a document begins where they do not increase.
 """
 
 import dataclasses
@@ -32,26 +31,26 @@ OTHER_ATTENTION = 'choose attn_implementation="sdpa" or "eager" for it'
 
 @dataclasses.dataclass(eq=False)
 class Mask:
-    """The pairs within a band, within a document, and with a key that is not hidden. Made once for each forward and kind of
-    layer; `settle` completes it in the first layer."""
+    """The pairs within a band and a document whose key is not hidden. Made once per forward and kind of layer; `settle`
+    completes it in the first layer."""
 
-    left: int | None  # a query sees keys from query - left on; None: from the first
+    left: int | None  # a query attends to keys from query - left on; None: from the first
     right: int | None  # and up to query + right; None: up to the last
-    query_offset: int  # query i is at the index i + query_offset of the keys
+    query_offset: int  # query i has index i + query_offset among the keys
     queries: int
     keys: int
     visible: Tensor | None  # bool [batch, keys]; None: no key is hidden
     positions: Tensor | None = None  # the position ids [batch or 1, queries] that the model passed to its mask
     model: PreTrainedModel | None = None  # the model that made it
-    models_positions: Tensor | None = None  # the position ids that this model has, whether or not it passed them on
+    models_positions: Tensor | None = None  # the model's position ids, whether or not it passed them to the mask
     cache: Any = None
-    documents: Tensor | None = None  # int64 [batch, queries], rising; None: each row is one document
+    documents: Tensor | None = None  # int64 [batch, queries], ascending; None: each row is one document
     settled: bool = False
-    fault: str = ""  # why it cannot be expressed. Models also make masks that none of their layers uses.
+    fault: str = ""  # why it cannot be expressed; not raised at once, because layers may not use every mask
     texts: dict[int, str] = dataclasses.field(default_factory=dict)  # patterns by the number of keys
 
     def text(self, keys: int) -> str:
-        """Returns the text of the pattern for the first `keys` keys of whole rows, which most layers have in common."""
+        """Returns the text of the pattern for the first `keys` keys of whole rows, cached for layers that share it."""
         if keys > self.keys:
             raise refusal(f"a layer of {_name(self.model)} has {keys} keys, but its mask {self.keys}", OTHER_ATTENTION)
         if keys not in self.texts:
@@ -72,21 +71,21 @@ class Mask:
         if self.documents is None:
             return pattern
         lengths = lengths_of(self.documents)
-        if (rest := keys - self.documents.shape[1]) > 0:  # keys of a cache of fixed size that are not filled yet
+        if (rest := keys - self.documents.shape[1]) > 0:  # unfilled keys of a cache of fixed size
             pattern["key_documents"] = [row + [rest] for row in lengths]
             lengths = [row + [0] for row in lengths]
         return pattern | {"documents": lengths}
 
     def _slices(self, visible: Tensor) -> Iterator[dict[str, Any]]:
-        """For each run of keys that can be seen, the queries that may see it. A hidden position is hidden as a key only,
-        as in transformers."""
+        """Yields a slice for each document and run of visible keys. A hidden position is hidden as a key only, as in
+        transformers."""
         band = {}
         if self.left is not None:
             band["lo"] = self.query_offset - self.left
         if self.right is not None:
             band["hi"] = self.query_offset + self.right
         keys = visible.shape[1]
-        # Rows that begin and end their runs alike share slices.
+        # Adjacent rows with equal runs and documents share slices.
         rows = [(_runs(row), self._document_ranges(i, keys)) for i, row in enumerate(visible)]
         first = 0
         for (runs, documents), alike in itertools.groupby(rows):
@@ -114,9 +113,9 @@ class Mask:
         group: Group,
         layout: str,
     ) -> None:
-        """In the first layer, finds the documents of whole rows, and over several ranks which of their keys are hidden.
-        Refuses what the layers' arguments say of the documents if it differs; `boundaries` are such arguments by name.
-        Collective; it raises on all ranks or none."""
+        """In the first layer, finds the documents of whole rows, and over several ranks their hidden keys. Raises
+        AnnulusError if the layers' arguments (seq_idx; `boundaries`, by name) imply other documents. Collective; raises
+        on all ranks or none."""
         if self.settled:
             return
         if self.queries > 1 or size(group) > 1:
@@ -152,7 +151,7 @@ class Mask:
             _packed_caches.add(self.cache)
 
     def _check_boundaries(self, name: str, boundaries: Tensor | None, batch: int) -> None:
-        """Checks that boundaries of whole rows, one after the other, are those of the documents in the position ids."""
+        """Checks that the boundaries of documents in the concatenated rows equal those of the position ids."""
         if boundaries is None:
             return
         given = [n for n in boundaries.diff().tolist() if n > 0]
@@ -208,7 +207,7 @@ class Mask:
         return ids, whole[2 * batch + 1 :] if numbers is not None else None
 
 
-# The caches that packed documents filled. Their later queries belong to a document that only the caller knows.
+# Caches filled with packed documents. Only the caller knows to which document later queries belong.
 _packed_caches: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
@@ -217,7 +216,7 @@ def _name(model: object) -> str:
 
 
 def _runs(visible: Tensor) -> list[tuple[int, int]]:
-    """Returns the beginnings and ends of the runs of True."""
+    """Returns the runs of True as [begin, end)."""
     edges = torch.nn.functional.pad(visible.to(torch.int8), (1, 1)).diff()
     return list(zip((edges == 1).nonzero().flatten().tolist(), (edges == -1).nonzero().flatten().tolist()))
 
@@ -238,14 +237,14 @@ def check_positions(position_ids: Tensor) -> None:
 
 
 def documents_of(ids: Tensor, visible: Tensor | None, layout: str = "") -> Tensor | None:
-    """Returns the number of each position's document, int64 [batch, n], or None if each row is one document.
+    """Returns the index of each position's document, int64 [batch, n], or None if each row is one document.
 
-    ids: position ids [batch, n] of whole rows. A document begins where they do not rise; hidden positions do not count.
-    visible: bool [batch, n], or None. layout: how the parts of several ranks were put together, or "".
+    ids: position ids [batch, n] of whole rows. A document begins where they do not increase; hidden positions are ignored.
+    visible: bool [batch, n], or None. layout: the layout from which several ranks' parts were gathered, or "".
 
-    Raises AnnulusError if ids rise by more than 1: transformers sees a new document there or none, depending on whether
-    there is a cache or a mask. Over several ranks it raises as well if a document begins elsewhere than at 0 or at the row's
-    first id, since parts that were cut in another layout look like this.
+    Raises AnnulusError if ids increase by more than 1: whether transformers begins a document there depends on the presence
+    of a cache or a mask. Over several ranks it also raises if a document begins with another id than 0 or the row's first,
+    which indicates that rows were sharded in another layout.
     """
     begins = torch.zeros_like(ids)
     for row, positions in enumerate(ids):
@@ -273,14 +272,14 @@ def documents_of(ids: Tensor, visible: Tensor | None, layout: str = "") -> Tenso
 
 
 def _row_numbers(numbers: Tensor, batch: int, length: int) -> Tensor:
-    """Returns seq_idx [batch or 1, n] with a row for each row of the batch."""
+    """Expands seq_idx [batch or 1, n] to [batch, n]."""
     if numbers.dim() != 2 or numbers.shape[0] not in (1, batch) or numbers.shape[1] != length:
         raise AnnulusError(f"[transformers] seq_idx must be [{batch}, {length}], but is {list(numbers.shape)}")
     return numbers.expand(batch, -1)
 
 
 def _check_same(numbers: Tensor, documents: Tensor | None, name: str, visible: Tensor | None) -> None:
-    """Checks that other numbers of documents change where those of the position ids do, except at hidden positions."""
+    """Checks that `numbers` change exactly where `documents` do, except at hidden positions."""
     if documents is None:
         documents = torch.zeros_like(numbers)
     for row, (other, own) in enumerate(zip(numbers, documents)):
@@ -291,7 +290,7 @@ def _check_same(numbers: Tensor, documents: Tensor | None, name: str, visible: T
             raise refusal(f"{name} has documents of {given} tokens, but position_ids has {known}", "make them agree")
 
 
-# ---- The form in which a mask passes through a model.
+# ---- The tensor by which a mask passes through a model.
 
 _LOOKS = {
     "device", "dtype", "grad_fn", "is_cpu", "is_cuda", "is_leaf", "is_meta", "is_mps", "is_nested", "is_quantized", "is_sparse",
@@ -302,8 +301,8 @@ _KEEPS = {"bool", "clone", "contiguous", "cpu", "cuda", "detach", "pin_memory", 
 
 
 class MaskTensor(Tensor):
-    """A Mask as a bool tensor [batch, 1, queries, keys] without memory. transformers and models may ask for its shape and
-    pass it on, as they do with the masks of their own attention; to compute with it is refused."""
+    """A Mask as a bool tensor [batch, 1, queries, keys] without memory. transformers and models may query its metadata and
+    pass it on; computing with it raises AnnulusError."""
 
     mask: Mask
 
@@ -337,7 +336,7 @@ class MaskTensor(Tensor):
 
 
 def _takes_all(tensor: MaskTensor, index: Any) -> bool:
-    """Whether an index takes all of a mask, or the first keys of it, which are those that a layer then has."""
+    """Returns whether an index selects the whole mask, or its first keys, for a layer with fewer keys."""
     index = index if isinstance(index, tuple) else (index,)
     if Ellipsis in index:
         place = index.index(Ellipsis)
@@ -351,11 +350,11 @@ def _takes_all(tensor: MaskTensor, index: Any) -> bool:
     return True
 
 
-# ---- Masks of transformers, which are functions made of functions.
+# ---- Masks of transformers, which are composed functions.
 
 
 def _read(function: Callable, mask: Mask, numbers: list[Tensor]) -> None:
-    """Restricts `mask` to what `function` allows. Appends the numbers of packed documents [batch, n] that it tells apart."""
+    """Restricts `mask` by `function`. Appends the document numbers [batch, n] that `function` compares to `numbers`."""
     if function is masking_utils.causal_mask_function:
         mask.right = 0 if mask.right is None else min(mask.right, 0)
         return
@@ -391,10 +390,10 @@ def _read(function: Callable, mask: Mask, numbers: list[Tensor]) -> None:
 
 
 def _maker(mask: Mask) -> None:
-    """Finds the model that makes the mask, and position ids. transformers hands a mask only those position ids in which it
-    saw documents, so they are read where it is made: in its function for it, and in the model's forward that calls this."""
+    """Finds the model that makes the mask, and position ids. transformers passes position ids to a mask only if it detects
+    documents in them, so they are read from the stack: from its mask function and the model's forward, which calls that."""
     frame = sys._getframe(2)
-    while frame is not None and mask.model is None:  # no further: to look into a frame prolongs the life of its tensors
+    while frame is not None and mask.model is None:  # no further: f_locals prolongs the life of a frame's tensors
         local = frame.f_locals
         ids = local.get("position_ids")
         if frame.f_globals.get("__name__") == masking_utils.__name__:
@@ -420,7 +419,7 @@ def make_mask(
     device: Any = "cpu",
     **_: Any,
 ) -> MaskTensor:
-    """A function of transformers' mask interface. Versions before 5.4 pass `cache_position`, the indices of the queries, in
+    """Implements transformers' mask interface. Versions before 5.4 pass `cache_position`, the indices of the queries, in
     place of q_length and q_offset."""
     if cache_position is not None:
         q_length, q_offset, device = len(cache_position), cache_position[0], cache_position.device
@@ -438,7 +437,7 @@ def make_mask(
         mask.documents = numbers[0].cpu().expand(batch_size, -1)
     if attention_mask is not None:
         visible = attention_mask[:, kv_offset : kv_offset + kv_length].cpu() > 0
-        # A cache of fixed size has more keys than these. Causal queries see none that come after them.
+        # A cache of fixed size has more keys than attention_mask. Causal queries attend to none after themselves.
         visible = torch.nn.functional.pad(visible, (0, kv_length - visible.shape[1]))
         seen = visible if mask.right != 0 else visible[:, : mask.query_offset + q_length]
         mask.visible = None if seen.all() else visible

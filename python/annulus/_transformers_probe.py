@@ -1,12 +1,12 @@
-"""Checks that a model of transformers can be cut among ranks: that nothing but attention mixes positions, and that nothing
-is taken from a rank's own part of the row instead of the whole one. Used by transformers.py, over several ranks only.
+"""Checks that a model of transformers can be sharded over ranks: that only attention mixes positions, and that positions
+come from position ids, not from indices into a rank's part. Used by transformers.py, over several ranks only.
 
-A rank has a part of each row, so every layer outside attention must compute each position by itself. No list of models
-says which do. Instead a model runs on eight random tokens, with an attention that mixes nothing, and once more with one
-token changed. A module whose output changes at another position, although its inputs did not, mixes positions: a
-convolution, a recurrence, an attention of the model's own. The token is changed to NaN, since arithmetic carries that to
-all that depends on it, however little, and rounding makes none. In a third run all tokens and position ids are alike; a
-module whose output then differs between positions takes them from the index, which is another one in a part of a row.
+A rank has a part of each row, so every layer outside attention must be pointwise in positions. Instead of a list of models,
+a model is run on eight random tokens (more if some dimension of it is eight) with a pointwise attention, and again with one
+token changed. A module whose output changes at another position, although its inputs there did not, mixes positions: a
+convolution, a recurrence, a custom attention. The token's embedding becomes NaN, which arithmetic propagates to everything
+that depends on it, and rounding cannot produce. In a third run all tokens and position ids are equal; a module whose output
+then differs between positions depends on indices, which differ in a part of a row.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _local = threading.local()
 
 
 def probing() -> bool:
-    """Whether this thread runs a model to look at it."""
+    """Returns whether this thread is probing a model."""
     return getattr(_local, "probing", False)
 
 
@@ -44,7 +44,7 @@ def _probing() -> Iterator[None]:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """In place of attention while probing: each position depends on its own query, key and value only."""
+    """Replaces attention while probing: each position depends only on its own query, key and value."""
     weight = torch.tanh(query.float().mean(-1, keepdim=True)).to(value.dtype)
     groups = query.shape[1] // key.shape[1]
     own = value * torch.tanh(key.float().mean(-1, keepdim=True)).to(value.dtype)
@@ -52,8 +52,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 class _Recorder:
-    """Follows the positions through a model's modules. A tensor is followed if exactly one dimension has as many entries as
-    there are tokens; their number is chosen so that no other dimension of the model has it."""
+    """Tracks positions through a model's modules. A tensor is tracked if exactly one dimension has the size `tokens`, which
+    is chosen to differ from all dimensions of the model."""
 
     RUNS = ("plain", "poisoned", "alike")
 
@@ -81,8 +81,8 @@ class _Recorder:
         return output.masked_fill(at, float("nan"))
 
     def rows(self, values: Any) -> Tensor:
-        """Returns what identifies each position in the tensors: [tokens, tensors, 2], fp64 on the CPU. The first entry is a
-        weighted sum, the second what rounding may change of it."""
+        """Returns a fingerprint of each position in the tensors: [tokens, tensors, 2], fp64 on the CPU: a weighted sum, and
+        a bound of its rounding error."""
         found = [torch.empty(self.tokens, 0, 2, dtype=torch.float64)]
         for tensor in tree_leaves(values):
             if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
@@ -91,7 +91,7 @@ class _Recorder:
             if len(dims) == 1:
                 flat = tensor.detach().movedim(dims[0], 0).reshape(self.tokens, -1).double().cpu()
                 weights = torch.arange(flat.shape[1], dtype=torch.float64).mul_(2.4).cos_()
-                # Experts that get other tokens may round these ones otherwise.
+                # Experts with another set of tokens may round differently.
                 rounding = 16 * torch.finfo(tensor.dtype).eps * flat.norm(dim=1)
                 found.append(torch.stack([(flat * weights).sum(1), rounding], dim=1).unsqueeze(1))
         return torch.cat(found, dim=1)
@@ -129,7 +129,7 @@ def _differ(rows: Tensor, others: Tensor) -> Tensor:
 
 
 def _numbers(value: Any) -> Iterator[tuple[str, int]]:
-    """Yields the whole numbers of a configuration with their keys."""
+    """Yields the integers of a configuration with their keys."""
     for key, entry in value.items() if isinstance(value, dict) else ():
         if isinstance(entry, int):
             yield str(key), entry
@@ -139,7 +139,7 @@ def _numbers(value: Any) -> Iterator[tuple[str, int]]:
 
 @contextlib.contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Puts a model into evaluation, and afterwards its modules, their buffers and the generators back to what they were."""
+    """Sets a model to evaluation mode, and finally restores its modules, buffers and the random generators."""
     modules = list(model.modules())
     kept = [(m, dict(m.__dict__), [(n, b, b.clone()) for n, b in m._buffers.items() if b is not None]) for m in modules]
     devices = {p.device for p in itertools.chain(model.parameters(), model.buffers()) if p.device.type == "cuda"}
@@ -158,10 +158,10 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
 
 
 def check_loss(model: PreTrainedModel) -> None:
-    """Refuses a model whose loss is not the sum over shift_labels, divided by num_items_in_batch, which is what shard_batch
-    relies on. Once for each model; not collective.
+    """Checks, once for each model, that its loss is the sum over shift_labels divided by num_items_in_batch, as shard_batch
+    requires. Not collective.
 
-    Raises AnnulusError for another loss, and what the model raises.
+    Raises AnnulusError for another loss, and the model's own errors.
     """
     if model in _summing:
         return
@@ -203,8 +203,8 @@ def _run(model: PreTrainedModel, recorder: _Recorder) -> None:
 
 
 def _depends_on_length(module: nn.Module, args: Any, kwargs: Any, recorder: _Recorder, far: int) -> bool:
-    """Whether the angles of other positions change if the last position id is a far one. A copy is asked, on the CPU, where
-    a position outside a table is an error that can be caught."""
+    """Returns whether the angles of other positions change if the last position id is `far`. Runs a copy on the CPU, where a
+    position outside a table raises an error that can be caught."""
     copied: list[nn.Module] = []
 
     def ask(change: Callable[[Tensor], Tensor]) -> list[Tensor]:
@@ -239,8 +239,8 @@ def _depends_on_length(module: nn.Module, args: Any, kwargs: Any, recorder: _Rec
 
 
 class _WholeLength:
-    """Gives a module that computes rotary angles the largest position of the whole row: one more position, which is cut
-    off its results again."""
+    """Hooks for a module that computes rotary angles: appends the largest position of the whole row to its input, and drops
+    it from its results."""
 
     def __init__(self, longest: Callable[[Tensor], Tensor | None]) -> None:
         self.longest = longest
@@ -275,9 +275,9 @@ def _are_ids(given: Any) -> bool:
     return isinstance(given, Tensor) and given.dim() == 2 and not given.is_floating_point()
 
 
-_summing: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # models with such a loss
+_summing: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # models that passed check_loss
 
-# Of models that have been looked at, all modules.
+# All modules of models that passed check.
 _known: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 
 
@@ -286,12 +286,12 @@ def known(module: nn.Module) -> bool:
 
 
 def check(model: PreTrainedModel, longest: Callable[[Tensor], Tensor | None]) -> None:
-    """Refuses a model whose layers outside attention mix positions, and lets its rotary angles depend on whole rows.
+    """Checks, once for each model, that its layers outside attention do not mix positions, and hooks modules whose rotary
+    angles depend on the length of the row. Not collective, since all ranks get the same result.
 
-    longest: returns the largest position over all ranks, or None where a call is not over several. Once for each model; not
-    collective, since all ranks find the same.
+    longest: returns the largest position over all ranks, or None for a call on one rank.
 
-    Raises AnnulusError if a module mixes positions, with its name, and for a model that cannot be run like this.
+    Raises AnnulusError, which names the module, if it mixes positions, and for a model that cannot be run like this.
     """
     if model in _known:
         return
@@ -302,7 +302,7 @@ def check(model: PreTrainedModel, longest: Callable[[Tensor], Tensor | None]) ->
     try:
         recorder = _Recorder(tokens, model.get_input_embeddings().weight.shape[0])
         with _unchanged(model):
-            # In a context of its own: a forward around it may collect the outputs of modules.
+            # In a fresh context, because an enclosing forward may collect the outputs of modules.
             contextvars.Context().run(_run, model, recorder)
     except AnnulusError:
         raise
@@ -327,7 +327,7 @@ def check(model: PreTrainedModel, longest: Callable[[Tensor], Tensor | None]) ->
     far = 2 * max([n for key, n in numbers if "position" in key], default=2**17) + 1
     for module, args, kwargs in recorder.angles:
         if (copied := getattr(module, "_annulus_whole_length", None)) is not None and module not in _known:
-            copied.longest = longest  # copy.deepcopy of a model that was looked at: its hooks are there
+            copied.longest = longest  # a copy.deepcopy of a checked model has its hooks
             _known.add(module)
         if module in _known or not _depends_on_length(module, args, kwargs, recorder, far):
             continue

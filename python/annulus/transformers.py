@@ -4,10 +4,10 @@
     model = AutoModelForCausalLM.from_config(config, attn_implementation="annulus")
     loss = model(**annulus.transformers.shard_batch(batch)).loss
 
-The masks that transformers' mask interface passes to layers are read exactly (_transformers_masks.py): causal,
-bidirectional, sliding windows, documents that are packed into a row, and padding. Any other mask raises an error that names
-it, so no layer ever computes with a mask that differs from the model's. Over several ranks a model whose other layers mix
-positions is refused (_transformers_probe.py). Users import this module as annulus.transformers.
+The masks of transformers' mask interface are converted exactly (_transformers_masks.py): causal, bidirectional, sliding
+windows, packed documents, and padding. Any other mask raises an error that names it, so no layer ever computes with a mask
+that differs from the model's. Over several ranks a model whose other layers mix positions raises an error
+(_transformers_probe.py). Users import this module as annulus.transformers.
 """
 
 import functools
@@ -40,12 +40,12 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from . import _transformers_masks as masks  # noqa: E402
 from . import _transformers_probe as probe  # noqa: E402
 from ._operators import Group, all_reduce, attention, group_name, rank, size  # noqa: E402
-from ._sharding import shard, shift_labels  # noqa: E402
+from ._sharding import chosen_layout, shard, shift_labels  # noqa: E402
 from ._transformers_masks import OTHER_ATTENTION, MaskTensor, refusal  # noqa: E402
 
 # ---- The attention of a layer.
 
-# Arguments that models pass to every attention and that no attention reads.
+# Arguments that models pass to every attention, and that no attention uses.
 _HARMLESS = {
     "cache_position", "labels", "logits_to_keep", "max_length_k", "max_length_q", "num_items_in_batch",
     "output_attentions", "output_hidden_states", "output_router_logits", "position_ids", "return_dict", "shift_labels",
@@ -135,8 +135,8 @@ _registered: dict[str, tuple[Group, str]] = {}  # group and layout by name
 
 
 def _longest(model: PreTrainedModel) -> Callable[[Tensor], Tensor | None]:
-    """Returns a function that finds the largest of the position ids of all ranks, or None if the model's attention is not
-    over several. It is collective."""
+    """Returns a collective function that returns the largest position id over all ranks, or None if the model's attention
+    has only one."""
     weak = weakref.ref(model)
 
     def longest(position_ids: Tensor) -> Tensor | None:
@@ -153,8 +153,8 @@ def _longest(model: PreTrainedModel) -> Callable[[Tensor], Tensor | None]:
 
 
 def _call(model: PreTrainedModel, *args: Any, **given: Any) -> Any:
-    """In place of PreTrainedModel.__call__, looks at a model before its first forward over several ranks. Neither torch nor
-    transformers has a hook for this, and a model whose layers never call annulus could not be refused otherwise."""
+    """Replaces PreTrainedModel.__call__, to check a model before its first forward over several ranks. Neither torch nor
+    transformers has a hook for this, and checks in _attend would miss models whose layers never call it."""
     name = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if name in _registered and not probe.probing() and size(_registered[name][0]) > 1:
         if not probe.known(model):
@@ -166,22 +166,23 @@ def _call(model: PreTrainedModel, *args: Any, **given: Any) -> Any:
 
 def register(
     group: Group = None,
-    layout: str = "contiguous",
+    layout: str | None = None,
     schedule: str = "auto",
     name: str = "annulus",
     model: PreTrainedModel | None = None,
 ) -> None:
-    """Registers `attn_implementation=name` as attention over the ranks of `group`, whose rows are cut by `layout`.
+    """Registers `attn_implementation=name` as attention over the ranks of `group`, with rows sharded by `layout`.
 
-    group, layout, schedule: as in `annulus.attention`. Registering a name again replaces it; several names can serve
-    several groups. The group is kept by its name, so that destroy_process_group can end it.
-    model: a model that is to use it, whose attn_implementation is set. Over several ranks it is looked at now, by three
-    forwards of eight tokens, for layers that cannot be cut among ranks. Without it each model is looked at before its first
-    call.
+    group, layout, schedule: as in `annulus.attention`. Registering a name again replaces it; several groups need several
+    names. Only the group's name is stored, so that destroy_process_group can free it.
+    model: sets this model's attn_implementation. Over several ranks it is checked now, by three forwards of a few tokens,
+    for layers that cannot be sharded; other models are checked before their first call.
 
-    Raises AnnulusError if `model` cannot take another attention, or a module of it mixes positions outside attention.
+    Raises AnnulusError if `model` does not use transformers' attention interface, or a module of it mixes positions outside
+    attention.
     """
     group = None if group is None else group_name(group)
+    layout = chosen_layout(layout, group)
     _registered[name] = group, layout
     AttentionInterface.register(name, functools.partial(_attend, group=group, layout=layout, schedule=schedule))
     AttentionMaskInterface.register(name, masks.make_mask)
@@ -198,7 +199,7 @@ def register(
             probe.check(model, _longest(model))
 
 
-# What shard_batch takes: cut among the ranks, or of whole rows, as a collator may also pass.
+# The keys of shard_batch: sharded, or passed on for whole rows, as from a collator.
 _CUT = {"input_ids", "labels", "position_ids", "attention_mask", "seq_idx"}
 _WHOLE = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
 
@@ -206,14 +207,14 @@ _WHOLE = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
 def shard_batch(
     batch: Mapping[str, Tensor], layout: str | None = None, group: Group = None, *, name: str = "annulus"
 ) -> dict[str, Any]:
-    """Returns the arguments of a causal language model on this rank, from a batch of whole rows that every rank has.
+    """Returns this rank's arguments of a causal language model, from a batch of whole rows that every rank passes.
 
-    batch: input_ids [batch, n]; labels [batch, n], if a loss is wanted; position_ids [batch or 1, n], which restart with
-    each packed document; attention_mask [batch, n], with 0 where a position is hidden (padding). seq_idx [batch, n] and
-    cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, as DataCollatorWithFlattening makes them, are passed on, and
-    must say what the position ids say. Labels are shifted before they are cut and do not cross documents. The loss that the
-    model then returns is this rank's part: the sum over the ranks is the mean over the batch's labels, and the same holds
-    for gradients. layout and group: by default those registered under `name`.
+    batch: input_ids [batch, n]; optionally labels [batch, n], for a loss; position_ids [batch or 1, n], which restart with
+    each packed document; attention_mask [batch, n], 0 for padding. seq_idx [batch, n] and cu_seq_lens_q, cu_seq_lens_k,
+    max_length_q, max_length_k, from DataCollatorWithFlattening, are passed on, and must agree with the position ids. Labels
+    are shifted before they are sharded, and do not cross documents. The model's loss is this rank's part: its sum over the
+    ranks is the mean over the batch's labels, and likewise for gradients. layout and group: by default those registered
+    under `name`.
 
     Raises AnnulusError if there is no layout, and for other keys in the batch.
     """

@@ -188,7 +188,11 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
                         .step = settings.step.expect_int(),
                         .layer = settings.layer,
                         .first_row = first_row};
-        call.request.layout = parse_layout(settings.layout, "layout");
+        // A tensor does not show how its rows were cut, so what was not given cannot be checked.
+        require(!settings.layout.empty() || comm.size() == 1,
+                "give the layout in which the rows are cut among the " + std::to_string(comm.size()) +
+                    " ranks, such as layout=\"zigzag\", or call the attention of an annulus.Sharding");
+        if (!settings.layout.empty()) call.request.layout = parse_layout(settings.layout, "layout");
         call.request.schedule = parse_schedule(settings.schedule, "schedule");
         given = *pattern_of(settings.pattern);
         if (packed) {

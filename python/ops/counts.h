@@ -1,5 +1,5 @@
-// Counts the calls of attention and what they sent, for each group. operators.cc counts; the operator `stats`
-// (reports.cc) returns the counts.
+// Counts the calls of attention, and their messages and bytes, for each group. operators.cc counts; the operator
+// `stats` (reports.cc) returns the counts.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace annulus::torch_ops {
 
-// The counts of one direction since the process began, on this rank.
+// The counts of one direction on this rank since the process began.
 struct Counts {
   int64_t calls = 0, messages_sent = 0, bytes_sent = 0;
-  double exposed_seconds = 0;  // spent waiting for transfers on a CPU; 0 on a GPU
+  double exposed_seconds = 0;  // a CPU's wait for transfers; 0 on a GPU
 };
 struct GroupCounts {
   Counts forward, backward;

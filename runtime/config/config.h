@@ -1,7 +1,7 @@
-// Config: the configuration of a training run, read from a TOML file and `--set key=value` options. Used by every verb
-// that reads a configuration or a run's folder; a run saves it, and the ranks compare it at bootstrap. One table in
-// keys.cc holds every key with its name, place, range and line of documentation; reading (reading.cc) and writing,
-// comparing and documenting (writing.cc) go through it.
+// Config: the configuration of a training run, from a TOML file and `--set key=value` options. Used by every verb that
+// reads a configuration or a run's folder; a run saves it, and the ranks compare it at bootstrap. One table (keys.cc)
+// has the name, field, range and documentation of every key; reading (reading.cc), writing, comparing and documenting
+// (writing.cc) iterate over it.
 #pragma once
 
 #include <cstdint>
@@ -24,26 +24,26 @@ struct RunConfig {
   int64_t seed = 1;
   int64_t steps = 0;  // required
   int64_t log_every = 10;
-  int64_t log_bytes = 8 << 20;  // the most bytes of a rank's log file in the run's folder; 0: no file
-  int64_t keep_logs = 100;      // how many of the newest folders in runs/logs `launch` keeps; 0: all
+  int64_t log_bytes = 8 << 20;  // the limit of a rank's log file in the run's folder; 0: no file
+  int64_t keep_logs = 100;      // folders in runs/logs that `launch` retains; 0: all
 
   friend bool operator==(const RunConfig&, const RunConfig&) = default;
 };
 
-// One source of tokens, which runtime/data/shards/corpus.h opens.
+// One source of tokens (runtime/data/shards/corpus.h).
 struct SourceConfig {
   std::string name = {};  // shown in metrics; empty: "train", or "source 1", "source 2", ... if there are several
   std::vector<std::string> files = {};  // required: files, globs, "python-sources" (runtime/data/shards/find_files.h)
   std::string format = "auto";          // "auto", "text", "annulus", "megatron", "llmc", "nanogpt"
-  int64_t width = 0;   // bits of a token, 16 or 32, if the format does not say; 0: as in tokenization.json, or 16
-  int64_t begin = -1;  // the id that begins every document, in formats without stored boundaries; -1: not given
+  int64_t width = 0;   // bits per token, 16 or 32, if not in the format; 0: as in tokenization.json, or 16
+  int64_t begin = -1;  // the id that begins every document, in formats without stored boundaries; -1: none
   int64_t end = -1;    // the id that ends every document, likewise
-  double weight = 0;   // share of the rows, relative to the other sources; 0 for all: in proportion to their sizes
+  double weight = 0;   // relative share of the rows; 0 for all sources: proportional to their sizes
 
   friend bool operator==(const SourceConfig&, const SourceConfig&) = default;
 };
 
-// What a run trains on: one source, or several that are mixed. In TOML a list of files is one source, and in a list of
+// The training data: one source, or a mixture of several. In TOML, a list of files is one source, and in a list of
 // tables each table is one: [{ files = ["web/*.tokens"], weight = 0.7 }, { files = "code/*.tokens", weight = 0.3 }].
 struct Sources {
   std::vector<SourceConfig> list;
@@ -53,15 +53,14 @@ struct Sources {
   Sources(std::vector<std::string> files);                                  // NOLINT(google-explicit-constructor)
   Sources(std::initializer_list<std::string> files) : Sources(std::vector<std::string>(files)) {}
 
-  // The name of source i in metrics and messages: the one given, or else "train", or "source 1" and so on if there are
-  // several.
+  // Returns the name of source i in metrics and messages, with the defaults of SourceConfig::name.
   std::string name(size_t i) const;
   std::string text() const;  // as TOML
 
   friend bool operator==(const Sources&, const Sources&) = default;
 };
 
-// The index of the last of these stages that has begun at `step`. They rise, and the first has begun.
+// Returns the index of the last of these stages that has begun at `step`. They rise, and the first has begun.
 template <typename Stage>
 size_t stage_at(const std::vector<Stage>& stages, int64_t step) {
   size_t at = 0;
@@ -69,8 +68,8 @@ size_t stage_at(const std::vector<Stage>& stages, int64_t step) {
   return at;
 }
 
-// The length of the rows that a run trains on, by step. In TOML it is one number, or a list of [step, context] and
-// [step, context, batch], each of which applies from its step on.
+// The length of rows by step. In TOML, one number, or a list of [step, context] or [step, context, batch], each in
+// effect from its step on.
 struct ContextSchedule {
   struct Stage {
     int64_t step = 0;
@@ -79,7 +78,7 @@ struct ContextSchedule {
 
     friend bool operator==(const Stage&, const Stage&) = default;
   };
-  std::vector<Stage> stages = {Stage{}};  // at least one; the first begins at step 0, and steps rise
+  std::vector<Stage> stages = {Stage{}};  // not empty; steps are increasing, from 0
 
   ContextSchedule() = default;
   ContextSchedule(int64_t context) : stages{Stage{.context = context}} {}  // NOLINT(google-explicit-constructor)
@@ -90,8 +89,8 @@ struct ContextSchedule {
   friend bool operator==(const ContextSchedule&, const ContextSchedule&) = default;
 };
 
-// The number of batches in a step, by step. In TOML it is one number, or a list of [step, batches], each of which
-// applies from its step on.
+// Gradient accumulation: batches per step, by step. In TOML, one number, or a list of [step, batches], each in effect
+// from its step on.
 struct AccumulateSchedule {
   struct Stage {
     int64_t step = 0;
@@ -99,7 +98,7 @@ struct AccumulateSchedule {
 
     friend bool operator==(const Stage&, const Stage&) = default;
   };
-  std::vector<Stage> stages = {Stage{}};  // at least one; the first begins at step 0, and steps rise
+  std::vector<Stage> stages = {Stage{}};  // not empty; steps are increasing, from 0
 
   AccumulateSchedule() = default;
   AccumulateSchedule(int64_t batches) : stages{Stage{.batches = batches}} {}  // NOLINT(google-explicit-constructor)
@@ -111,7 +110,7 @@ struct AccumulateSchedule {
 };
 
 struct DataConfig {
-  // The composition of each step from `step` on.
+  // The composition of the steps from `step` on.
   struct Stage {
     int64_t step = 0;
     int64_t context = 0;     // tokens in a row
@@ -128,21 +127,21 @@ struct DataConfig {
   int64_t batch = 4;                   // rows of one forward and backward, over all ranks
   AccumulateSchedule accumulate;       // batches in a step
   std::string packing = "stream";      // "stream", "best-fit", "document"
-  bool documents = false;              // a token attends only to its own document
-  std::string long_documents = "cut";  // "cut", "refuse": what happens to those longer than a row
+  bool documents = false;              // tokens attend only to their own document
+  std::string long_documents = "cut";  // "cut", "refuse": those longer than a row
   std::string positions = "running";   // "running" through the row, "restart" at every document
-  std::vector<int64_t> ignore;         // ids of tokens that do not count as targets
+  std::vector<int64_t> ignore;         // token ids ignored as targets
   std::string index;                   // folder of row indexes; empty: beside a source's first file
 
-  // The number of rows in a batch during this stage of `context`.
+  // Returns the rows per batch during this stage of `context`.
   int64_t batch_of(const ContextSchedule::Stage& stage) const { return stage.batch > 0 ? stage.batch : batch; }
-  // One stage for each step at which `context` or `accumulate` changes; the first begins at step 0, and steps rise.
+  // Returns a stage for each step at which `context` or `accumulate` changes; steps are increasing, from 0.
   std::vector<Stage> stages() const;
 
   friend bool operator==(const DataConfig&, const DataConfig&) = default;
 };
 
-// The attention patterns of a model's layers: one for all of them, or one for each.
+// The attention patterns of a model's layers: one for all, or one for each.
 struct LayerPatterns {
   PatternSpec all = causal_pattern();
   std::vector<PatternSpec> each;  // empty: every layer has `all`
@@ -157,31 +156,30 @@ struct LayerPatterns {
   friend bool operator==(const LayerPatterns&, const LayerPatterns&) = default;
 };
 
-// The model's shape and how it is trained. load_config fills in kv_heads and ffn if they are 0, and with the
-// dtype "fp64" it replaces the device "auto" by "cpu".
+// The model's shape, and settings of its training. load_config sets kv_heads and ffn if they are 0, and resolves the
+// device "auto" to "cpu" for the dtype "fp64".
 struct ModelSection : ModelShape {
   ModelSection() : ModelShape{.vocab = 256} {}
 
   std::string from;            // a folder in Hugging Face's layout with the initial weights; empty: random, by run.seed
   std::string dtype = "fp32";  // "fp32", "bf16", "fp64"
   LayerPatterns pattern;
-  double dropout = 0;  // share of attention probabilities dropped in training
+  double dropout = 0;  // attention dropout rate in training
   bool recompute = false;
 
   friend bool operator==(const ModelSection&, const ModelSection&) = default;
 };
 
-// Parameters with a learning rate or a weight decay of their own.
+// Parameters with their own learning rate or weight decay.
 struct ParameterGroup {
   std::string match;                   // parameter names (runtime/model/parameters.h), with `*` and `?`
   double lr = 1;                       // multiplies the schedule's learning rate
-  std::optional<double> weight_decay;  // of all that match, vectors included; empty: as without the group
+  std::optional<double> weight_decay;  // of all that match, vectors included; nullopt: unchanged
 
   friend bool operator==(const ParameterGroup&, const ParameterGroup&) = default;
 };
 
-// In TOML it is a list of tables: [{ match = "*norm.weight", lr = 0.5 }]. The first group that matches a parameter
-// applies.
+// In TOML, a list of tables: [{ match = "*norm.weight", lr = 0.5 }]. The first matching group of a parameter applies.
 struct ParameterGroups {
   std::vector<ParameterGroup> list;
 
@@ -201,13 +199,13 @@ struct OptimizerSection {
   double beta2 = 0.95;
   double eps = 1e-8;
   ParameterGroups groups;
-  double clip = 1.0;  // largest gradient norm; 0: no limit
+  double clip = 1.0;  // maximum gradient norm; 0: no limit
   int64_t skips = 10;
-  double spike = 0;            // multiple of the running median of the gradient norm; 0: spikes are not looked for
-  int64_t spike_window = 100;  // number of norms in the median
+  double spike = 0;                    // multiple of the running median of the gradient norm; 0: no spike detection
+  int64_t spike_window = 100;          // norms in the median
   std::string spike_action = "skip";   // "skip", "rewind"
-  int64_t shard = 0;                   // 0 to 3: what is divided over the ranks
-  std::string shard_within = "world";  // "world", "host": the ranks over which it is divided
+  int64_t shard = 0;                   // 0 to 3, as ZeRO stages: what is sharded over ranks
+  std::string shard_within = "world";  // "world", "host": the ranks over which it is sharded
 
   friend bool operator==(const OptimizerSection&, const OptimizerSection&) = default;
 };
@@ -260,7 +258,7 @@ struct MemorySection {
 
 struct Config {
   std::string device = "auto";  // "auto", "cpu", "cuda"
-  double timeout = 300;         // deadline of each communication in seconds
+  double timeout = 300;         // deadline of each communication, in seconds
   bool tf32 = false;
   bool deterministic = false;
   std::string cuda_graphs = "auto";  // "auto", "off"
@@ -278,27 +276,25 @@ struct Config {
   friend bool operator==(const Config&, const Config&) = default;
 };
 
-// Returns the model in the folder given.model.from, as its config.json describes it
-// (runtime/huggingface/model_config.h). `given` holds only the keys that were given and may be incomplete.
-struct Config;
+// Returns the model of the folder given.model.from, from its config.json (runtime/huggingface/model_config.h). `given`
+// has only the keys that the user set, and may be incomplete.
 using ModelReader = std::function<ModelSection(const Config& given)>;
 
 // Reads the file, then applies `sets`, each "section.key=value"; the value is TOML, or a string if it is not valid
-// TOML. Raises Error(kInput) if the file is missing or is not TOML, and Error(kUsage) for an unknown key (naming the
-// nearest one), a wrong type, a value out of range, or values that contradict each other. Messages name file, line and
-// key.
+// TOML. Raises Error(kInput) if the file is missing or is not TOML, and Error(kUsage) for an unknown key (suggesting
+// the nearest), a wrong type, a value out of range, or contradictory values. Messages name file, line and key.
 //
-// If model.from names a folder, `read_model` supplies [model], and the keys that are given replace its values. Keys of
-// the model's shape must then equal those of the folder; the rotary embedding's base and scaling may differ. Without
-// `read_model` the folder is not read, because a run's own configuration has every key.
+// If model.from is set, `read_model` supplies [model], and the user's keys override its values. Keys of the model's
+// shape must then equal the folder's, except the rotary embedding's base and scaling. Without `read_model` the folder
+// is not read, because a run's own configuration has every key.
 Config load_config(const std::string& path, const std::vector<std::string>& sets = {},
                    const ModelReader& read_model = {});
 
-// Does the same with a text; `source` stands for the file in messages.
+// Parses a text as load_config does; `source` names it in messages.
 Config parse_config(std::string_view toml, std::string_view source, const std::vector<std::string>& sets = {},
                     const ModelReader& read_model = {});
 
-// The whole configuration as TOML; load_config of it gives an equal Config.
+// Returns the whole configuration as TOML; parse_config() of it gives an equal Config.
 std::string to_toml(const Config& config);
 
 // A key, "section.key", and its value as TOML.
@@ -308,19 +304,19 @@ struct KeyText {
   friend bool operator==(const KeyText&, const KeyText&) = default;
 };
 
-// Every key, in the table's order. The ranks compare this at bootstrap.
+// Returns every key, in the table's order. Ranks compare this at bootstrap.
 std::vector<KeyText> flatten(const Config& config);
 
-// A key whose values differ between two configurations, both as TOML.
+// A key whose values, as TOML, differ between two configurations.
 struct ChangedKey {
   std::string key, was, is;
-  // Weights trained with one value are meaningless with the other. model.pattern is not such a key: a model may be
-  // trained further with a pattern that sees more.
+  // Weights trained with one value are meaningless with the other. Not model.pattern: training may continue with a
+  // wider pattern.
   bool of_model = false;
 };
 std::vector<ChangedKey> changed_keys(const Config& before, const Config& now);
 
-// Markdown table of every key: default, range, meaning. docs/configuration.md and `train --help-config` show it.
+// Returns a Markdown table of every key (default, range, meaning) for docs/configuration.md and `train --help-config`.
 std::string config_reference();
 
 }  // namespace annulus

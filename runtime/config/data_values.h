@@ -1,5 +1,5 @@
-// Reads those values of [data] and [optimizer] that are not single numbers or strings, and describes TOML nodes in
-// words for messages. Used by reading.cc and model_values.cc. Internal to runtime/config/.
+// Parses the structured values of [data] and [optimizer], and describes TOML nodes for messages. Used by reading.cc and
+// model_values.cc. Internal to runtime/config/.
 #pragma once
 
 #include <toml++/toml.h>
@@ -11,11 +11,11 @@
 
 namespace annulus::config_keys {
 
-// What a node is, in words: "a table", "a whole number".
+// Returns the type of a node, for messages: "a table", "a whole number".
 std::string_view type_name(const toml::node& node);
-// The value as the user wrote it, for messages. Long values are cut.
+// Returns the value as written by the user, for messages, truncated if it is long.
 std::string shown(const toml::node& node);
-// Raises Error(kUsage).
+// Raises Error(kUsage), "WHERE: MESSAGE".
 [[noreturn]] void refuse(const std::string& where, const std::string& message);
 [[noreturn]] void refuse_type(const std::string& where, const std::string& expected, const toml::node& node);
 [[noreturn]] void refuse_key(const std::string& where, const std::string& name, const std::string& of,
@@ -24,8 +24,8 @@ std::string shown(const toml::node& node);
 std::string read_choice(const toml::node* node, const std::vector<std::string>& choices, const std::string& where,
                         const std::string& what);
 
-// Read data.train, data.context, data.accumulate and optimizer.groups. `where`: "file:line: key", for messages. Raise
-// Error(kUsage).
+// Parse data.train, data.context, data.accumulate and optimizer.groups. `where`: "file:line: key", for messages. Raise
+// Error(kUsage) for invalid values.
 Sources read_sources(const toml::node& node, const std::string& where);
 ContextSchedule read_contexts(const toml::node& node, const std::string& where);
 AccumulateSchedule read_accumulate(const toml::node& node, const std::string& where);

@@ -1,5 +1,5 @@
-// Every key of a configuration: its name, where its value lies in a Config, its range and its line of documentation.
-// They are one table (keys.cc), which reading.cc and writing.cc go through. Internal to runtime/config/.
+// The table of configuration keys (keys.cc): the name, the field of Config, the range and the documentation of each.
+// reading.cc and writing.cc iterate over it. Internal to runtime/config/.
 #pragma once
 
 #include <cmath>
@@ -14,10 +14,10 @@
 
 namespace annulus::config_keys {
 
-// Where a key's value lies in a Config, and its type.
+// A pointer to a key's field in a Config.
 using Slot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<int64_t>*, Sources*, ContextSchedule*,
                           AccumulateSchedule*, ParameterGroups*, LayerPatterns*, RotaryScaling*>;
-// A copy of such a value.
+// The value of such a field.
 using Value = std::variant<int64_t, double, bool, std::string, std::vector<int64_t>, Sources, ContextSchedule,
                            AccumulateSchedule, ParameterGroups, LayerPatterns, RotaryScaling>;
 
@@ -36,10 +36,10 @@ struct Range {
 struct Rules {
   bool required = false;
   Range range = {};
-  std::vector<std::string> choices = {};                                 // the strings allowed; empty: all
-  void (*check)(const std::string& value, std::string_view where) = {};  // a further check of a string
+  std::vector<std::string> choices = {};                                 // allowed strings; empty: all
+  void (*check)(const std::string& value, std::string_view where) = {};  // another check of a string
   bool of_model = false;  // weights trained with one value are meaningless with another
-  bool imported = false;  // given by the folder that model.from names; another value is refused
+  bool imported = false;  // determined by the folder model.from; another value is rejected
 };
 
 struct Key {
@@ -54,20 +54,20 @@ struct Key {
   }
 };
 
-// The table, in the order in which a configuration is written. Thread-safe.
+// Returns the table, in the order of a written configuration. Thread safe.
 const std::vector<Key>& keys();
 
-const Key* find_key(std::string_view full);  // null if no key has this name
+const Key* find_key(std::string_view full);  // null if unknown
 Value value_of(const Key& key, const Config& config);
 
-// Describes the values that a key takes: "1 or more", "one of "a", "b"". `whole`: they are whole numbers. `refused`:
-// the value that was refused; an upper bound far beyond any use is named only if this value exceeds it.
+// Describes the allowed values of a key: "1 or more", "one of "a", "b"". `whole`: they are integers. `refused`: the
+// rejected value; an upper bound far beyond any use is mentioned only if this value exceeds it.
 std::string range_text(const Key& key, bool whole, double refused = 0);
 
-// Raises Error(kUsage).
+// Raises Error(kUsage) for an empty string.
 void check_not_empty(const std::string& value, std::string_view where);
 
-// The key's value as TOML.
+// Returns the key's value as TOML.
 std::string value_text(const Key& key, const Config& config);
 
 }  // namespace annulus::config_keys

@@ -1,4 +1,4 @@
-// Reads those values of [model] that are not single numbers or strings, for reading.cc. Internal to runtime/config/.
+// Parses the structured values of [model], for reading.cc. Internal to runtime/config/.
 #pragma once
 
 #include <toml++/toml.h>
@@ -9,7 +9,7 @@
 
 namespace annulus::config_keys {
 
-// Reads model.rope_scaling: { kind = "yarn", factor = 4.0, original_context = 8192 }. `where`: "file:line: key", for
+// Parses model.rope_scaling: { kind = "yarn", factor = 4.0, original_context = 8192 }. `where`: "file:line: key", for
 // messages. Raises Error(kUsage) for unknown names, wrong types and numbers out of range.
 RotaryScaling read_rotary_scaling(const toml::node& node, const std::string& where);
 

@@ -20,7 +20,8 @@ struct BatchShape {
   std::vector<Span> positions;  // this rank's positions in a row, rising
   bool restart = false;         // also give rotary positions, which restart with every part
 
-  int64_t length() const;  // the number of positions
+  // Returns the number of positions.
+  int64_t length() const;
   int64_t plane() const { return own_rows * length(); }
   // Planes [own_rows, positions]: tokens, targets and, with `restart`, rotary positions.
   int64_t planes() const { return restart ? 3 : 2; }

@@ -42,10 +42,10 @@ struct DrawnRow {
   int64_t context = 0;        // the number of its positions
   std::vector<Piece> pieces;  // in order, one for each document that it has tokens of; the rest of it is padding
 
-  // The lengths of its parts in order: the documents, whatever data.documents is, and then padding if there is any.
-  // They add up to the context.
+  // Returns the lengths of its parts in order: the documents, whatever data.documents is, and then padding if there is
+  // any. They add up to the context.
   std::vector<int64_t> parts() const;
-  // What it takes from its source.
+  // Returns what it takes from its source.
   SourceUse use() const;
 };
 
@@ -82,8 +82,8 @@ class Dataset {
   bool has_validation() const;
   // The number of validation rows of a source; 0 if nothing is held out.
   int64_t validation_rows(size_t source, int64_t step) const;
-  // Row i of `count` rows that are spaced evenly over them. If there are fewer than `count`, the further rows are
-  // nothing but padding.
+  // Returns row i of `count` rows that are spaced evenly over them. If there are fewer than `count`, the further rows
+  // are nothing but padding.
   DrawnRow held_out(size_t source, int64_t step, int64_t i, int64_t count) const;
 
   // ---- tokens
@@ -92,7 +92,7 @@ class Dataset {
   // it, its target. Padding has the token 0 and kNoTarget. Nothing else of the row is read. Raises Error(kInput) if a
   // file has changed, cannot be read, or holds an id outside the vocabulary.
   void read(const DrawnRow& row, const std::vector<Span>& positions, int64_t* tokens, int64_t* targets) const;
-  // The number of tokens that were read from the files so far.
+  // Returns the number of tokens read from the files so far.
   int64_t tokens_read() const;
 
   // ---- descriptions

@@ -10,18 +10,19 @@
 
 namespace annulus::huggingface {
 
-// The members of a JSON object, which must outlive this. A value of null counts as missing.
+// The members of a JSON object, which must outlive this. A null value counts as missing.
 class ConfigReader {
  public:
-  // `prefix` stands before keys in messages: "rope_parameters.".
+  // `prefix` precedes keys in messages: "rope_parameters.".
   ConfigReader(std::string path, const nlohmann::json& object, std::string prefix = "")
       : path_(std::move(path)), object_(object), prefix_(std::move(prefix)) {}
 
   const std::string& path() const { return path_; }
-  const nlohmann::json* find(std::string_view key) const;  // null if it is missing or null
-  bool has(std::string_view key) const;                    // true also if it is null
+  const nlohmann::json* find(std::string_view key) const;  // null if missing or null
+  bool has(std::string_view key) const;                    // true for null as well
 
-  // Raise Error(kInput) for another type, for a value out of range, and for a missing value without `otherwise`.
+  // Return the value, or `otherwise` if it is missing. Raise Error(kInput) for another type, a value out of range, or
+  // if both are missing.
   int64_t whole(std::string_view key, int64_t low, int64_t high, std::optional<int64_t> otherwise = {}) const;
   double number(std::string_view key, double low, double high, std::optional<double> otherwise = {}) const;
   bool flag(std::string_view key, bool otherwise) const;
@@ -36,7 +37,7 @@ class ConfigReader {
   std::string prefix_;
 };
 
-// A value for a message; long values are cut.
+// Formats a value for a message, truncated if it is long.
 std::string shown(const nlohmann::json& value);
 
 }  // namespace annulus::huggingface

@@ -15,8 +15,8 @@ namespace annulus {
 struct ExportOptions {
   std::string run;                   // the run's folder
   std::string out;                   // the new folder
-  std::optional<int64_t> step = {};  // of the checkpoint; none: the newest undamaged one
-  std::string dtype = {};            // "bf16", "fp32", "fp64"; empty: what the run computes in
+  std::optional<int64_t> step = {};  // of the checkpoint; none: the newest intact one
+  std::string dtype = {};            // "bf16", "fp32", "fp64"; empty: the run's compute dtype
   int64_t shard_bytes = 5'000'000'000;
   bool leave_pattern = false;  // as ConfigToWrite::leave_pattern
 };
@@ -27,22 +27,22 @@ struct ExportedModel {
   std::string dtype;               // "bf16", "fp32", "fp64"
   int64_t context = 0;             // max_position_embeddings
   std::vector<std::string> files;  // paths
-  std::vector<std::string> notes;  // what a user of the folder should know; usually empty
+  std::vector<std::string> notes;  // caveats for users of the folder; usually empty
 };
 
-// Streams the checkpoint, which any number of ranks may have written at any level of optimizer.shard, through one block
-// of memory (checkpoint_merge.h). `out` appears complete or not at all. `passed_over` is called with a message for each
-// damaged checkpoint. Raises Error(kUsage) if `out` exists or no family can express the model, Error(kInput) for
-// damage, and Error(kResource) for a failing disk and after an interruption.
+// Streams the checkpoint, written by any number of ranks at any level of optimizer.shard, through one block of memory
+// (checkpoint_merge.h). Creates `out` atomically. Calls `passed_over` with a message for each damaged checkpoint.
+// Raises Error(kUsage) if `out` exists or no family can express the model, Error(kInput) for damage, and
+// Error(kResource) for I/O errors and after an interruption.
 ExportedModel export_model(const ExportOptions& options, const std::function<void(const std::string&)>& passed_over,
                            FileSystem& files = FileSystem::real());
 
-// The family ("llama") as which the run's newest configuration would be exported. Raises Error(kUsage) if none can
-// express it.
+// Returns the family ("llama") of an export of the run's newest configuration. Raises Error(kUsage) if none can express
+// it.
 std::string exported_family(const std::string& run);
 
-// Host memory in bytes that export_model takes at most, beyond what a process needs anyway: one block, and the part of
-// it that is rounded at once.
+// Returns the peak host memory in bytes of export_model beyond the process's baseline: one block, and the part of it
+// that is rounded at once.
 int64_t export_bytes();
 
 }  // namespace annulus

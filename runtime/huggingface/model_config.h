@@ -1,6 +1,6 @@
-// Reads config.json of a folder in Hugging Face's layout as a model's description, and writes it: Llama, Mistral, Qwen
-// 2 and Qwen 3, with the defaults of transformers. A family is a mapping (families.h), and each key is a line of one
-// table (config_keys.h). Used by the verbs that take such a folder and by export. Needs no LibTorch. Thread-safe.
+// Converts between config.json of a folder in Hugging Face's layout and a ModelSection: Llama, Mistral, Qwen 2 and Qwen
+// 3, with the defaults of transformers. families.h has the families, config_keys.h the keys. Used by the verbs that
+// take such a folder and by export. Needs no LibTorch. Thread safe.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@ namespace annulus {
 
 // The contents of a config.json.
 struct FolderConfig {
-  ModelSection model;   // without `from`; rope_fp32 is true, as transformers computes
+  ModelSection model;   // without `from`; rope_fp32 is true, as in transformers
   std::string family;   // "llama", "mistral", "qwen2", "qwen3"
   int64_t context = 0;  // max_position_embeddings
-  std::string dtype;    // of its weights, as the file says: "bfloat16", "float16", ...; empty: not given
+  std::string dtype;    // of its weights, as in the file: "bfloat16", "float16", ...; empty: absent
   std::string text;     // the whole file
   std::string path;     // the file's path
 };
@@ -25,28 +25,28 @@ struct FolderConfig {
 // an unsupported value or an unknown key; Error(kResource) if it cannot be read.
 FolderConfig read_folder_config(const std::string& folder);
 ModelSection read_model_config(const std::string& folder);
-// The ModelReader for load_config: reads the folder that model.from names.
+// Reads the folder model.from; the ModelReader of load_config.
 ModelSection read_model_from(const Config& given);
 
-// Parses a text; `path` stands for the file in messages.
+// Parses the text of a config.json; `path` names the file in messages.
 FolderConfig parse_folder_config(const std::string& text, const std::string& path);
 
 struct ConfigToWrite {
   ModelSection model;
   int64_t context = 0;   // max_position_embeddings
   std::string original;  // the config.json that the model was imported with; empty: it was trained from scratch
-  std::string dtype;     // of the weights beside it: "bf16", "fp32", "fp64"
-  // The ids with which documents begin and end, for a model trained from scratch.
+  std::string dtype;     // of the exported weights: "bf16", "fp32", "fp64"
+  // bos_token_id and eos_token_id, for a model trained from scratch.
   std::optional<int64_t> begin = {}, end = {};
-  bool leave_pattern = false;  // write the patterns of the original, or causal ones, instead of the model's
+  bool leave_pattern = false;  // write the original's patterns, or causal ones, instead of the model's
 };
 
 // Returns the config.json of a model: the original with the model's keys set, or that of the simplest family that can
-// express the model. What is written reads as the same model. Raises Error(kUsage) if the family cannot express the
-// model, naming --leave-pattern if only the patterns are the reason.
+// express the model. It reads back as the same model. Raises Error(kUsage) if the family cannot express the model, and
+// suggests --leave-pattern if only the patterns are the reason.
 std::string write_model_config(const ConfigToWrite& config);
 
-// Markdown table of every key of config.json. docs/models.md shows it.
+// Returns a Markdown table of every key of config.json, for docs/models.md.
 std::string model_config_reference();
 
 }  // namespace annulus

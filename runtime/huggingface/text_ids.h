@@ -1,4 +1,4 @@
-// The ids with which a model's texts begin and end, read from its folder. Used by the sampler. Thread-safe.
+// Reads the beginning- and end-of-text token ids of a model's folder. Used by the sampler. Thread safe.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ struct TextIds {
   std::vector<int64_t> ends;     // eos_token_id: one, or several
 };
 
-// Reads FOLDER/generation_config.json, and config.json for what the first does not say. Raises Error(kInput), naming
-// file and key, if they are malformed, and Error(kResource) if they cannot be read.
+// Reads FOLDER/generation_config.json, and config.json for ids missing there. Raises Error(kInput), naming file and
+// key, if they are malformed, and Error(kResource) if they cannot be read.
 TextIds read_text_ids(const std::string& folder);
 
 }  // namespace annulus

@@ -1,6 +1,5 @@
-// ModelWeights: the weights in a folder in Hugging Face's layout (model.safetensors, or several files with
-// model.safetensors.index.json), read slice by slice into the part of them that a rank holds. Used by ModelImport and
-// by inference.
+// ModelWeights: reads weights of a folder in Hugging Face's layout (model.safetensors, or several files with
+// model.safetensors.index.json) into the slices that a rank holds. Used by ModelImport and by inference.
 #pragma once
 
 #include <cstdint>
@@ -15,27 +14,25 @@
 
 namespace annulus {
 
-// Everything is checked when it is opened; the files stay open. Thread-safe.
+// The constructor checks everything; the files stay open. Thread safe.
 class ModelWeights {
  public:
-  // Reads the headers of all files and takes no memory for weights; if embedding and output are tied and both are
-  // there, it compares the two. Every tensor of the model must be there in its shape, as fp64, fp32, fp16 or bf16, and
-  // no other tensor except rotary_emb.inv_freq of older files, which follows from the configuration, and the output
-  // matrix of a tied model if it has the same bits as the embedding. Raises Error(kInput), naming tensor and file, if a
-  // file is missing or damaged, if the index is wrong, or if a tensor is missing, transposed, fused with others,
-  // unknown, quantised or pickled; Error(kResource) for what cannot be read.
+  // Reads the headers of all files, and weights only to compare tied matrices. Every tensor of the model must be
+  // present in its shape, as fp64, fp32, fp16 or bf16. The only other tensors accepted are rotary_emb.inv_freq of older
+  // files, which follows from the configuration, and the output matrix of a tied model if it equals the embedding bit
+  // by bit. Raises Error(kInput), naming tensor and file, if a file is missing or damaged, if the index is wrong, or if
+  // a tensor is missing, transposed, fused with others, unknown, quantized or pickled; Error(kResource) for I/O errors.
   ModelWeights(const std::string& folder, const ModelShape& shape);
 
-  // Copies weights into the slices' `values`, on any device, rounded to nearest if their dtype is narrower. Takes
-  // kBlockBytes of host memory besides. Raises as the constructor does, and Error(kInternal) for a tensor that the
-  // model does not have.
+  // Copies weights into the slices' `values`, on any device, rounding to nearest if their dtype is narrower, through
+  // kBlockBytes of host memory. Raises as the constructor does, and Error(kInternal) for a tensor that the model lacks.
   void read(const std::vector<TensorSlice>& into) const;
 
-  // A checksum of each tensor's name, shape, dtype and first and last bytes. Ranks compare it, because each opens a
-  // folder of its own.
+  // Returns a checksum of each tensor's name, shape, dtype and first and last bytes. Ranks compare it, because their
+  // folders may differ.
   std::string fingerprint() const;
 
-  // Bytes of the model's tensors in the files, and their dtypes ("BF16", "F32"), sorted.
+  // Return the bytes of the model's tensors in the files, and their dtypes ("BF16", "F32"), sorted.
   int64_t bytes() const;
   std::vector<std::string> dtypes() const;
 
@@ -55,7 +52,7 @@ class ModelWeights {
 
   std::string folder_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
-  std::map<std::string, Place> tensors_;  // by name; after the checks, only those of the model
+  std::map<std::string, Place> tensors_;  // by name; after the checks, only the model's
 };
 
 }  // namespace annulus

@@ -1,5 +1,5 @@
-// OpenedModel: a model from a run or from a folder in Hugging Face's layout, opened to compute with it and not to train
-// it. Used by sampler.cc, logits.h and inspection.cc.
+// OpenedModel: a model from a run or from a folder in Hugging Face's layout, opened for inference. Used by sampler.cc,
+// logits.h and inspection.cc.
 #pragma once
 
 #include <cstdint>
@@ -20,24 +20,24 @@ class OpenedModel {
   using Note = std::function<void(const std::string&)>;
 
   // Reads the model's description, but no weights. `which` is a folder with a config.json, a run's folder, or the name
-  // of a run below `root` (find_run). `step` selects a run's checkpoint; without it, the newest undamaged one is used.
-  // Throws Error(kInput) if there is nothing of this name, Error(kUsage) for a step of anything but a run, and the
-  // errors of read_folder_config and load_config.
+  // of a run below `root` (find_run). `step` selects a run's checkpoint; the default is the newest intact one. Raises
+  // Error(kInput) if there is nothing of this name, Error(kUsage) for a step of anything but a run, and the errors of
+  // read_folder_config and load_config.
   OpenedModel(const std::string& which, const std::string& root, std::optional<int64_t> step);
 
   const std::string& path() const { return path_; }
   const ModelSection& model() const { return model_; }
-  int64_t context() const { return context_; }  // the length of the longest sequences that it was trained on
-  // A run's configuration; none for a folder in Hugging Face's layout.
+  int64_t context() const { return context_; }  // the maximum sequence length of its training
+  // Returns a run's configuration; nullopt for a folder in Hugging Face's layout.
   const std::optional<Config>& run() const { return run_; }
 
-  // Allocates the parameters' values and fills them. Values that are not fp32 or fp64 on a CPU are filled through an
-  // fp32 copy of one unit at a time. Damaged checkpoints that are skipped are reported to `note`. Throws Error(kInput)
-  // if there is no undamaged checkpoint or none of that step, or if a tensor does not fit the model.
+  // Allocates the parameters' values and fills them, through an fp32 copy of one unit at a time unless they are fp32 or
+  // fp64 on a CPU. Reports skipped, damaged checkpoints to `note`. Raises Error(kInput) if there is no intact
+  // checkpoint or none of that step, or if a tensor does not match the model.
   void load(Parameters& parameters, const Note& note);
 
-  // Whether tokens are ids of a tokenizer and not bytes, and the step of the weights (-1 for a folder in Hugging Face's
-  // layout). Known after load().
+  // Return whether tokens are ids of a tokenizer, not bytes, and the step of the weights (-1 for a folder in Hugging
+  // Face's layout). Valid after load().
   bool tokens_are_ids() const { return ids_; }
   int64_t step() const { return step_; }
 

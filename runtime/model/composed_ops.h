@@ -12,10 +12,10 @@ namespace annulus {
 
 const DecoderOps& composed_ops();
 
-// Memory that RMSNorm and its gradient take on a CPU besides their results (memory/charge.h), with tensors of `element`
-// bytes and statistics of `wide` bytes an element.
+// Returns the memory that RMSNorm and its gradient take on a CPU besides their results, with elements of `element`
+// bytes in tensors and `wide` bytes in statistics.
 std::vector<Charge> composed_norm_charges(int64_t rows, int64_t dim, int64_t element, int64_t wide);
-// The most that cross entropy holds at once with logits of `wide` bytes, these included.
+// Returns the peak bytes of cross entropy with logits of `wide` bytes, these included.
 int64_t composed_cross_entropy_bytes(int64_t logits, int64_t wide);
 
 }  // namespace annulus

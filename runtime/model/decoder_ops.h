@@ -1,9 +1,9 @@
-// The decoder's operations between matrix products, and their gradients, on tensors, without autograd. There are three
-// implementations: loops for fp32 on a CPU (loop_ops.h), kernels for GPUs (gpu_ops.h), and LibTorch's operators for
-// everything else (composed_ops.h). fused_ops.cc chooses one for each call and makes it differentiable.
+// The interface of the decoder's operations between matrix products and their gradients, without autograd. Its
+// implementations are loops for fp32 on a CPU (loop_ops.h), kernels for GPUs (gpu_ops.h), and LibTorch's operators
+// otherwise (composed_ops.h). fused_ops.cc chooses one for each call and makes it differentiable.
 //
-// All of them keep statistics, rotations and losses in fp32 if tensors are bf16 or fp16. Nothing here records a
-// gradient or waits for the device. Thread safety: const objects without state.
+// Statistics, rotations and losses are fp32 if tensors are bf16 or fp16. Nothing here waits for the device. Thread
+// safety: const objects without state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,9 +14,9 @@
 namespace annulus {
 
 struct RmsNorm {
-  at::Tensor sum;      // [rows, dim]; x itself if nothing is added, except with loops
+  at::Tensor sum;      // [rows, dim]; x itself without delta, except with loops
   at::Tensor y;        // [rows, dim]
-  at::Tensor inv_rms;  // a statistic for each row
+  at::Tensor inv_rms;  // one statistic per row
 };
 struct RmsNormGradient {
   at::Tensor dx;
@@ -40,21 +40,21 @@ struct Heads {
 
 struct CrossEntropy {
   at::Tensor loss;     // a scalar: the sum over rows of -log softmax(logits)[target]
-  at::Tensor dlogits;  // (softmax - onehot) * scale; undefined without gradient. Its last dimension is contiguous
+  at::Tensor dlogits;  // (softmax - onehot) * scale, with contiguous rows; undefined without gradient
 };
 
 class DecoderOps {
  public:
   virtual ~DecoderOps() = default;
 
-  // The formulas are those of fused::add_rms_norm (fused_loops.h). x [rows, dim]; delta may be undefined.
+  // As fused::add_rms_norm (fused_loops.h). x [rows, dim]; delta may be undefined.
   virtual RmsNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight,
                                double eps) const = 0;
   // dsum may be undefined.
   virtual RmsNormGradient add_rms_norm_backward(const at::Tensor& dy, const at::Tensor& dsum, const at::Tensor& sum,
                                                 const at::Tensor& weight, const at::Tensor& inv_rms) const = 0;
 
-  // qkv [rows, (heads + 2 kv_heads) head_dim]; weights [head_dim]. Values are copied.
+  // qkv [rows, (heads + 2 kv_heads) head_dim]; weights [head_dim]. Value heads are copied.
   virtual HeadNormed head_norm(const at::Tensor& qkv, const at::Tensor& q_weight, const at::Tensor& k_weight,
                                int64_t heads, int64_t kv_heads, double eps) const = 0;
   virtual HeadNormGradient head_norm_backward(const at::Tensor& dy, const at::Tensor& qkv, const at::Tensor& q_weight,
@@ -64,7 +64,7 @@ class DecoderOps {
   // As fused::rotary_split. cosine and sine [n, head_dim / 2].
   virtual Heads rotary_split(const at::Tensor& qkv, const at::Tensor& cosine, const at::Tensor& sine, int64_t heads,
                              int64_t kv_heads) const = 0;
-  // The gradient of qkv.
+  // Returns the gradient of qkv.
   virtual at::Tensor rotary_split_backward(const Heads& gradients, const at::Tensor& cosine,
                                            const at::Tensor& sine) const = 0;
 
@@ -72,8 +72,8 @@ class DecoderOps {
   virtual at::Tensor swiglu(const at::Tensor& gate_up) const = 0;
   virtual at::Tensor swiglu_backward(const at::Tensor& dout, const at::Tensor& gate_up) const = 0;
 
-  // logits [rows, vocab] in the accumulator's dtype are handed over, so that their memory can be used or freed. A row
-  // whose target is -1 does not count. `gradient` is the dtype of dlogits; without it there are none.
+  // Takes ownership of logits [rows, vocab], in the accumulator's dtype, to reuse or free their memory. The target -1
+  // is ignored. `gradient` is the dtype of dlogits; nullopt: none.
   virtual CrossEntropy cross_entropy(at::Tensor logits, const at::Tensor& targets, double scale,
                                      std::optional<at::ScalarType> gradient) const = 0;
 };

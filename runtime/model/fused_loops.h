@@ -1,5 +1,5 @@
-// The decoder's element-wise fp32 loops on a CPU, each of which passes once over contiguous arrays. fused_ops.cc calls
-// them with ranges of rows; they use neither tensors nor threads. Every function is compiled for each instruction set
+// The decoder's fused fp32 loops on a CPU, each a single pass over contiguous arrays. loop_ops.cc calls them with
+// ranges of rows; they use neither tensors nor threads. Every function is compiled for each instruction set
 // (common/simd/versions.h).
 #pragma once
 
@@ -12,13 +12,13 @@ namespace annulus::fused {
 void add_rms_norm(const float* x, const float* delta, const float* weight, float eps, int64_t rows, int64_t dim,
                   float* sum, float* y, float* inv_rms);
 
-// The gradient of `add_rms_norm` with respect to x, which is also that of delta. dsum, the gradient that reaches `sum`
-// by other paths, may be null. The gradient of weight is added to dweight [dim].
+// Sets dx to the gradient of x, which is also that of delta, and adds the gradient of weight to dweight [dim]. dsum,
+// the gradient of `sum` from its other consumers, may be null.
 void add_rms_norm_backward(const float* dy, const float* dsum, const float* sum, const float* weight,
                            const float* inv_rms, int64_t rows, int64_t dim, float* dx, float* dweight);
 
-// Splits one projection into heads and rotates queries and keys: qkv [rows, (heads + 2 kv_heads) head_dim], cosine and
-// sine [positions, head_dim / 2], of which row r takes row r % positions. Pairs are (i, i + head_dim / 2).
+// Splits the fused projection into heads and rotates queries and keys: qkv [rows, (heads + 2 kv_heads) head_dim],
+// cosine and sine [positions, head_dim / 2]; row r uses row r % positions of them. Pairs are (i, i + head_dim / 2).
 struct RotaryShape {
   int64_t positions, heads, kv_heads, head_dim;
 };
@@ -27,13 +27,12 @@ void rotary_split(const float* qkv, const float* cosine, const float* sine, cons
 void rotary_split_backward(const float* dq, const float* dk, const float* dv, const float* cosine, const float* sine,
                            const RotaryShape& shape, int64_t first_row, int64_t rows, float* dqkv);
 
-// SwiGLU (arXiv 2002.05202): gate_up [rows, 2 ffn] holds gate and up side by side; out = silu(gate) * up [rows, ffn].
+// SwiGLU (arXiv 2002.05202): each row of gate_up [rows, 2 ffn] is gate, then up; out = silu(gate) * up [rows, ffn].
 void swiglu(const float* gate_up, int64_t rows, int64_t ffn, float* out);
 void swiglu_backward(const float* dout, const float* gate_up, int64_t rows, int64_t ffn, float* dgate_up);
 
-// Returns the sum of the losses of all rows, -log softmax(logits)[target]. If `dlogits` is not null, it becomes
-// (softmax - onehot) * scale; it may be `logits` itself. Targets must be below vocab; a row whose target is -1 has no
-// loss and no gradient.
+// Returns the sum over rows of -log softmax(logits)[target]. If `dlogits`, which may alias `logits`, is not null, it
+// becomes (softmax - onehot) * scale. Targets must be below vocab; -1 is ignored (no loss, no gradient).
 double cross_entropy(const float* logits, const int64_t* targets, int64_t rows, int64_t vocab, float scale,
                      float* dlogits);
 

@@ -1,5 +1,5 @@
-// KvCache: the keys and values of a text on one rank, and attention of the tokens that follow to all tokens so far.
-// Used by generator.cc. Not thread-safe.
+// KvCache: the keys and values of a text on one rank, and attention of the following tokens to all tokens so far.
+// Used by generator.cc. Not thread safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +21,8 @@ class KvCache {
   KvCache(const ModelShape& shape, const at::TensorOptions& options, const std::vector<PatternSpec>& patterns,
           int64_t context);
 
-  int64_t length() const { return length_; }  // positions that it holds
+  // Returns the number of positions in the cache.
+  int64_t length() const { return length_; }
   void clear() { length_ = 0; }
   // A forward of the next n positions: begin(n), then attend() in each layer, which stores their keys and values, and
   // end(n). q [1, n, heads, D], k and v [1, n, kv_heads, D] -> like q.
@@ -31,7 +32,7 @@ class KvCache {
 
  private:
   struct Bias {
-    at::Tensor values;        // [1 or heads, n, length + n], log of the number of times that a pair counts
+    at::Tensor values;        // [1 or heads, n, length + n], log of a pair's count
     bool empty_rows = false;  // some query has no key
   };
   // The pattern of one or more layers.
@@ -59,9 +60,9 @@ class KvCache {
   std::shared_ptr<Communicator> self_;
 };
 
-// log(count) of the pairs of queries [first, first + n) and keys [0, keys) of batch row 0, -inf for pairs that the
-// pattern does not have: [heads, n, keys] of dtype `type`, or [1, n, keys] if all heads are alike. *empty_rows: whether
-// some query has no key.
+// Returns log(count) of the pairs of queries [first, first + n) and keys [0, keys) of batch row 0, -inf for masked
+// pairs: [heads, n, keys] of dtype `type`, or [1, n, keys] if all heads are alike. Sets *empty_rows to whether some
+// query has no key.
 at::Tensor pattern_bias(const Pattern& pattern, int64_t first, int64_t n, int64_t keys, at::ScalarType type,
                         bool* empty_rows);
 

@@ -1,5 +1,5 @@
-// The decoder's operations (decoder_ops.h) by the fp32 loops of fused_loops.h, on several threads. Used by
-// fused_ops.cc. Results do not depend on the number of threads.
+// The decoder's operations (decoder_ops.h) by the fp32 loops of fused_loops.h, multithreaded. Used by fused_ops.cc.
+// Results do not depend on the number of threads.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,10 +8,10 @@
 
 namespace annulus {
 
-// Whether the loops can compute with this tensor: fp32, on a CPU, contiguous, not empty.
+// Returns whether the loops support this tensor: fp32, on a CPU, contiguous, not empty.
 bool loops_take(const at::Tensor& tensor);
 
-// For tensors that all satisfy loops_take().
+// Returns the operations, for tensors that all satisfy loops_take().
 const DecoderOps& loop_ops();
 
 }  // namespace annulus

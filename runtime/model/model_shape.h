@@ -1,7 +1,6 @@
-// ModelShape: the description of a decoder from which its parameters, their names, its FLOPs, its memory plan and its
-// forward follow. Llama, Mistral, Qwen 2.5 and Qwen 3 are values of it. Used by the model, configurations, the memory
-// planner and the mapping from and to Hugging Face's config.json. Needs no LibTorch. Thread-safe: values and pure
-// functions.
+// ModelShape: the hyperparameters of a decoder, which determine its parameters, their names, FLOPs, memory plan and
+// forward. They cover Llama, Mistral, Qwen 2.5 and Qwen 3. Used by the model, configurations, the memory planner and
+// the mapping from and to Hugging Face's config.json. Needs no LibTorch. Thread safe: values and pure functions.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +24,14 @@ struct ModelShape {
   bool rope_fp32 = false;  // RotarySpec::fp32
   bool tie_embeddings = false;
   double norm_eps = 1e-5;
-  bool qkv_bias = false;  // of the projections to queries, keys and values
+  bool qkv_bias = false;  // of the query, key and value projections
   bool out_bias = false;  // of attention's output projection
   bool mlp_bias = false;  // of the MLP's three projections
-  bool qk_norm = false;   // RMSNorm of each query and key over the head dimension, before the rotation
+  bool qk_norm = false;   // RMSNorm of each query and key over the head dimension, before RoPE
 
   int64_t head_dim() const { return head_size > 0 || heads <= 0 ? head_size : dim / heads; }
   int64_t q_width() const { return heads * head_dim(); }      // of all queries of a token
-  int64_t kv_width() const { return kv_heads * head_dim(); }  // of all its keys, or values
+  int64_t kv_width() const { return kv_heads * head_dim(); }  // of all keys, or all values, of a token
   RotarySpec rotary() const { return {head_dim(), rope_theta, rope_scaling, rope_fp32}; }
 
   friend bool operator==(const ModelShape&, const ModelShape&) = default;
@@ -42,33 +41,33 @@ struct ModelShape {
 // heads and head_size is 0, or if the head dimension is odd.
 void validate(const ModelShape& shape);
 
-// A parameter: a matrix [out, in] or a vector, by its name in Hugging Face's layout.
+// A parameter: a matrix [out, in] or a vector, with its name in Hugging Face's layout.
 struct ParameterShape {
   std::string name;
   std::vector<int64_t> shape;
-  // Its initial value: normally distributed with standard deviation `std`, or `value` everywhere if std is 0.
+  // Initialization: normal with standard deviation `std`, or the constant `value` if std is 0.
   double std = 0;
   double value = 0;
 
   int64_t count() const;
 };
 
-// Parameters that are used together: the embedding, each layer (the last one with the final norm), and the output if it
-// has a matrix of its own. In each unit, all matrices come before the first vector. The projections to queries, keys
-// and values follow one another, as do those to gate and up, and their biases.
+// Parameters that are used together: the embedding, each layer (the last one with the final norm), and the output
+// unless it is tied. In each unit, all matrices precede the vectors. The query, key and value projections are adjacent,
+// as are the gate and up projections, and their biases.
 struct DescribedUnit {
   std::string name;  // "the embedding", "layer 3", "the output"
   std::vector<ParameterShape> parameters;
 };
 std::vector<DescribedUnit> described_units(const ModelShape& shape);
 
-// Elements of all parameters. `parameter_estimate` also holds for counts of more than 63 bits.
+// Return the number of elements of all parameters. `parameter_estimate` does not overflow.
 int64_t parameter_count(const ModelShape& shape);
 double parameter_estimate(const ModelShape& shape);
 
-// The FLOPs of one token, forward and backward, with a multiply-add counted as two: 6 for each weight that is
-// multiplied, and 12 * head_dim for each (query, key) pair of attention. `pairs`: pairs per token over all layers and
-// query heads, so 4 * 8 * 1,024 for 4 causal layers of 8 heads over 2,047 positions.
+// Returns the FLOPs per token, forward and backward, with a multiply-add counted as two: 6 for each weight of a matrix
+// product, and 12 * head_dim for each (query, key) pair of attention. `pairs`: pairs per token over all layers and
+// query heads, e.g. 4 * 8 * 1,024 for 4 causal layers of 8 heads over 2,047 positions.
 double flops_per_token(const ModelShape& shape, double pairs);
 
 }  // namespace annulus

@@ -1,28 +1,28 @@
-// The decoder's matrix products. On a CPU in fp32 a large product is computed by oneDNN, which LibTorch contains but
-// uses for bf16 and fp16 alone: on AMD's processors it is faster than MKL, and it has the same instructions on
-// processors of all makers. Everything else is LibTorch's own product. Used by model.cc and fused_ops.cc. Thread
-// safety: free functions without state.
+// The decoder's matrix products. Large fp32 products on a CPU call oneDNN, which LibTorch contains but uses only for
+// bf16 and fp16: on AMD's processors it is faster than MKL, and it uses the same instructions on all vendors'
+// processors. Others call LibTorch's product. Used by model.cc and fused_ops.cc. Thread safety: free functions without
+// state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace annulus {
 
-// x weight^T + bias, with x [rows, in], weight [out, in] and bias [out], which may be undefined -> [rows, out].
+// Returns x weight^T + bias [rows, out], with x [rows, in], weight [out, in] and bias [out] or undefined.
 // Differentiable in all three.
 at::Tensor linear_layer(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-// The product of a [m, k] and b [k, n], which may be strided. Records no gradient.
+// Returns the product of a [m, k] and b [k, n], which may be strided. Not differentiable, like the functions below.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b);
 
-// Overwrites `out` [m, n] with it. oneDNN computes it in a tensor of its own, which is copied.
+// Overwrites `out` [m, n] with the product. oneDNN computes it in a temporary tensor, which is copied.
 void product_into(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b);
 
-// The same, where sums and result are fp32 if a and b are bf16 or fp16.
+// Returns the product, with fp32 accumulation and result if a and b are bf16 or fp16.
 at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b);
 
-// Adds that to `sum`, which has its dtype and is contiguous. On a GPU the product adds to the memory of `sum`;
-// otherwise it is a tensor of its own first.
+// Adds wide_product(a, b) to `sum`, which has its dtype and is contiguous: on a GPU in place, otherwise through a
+// temporary tensor.
 void add_wide_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace annulus

@@ -1,4 +1,4 @@
-// Saves memory by recomputing parts of the model in the backward. Used by runtime/model/model.cc.
+// Activation recomputation (checkpointing) in the backward. Used by runtime/model/model.cc.
 // Thread safety: a function without state.
 #pragma once
 
@@ -11,8 +11,8 @@ namespace annulus {
 
 using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
-// Returns f(inputs), with the same gradients, but keeps only the inputs: f runs again in the backward. Inputs must be
-// floating-point tensors or undefined. Everything else that f uses must not change until then, and gets no gradient.
+// Returns f(inputs), with the same gradients, but saves only the inputs: f runs again in the backward. Inputs must be
+// floating-point tensors or undefined. Other tensors that f uses must not change until then, and get no gradient.
 std::vector<at::Tensor> recomputed(const TensorFunction& f, const std::vector<at::Tensor>& inputs);
 
 }  // namespace annulus

@@ -1,5 +1,5 @@
-// Writes and reads the slices of a checkpoint block by block, so that neither needs memory for more than one block.
-// CheckpointStore, checkpoint_merge.cc and the verb `checkpoint` use it.
+// Writes and reads the slices of a checkpoint block by block, with memory for only one block. Used by CheckpointStore,
+// checkpoint_merge.cc and the verb `checkpoint`.
 #pragma once
 
 #include <cstdint>
@@ -16,25 +16,24 @@
 
 namespace annulus {
 
-// Writes these slices to FOLDER/name, syncs the file, and adds them to the manifest. The checksums are computed from
-// memory before the slices are written, so they reveal errors of the disk.
+// Writes these slices to FOLDER/name, syncs the file, and adds them to the manifest. Checksums are computed from memory
+// before the write, so they detect disk errors.
 void write_slices(const std::string& folder, const std::string& name, const std::vector<const TensorSlice*>& slices,
                   FileSystem& files, Manifest& manifest);
 
-// Reads the files of one checkpoint. The manifest must outlive it. Not thread-safe.
+// Reads the files of one checkpoint. The manifest must outlive it. Not thread safe.
 class CheckpointReader {
  public:
   CheckpointReader(std::string folder, const Manifest& manifest);
 
-  // Checks share `rank` of `ranks` of a part of the checkpoint: the sizes and headers of files, and the checksums of
-  // blocks. Shares have about the same number of bytes, and together they are everything. Raises Error(kInput) that
-  // names what is damaged, and Error(kResource) for what cannot be read. With `damage`, damage is added there, one line
-  // each, instead of being raised, and the check continues.
+  // Verifies share `rank` of `ranks` of a part of the checkpoint: the sizes and headers of files, and the checksums of
+  // blocks. Shares have about equal bytes and cover the part. Raises Error(kInput), which describes the damage, and
+  // Error(kResource) for I/O errors. With `damage`, appends damage there, one line each, and continues.
   void check(CheckpointPart part, int rank, int ranks, std::vector<std::string>* damage = nullptr);
 
-  // Calls `sink` with elements [begin, end) of a tensor in order and in pieces, from blocks whose checksums are right;
-  // raises as check() does otherwise. A block of more than kBlockBytes (in version 1 each tensor is one block) is
-  // passed on in several pieces, of which only the last one waits for the checksum.
+  // Calls `sink` with elements [begin, end) of a tensor in order and in pieces, from verified blocks; raises as check()
+  // does for damage. A block of more than kBlockBytes (in version 1 each tensor is one block) is passed in several
+  // pieces, of which only the last is delayed until the checksum is verified.
   using Sink = std::function<void(int64_t begin, int64_t end, const void* data)>;
   void read(const ManifestTensor& tensor, int64_t begin, int64_t end, const Sink& sink);
 
@@ -45,7 +44,7 @@ class CheckpointReader {
 
   std::string folder_;
   const Manifest& manifest_;
-  std::map<std::string, size_t> slices_in_;  // the number of slices in each file
+  std::map<std::string, size_t> slices_in_;  // the number in each file
   std::string open_name_;
   std::optional<SafetensorsFile> open_file_;
   std::vector<unsigned char> buffer_;

@@ -1,6 +1,6 @@
 // The manifest of a checkpoint (docs/formats.md): its tensors, the file of each range of them, and the checksum of each
-// block. It is written in version 2; version 1, in which each tensor lies whole in one file, can be read, too. The
-// headers of checkpoints in this folder use it, and so do runtime/huggingface/ and runtime/inference/inspection.cc.
+// block. Version 2 is written; version 1, with each whole tensor in one file, can be read as well. Used by the
+// checkpoint code of this folder, runtime/huggingface/ and runtime/inference/inspection.cc.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -13,10 +13,10 @@
 
 namespace annulus {
 
-// The size of a block, which has its own checksum, unless the manifest gives another.
+// The default size of a block, the unit of checksums.
 constexpr int64_t kBlockBytes = int64_t{16} << 20;
 
-// Tensors whose names begin with "optimizer." are in separate files, so that the model can be passed on without them.
+// Tensors whose names begin with "optimizer." are in separate files, so that the model can be distributed without them.
 enum class CheckpointPart { kAll, kModel };
 bool is_optimizer(std::string_view tensor);
 
@@ -46,33 +46,33 @@ struct ManifestFile {
 struct Manifest {
   int64_t version = 2;
   int64_t step = 0;
-  int64_t world = 1;  // the number of ranks that wrote it
+  int64_t world = 1;  // of the writing job
   int64_t block_bytes = kBlockBytes;
   std::map<std::string, std::string> extra;
   std::map<std::string, std::string> model;
   std::vector<ManifestTensor> tensors;  // by name
   std::map<std::string, ManifestFile> files;
 
-  const ManifestTensor* find(std::string_view tensor) const;  // null if there is none
-  // The number of elements in a block of this tensor; the last block of a slice may have fewer.
+  const ManifestTensor* find(std::string_view tensor) const;  // null if missing
+  // Returns the number of elements in a block of this tensor; the last block of a slice may have fewer.
   int64_t block_elements(const ManifestTensor& tensor) const;
 };
 
 // Returns the name of a slice in its file: the tensor's name if it is the whole tensor, else NAME[begin:end].
 std::string stored_name(const ManifestTensor& tensor, const ManifestSlice& slice);
-// Returns its shape there: the tensor's, or for a part of a tensor the number of elements.
+// Returns the shape of a slice in its file: the tensor's, or [elements] for a part of it.
 std::vector<int64_t> stored_shape(const ManifestTensor& tensor, const ManifestSlice& slice);
 
-// Reads FOLDER/manifest.json and checks its checksum, ranges, blocks and names of files, without looking at the files.
+// Reads FOLDER/manifest.json and checks its checksum, ranges, blocks and file names, without accessing the files.
 // Raises Error(kInput) if it is damaged or missing, Error(kResource) if it cannot be read.
 Manifest read_manifest(const std::string& folder);
 
-// Returns the text of the file. Raises Error(kInternal) if a string in it is not UTF-8.
+// Returns the content of manifest.json. Raises Error(kInternal) if a string is not UTF-8.
 std::string manifest_text(const Manifest& manifest);
 
-// Returns the `tensors` and `files` that one rank has written, as text to send to rank 0.
+// Serializes the `tensors` and `files` that one rank has written, for rank 0.
 std::string manifest_part_text(const Manifest& manifest);
-// Joins such texts of all ranks, in rank order, into `manifest`. Raises Error(kInternal) if they disagree about a
+// Merges such texts of all ranks, in rank order, into `manifest`. Raises Error(kInternal) if they disagree about a
 // tensor, or if an element of a tensor is in no slice or in several.
 void join_parts(const std::vector<std::string>& parts, Manifest& manifest);
 
@@ -80,9 +80,9 @@ void join_parts(const std::vector<std::string>& parts, Manifest& manifest);
 
 // Raises Error(kInput): the checkpoint is damaged and skipped for this reason.
 [[noreturn]] void checkpoint_damaged(const std::string& path, const std::string& message);
-// Returns the size of a file after opening it once. If the system refuses that, a missing file is damage,
-// Error(kInput); a file that may be intact, as behind a missing permission or a failing disk, raises Error(kResource),
-// so that the checkpoint is not skipped.
+// Returns the size of a file after opening it once. Raises an error if that fails: Error(kInput), damage, for a missing
+// file; Error(kResource) for a file that may be intact (permissions, I/O errors), so that the checkpoint is not
+// skipped.
 uint64_t readable_size(const std::string& path);
 
 }  // namespace annulus

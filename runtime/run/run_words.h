@@ -1,4 +1,4 @@
-// Formats numbers and commands for the messages of a run. trainer.cc uses it. Thread safety: functions without state.
+// Formats numbers and commands for the messages of a run. Used by trainer.cc. Thread safety: functions without state.
 #pragma once
 
 #include <string>
@@ -13,10 +13,9 @@ std::string short_count(double value);
 std::string instructions_change(const std::string& was, const std::string& now);
 
 using Words = std::vector<std::string>;
-// Returns `command` without `option` where its value begins with `value`, whether they are one word (OPTION=VALUE) or
-// two. With an empty `value`, the option is also removed if it has no value, that is if the next word begins with "-".
-// Example: without {"--set", "run.steps="}, {"train", "--set", "run.steps=9", "--resume"} becomes {"train",
-// "--resume"}.
+// Returns `command` without occurrences of `option` whose value begins with `value`, as one word (OPTION=VALUE) or two.
+// With an empty `value`, also removes the option without a value, that is if the next word begins with "-". Example:
+// without {"--set", "run.steps="}, {"train", "--set", "run.steps=9", "--resume"} becomes {"train", "--resume"}.
 Words without_option(const Words& command, const std::string& option, const std::string& value = "");
 
 }  // namespace annulus

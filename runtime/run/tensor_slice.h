@@ -1,5 +1,5 @@
-// TensorSlice: a range of a tensor together with its values. Checkpoints are written from such slices and read into
-// them (checkpoint.h), and so are the weights of a Hugging Face model (runtime/huggingface/weights.h).
+// TensorSlice: a range of a tensor with its values. Checkpoints are written from slices and read into them
+// (checkpoint.h); the weights of Hugging Face models are read into them (runtime/huggingface/weights.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,10 +17,10 @@ struct TensorSlice {
   std::string name;
   std::vector<int64_t> shape;  // of the whole tensor
   int64_t begin = 0;
-  at::Tensor values;  // [n], contiguous, on any device; it has the tensor's dtype
+  at::Tensor values;  // [n], contiguous, on any device, of the tensor's dtype
 };
 
-// Returns each of these contiguous tensors as one slice that shares its memory.
+// Returns each of these contiguous tensors as one slice that shares its storage.
 inline std::vector<TensorSlice> whole_slices(const std::vector<NamedTensor>& tensors) {
   std::vector<TensorSlice> slices;
   for (const NamedTensor& t : tensors) slices.push_back({t.name, t.tensor.sizes().vec(), 0, t.tensor.view({-1})});

@@ -1,6 +1,6 @@
-// Parses JSON from files that other programs wrote: headers of safetensors files, manifests of checkpoints, and the
-// configurations in Hugging Face folders. It refuses input that a parser would silently accept or that would cost
-// disproportionate time or memory. The time is linear in the length of the text.
+// Parses untrusted JSON: headers of safetensors files, manifests of checkpoints, and the configurations in Hugging Face
+// folders. Rejects duplicate names, which parsers silently accept, and deep nesting. The time is linear in the length
+// of the text.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -9,17 +9,17 @@
 
 namespace annulus {
 
-// Says what is wrong with the text, without the name of a file: "nested too deeply".
+// The reason why a text is rejected, without the file's name: "nested too deeply".
 class JsonRefused : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Raises JsonRefused if the text is not JSON, if more than `deepest` objects and lists are nested, or if an object has
-// a name twice. Thread-safe.
+// Raises JsonRefused if the text is not JSON, if objects and lists are nested more than `deepest` deep, or if an object
+// has a duplicate name. Thread safe.
 nlohmann::json parse_bounded_json(std::string_view text, size_t deepest);
 
-// Returns a name from a file for use in a message: quoted, shortened to 80 characters and made printable.
+// Formats a name from a file for a message: quoted, truncated to 80 characters, and printable.
 std::string shown_name(std::string_view name);
 
 }  // namespace annulus

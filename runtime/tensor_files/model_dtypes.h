@@ -1,5 +1,5 @@
-// The dtypes that a model computes in, by the names that configurations and options have for them. Used by training,
-// inference, export and the verbs. Thread safe: functions without state.
+// The compute dtypes of a model, by their names in configurations and options. Used by training, inference, export and
+// the verbs. Thread safe: functions without state.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -10,9 +10,9 @@
 
 namespace annulus {
 
-// "fp32", "bf16", "fp64".
+// Returns "fp32", "bf16" and "fp64".
 const std::vector<std::string>& model_dtypes();
-// Raises Error(kUsage) for any other name; `where` is the key or option that has it.
+// Returns the dtype of a name. Raises Error(kUsage) for another one; `where` is the key or option.
 at::ScalarType model_dtype(std::string_view name, std::string_view where);
 
 }  // namespace annulus

@@ -1,5 +1,5 @@
-// NamedTensor: a tensor and its name. The model's parameters (runtime/model/parameters.h), files of tensors and
-// whole_slices (runtime/run/tensor_slice.h) use it.
+// NamedTensor: a tensor and its name. Used by the model's parameters (runtime/model/parameters.h), files of tensors and
+// whole_slices (runtime/run/tensor_slice.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

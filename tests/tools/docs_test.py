@@ -5,7 +5,7 @@
 - A command that is printed uses a verb or word of ./annulus, and options that its source has.
 - A key of the configuration is in the table of keys (runtime/config/keys.cc).
 - The exit codes of the user guide are those of common/error.h.
-- Links to pages and pictures work, and the sections exist that answer the questions of docs/questions.md.
+- Pages are mentioned by links. Links to pages, sections and pictures work, and the sections exist that answer the questions of docs/questions.md.
 
 docs_test.py PATH/docs/architecture.md.
 """
@@ -101,7 +101,7 @@ def commands(text):
 
 
 def verbs():
-    table = re.findall(r'(?m)^\s+\{"(\w+)", "', SOURCES["launcher/verbs.cc"])
+    table = re.findall(r'\.name = "(\w+)"', SOURCES["launcher/verbs.cc"])
     script = re.findall(r"\b(test|install|wheel|torch|examples|setup|tokenizer)\b", SOURCES["annulus"])
     return set(table) | set(script) | {"help"}
 
@@ -141,12 +141,33 @@ def wrong_codes(guide):
     return ["docs/user-guide.md: exit codes %s; common/error.h has %s" % (sorted(said), sorted(real))] if not real <= said else []
 
 
+def anchors(text):
+    """The anchors that a code host gives to the headings of a page."""
+    return {re.sub(r"[^\w\- ]", "", h.strip().lower()).replace(" ", "-") for h in headings(text)}
+
+
 def broken_links(pages):
     faults = []
     for page, text in pages.items():
-        for link in re.findall(r"\]\(([^)#\s]+)", text):
-            if not re.match(r"[a-z]+:", link) and os.path.normpath(os.path.join(os.path.dirname(page), link)) not in PATHS:
+        for link, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", text):
+            path = os.path.normpath(os.path.join(os.path.dirname(page), link)) if link else page
+            if re.match(r"[a-z]+:", link):
+                continue
+            if path not in PATHS and path not in pages:
                 faults.append("%s: %s is not there" % (page, link))
+            elif anchor and anchor not in anchors(pages.get(path, "")):
+                faults.append("%s: %s has no section #%s" % (page, path, anchor))
+    return faults
+
+
+def bare_mentions(pages):
+    """Mentions of pages that are not links."""
+    faults = []
+    for page, text in pages.items():
+        for word in quoted(text):
+            path = next((p for p in (word, "docs/" + word) if p in PAGES), None)
+            if path and path != page:
+                faults.append("%s: `%s` should be a link" % (page, word))
     return faults
 
 
@@ -195,6 +216,9 @@ class Documents(unittest.TestCase):
     def test_links_lead_somewhere(self):
         self.none(broken_links(PAGES))
 
+    def test_pages_are_mentioned_by_links(self):
+        self.none(bare_mentions(PAGES))
+
     def test_sections_that_answer_the_questions_exist(self):
         self.none(unanswered(PAGES))
 
@@ -223,6 +247,8 @@ class Planted(unittest.TestCase):
 
     def test_a_page_and_a_section_that_are_gone(self):
         self.found(broken_links, "[x](gone.md)", "gone.md is not there")
+        self.found(broken_links, "[x](../README.md#gone)", "README.md has no section #gone")
+        self.found(bare_mentions, "see `docs/memory.md`", "`docs/memory.md` should be a link")
         pages = {QUESTIONS: "\n".join('| %d. Why? | README "Gone" |' % i for i in range(20)), "README.md": "# A\n"}
         self.assertTrue(any('no section "Gone"' in f for f in unanswered(pages)))
 

@@ -37,6 +37,14 @@ class Pictures(unittest.TestCase):
         self.assertEqual(pairs(pictures.contiguous), [10, 26, 42, 58])
         self.assertEqual(pairs(pictures.zigzag), [34, 34, 34, 34])
 
+    def test_rows_that_masks_need_are_those_of_the_definition(self):
+        # Causal, zigzag over 4 ranks, chunks of 3: the ranks that see a key are those that own a later chunk.
+        sees = [len({pictures.owner_of(q) for q in range(k, pictures.MASK_TOKENS)} - {pictures.owner_of(k)})
+                for k in range(pictures.MASK_TOKENS)]
+        self.assertEqual(pictures.rows_needed(dict(pictures.MASKS)["causal"]), sum(sees))
+        self.assertEqual(pictures.rows_needed(lambda q, k: q == k), 0)
+        self.assertEqual(pictures.rows_needed(lambda q, k: True), pictures.MASK_TOKENS * (pictures.RANKS - 1))
+
 
 if __name__ == "__main__":
     unittest.main()

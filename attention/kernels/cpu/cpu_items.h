@@ -1,4 +1,4 @@
-// How the cpu kernel divides the tiles of a step into pieces of work, and these among threads. Used by cpu_kernel.cc.
+// Divides the tiles of a step into work items for the threads of the cpu kernel. Used by cpu_kernel.cc.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -15,7 +15,7 @@
 
 namespace annulus {
 
-// Query rows of some heads that read the same kv head: a block of rows of a set's only run, or all rows of its runs.
+// Query rows of query heads with the same kv head: a block of rows of a set's single run, or all rows of its runs.
 struct Item {
   const TileSet* set;
   int64_t batch;
@@ -24,28 +24,28 @@ struct Item {
 
   Span rows_of(size_t run) const { return members(set->queries[run].rows, rows[run]); }
   Span positions_of(size_t run) const { return members(set->queries[run].positions, rows[run]); }
-  int64_t count() const;  // the rows of a head
-  int64_t pairs() const;  // with a few that bands hide
+  int64_t count() const;  // of rows per head
+  int64_t pairs() const;  // an upper bound: includes a few masked pairs
 };
 
-// The items of a set. `group` is the number of query heads of a kv head. Normally the blocks of one head follow each
-// other, so that its keys stay in the cache; with `heads_apart` the heads alternate instead.
+// Returns the items of a set; `group` is the number of query heads per kv head. Normally the blocks of one head are
+// adjacent, so that its keys stay in the cache; with `heads_apart` the heads alternate.
 //
-// Large blocks pack their keys less often, but threads need several blocks to share. Only whether there is more than
-// one thread matters, so the number of threads changes no bit of a forward, nor of dk and dv. It may change dq if there
-// are fewer kv heads than threads: then several threads share a head, and each but the first adds up a part of dq of
-// its own (CpuKernel::run_backward).
+// Large blocks pack their keys less often, but threads need several blocks to share. The division depends only on
+// whether there is more than one thread, so the number of threads changes no bit of a forward, nor of dk and dv. It may
+// change dq if there are fewer kv heads than threads: then several threads share a head, and each but the first
+// accumulates its own partial dq (CpuKernel::run_backward).
 std::vector<Item> items_of(const TileSet& set, int64_t group, bool heads_apart);
 
-// How a kernel whose queries have `rows` rows, of all batch rows and heads together, computes sets.
+// Returns the limits for queries with `rows` rows in all batch rows and heads together.
 SetLimits set_limits(int64_t rows, int64_t group);
 
-// The number of threads that the work is worth. Waking a thread and waiting for it costs some ten microseconds, and
-// much more if other processes compete for the cores.
+// Returns the number of threads that pays off for this work: starting and joining a thread costs some ten microseconds,
+// and much more if other processes compete for the cores.
 int64_t threads_for(double flops);
 
-// Runs work(i, thread) for i = 0, ..., n - 1 on up to `threads` threads, numbered from 0, each of which takes the next
-// i when it is free. When nothing is left for the calling thread, it polls until the others are done.
+// Runs work(i, thread) for i = 0, ..., n - 1 on up to `threads` threads, numbered from 0, with dynamic scheduling. When
+// the calling thread runs out of work, it polls until the others are done.
 template <typename Work>
 void for_each_in_parallel(int64_t n, int64_t threads, const Kernel::Poll& poll, Work work) {
   threads = std::min(n, threads);
@@ -61,7 +61,7 @@ void for_each_in_parallel(int64_t n, int64_t threads, const Kernel::Poll& poll, 
       try {
         for (int64_t i = next++; i < n; i = next++) work(static_cast<size_t>(i), static_cast<size_t>(begin));
       } catch (...) {
-        next = n;  // the others need not begin anything
+        next = n;  // the others start nothing more
         --working;
         throw;
       }

@@ -1,4 +1,4 @@
-// The kernel `cpu`, which attention/kernels/choose_kernel.cc makes.
+// The kernel `cpu`: flash attention on CPUs. Used by attention/kernels/choose_kernel.cc.
 #pragma once
 
 #include <memory>

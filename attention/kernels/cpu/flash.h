@@ -1,15 +1,14 @@
-// Flash attention on CPUs for blocks of query rows of one head, or of several heads that share their keys. The keys
-// may come from any number of pieces of storage, strided or not, each cut by a band. The functions work on pointers and
-// in the calling thread; the caller divides the work among threads. Used by attention/kernels/cpu/cpu_kernel.cc.
+// Flash attention on CPUs for blocks of query rows of one head, or of several heads with the same kv head. Keys may lie
+// in any number of pieces of storage, strided or not, each masked by a band. The functions take pointers and run in the
+// calling thread; the caller divides the work among threads. Used by attention/kernels/cpu/cpu_kernel.cc.
 //
 // This is FlashAttention 2 (arXiv 2307.08691, algorithms 1 and 2) with the running out and lse as its state, so nothing
-// is merged afterwards. Keys are packed once for all rows of a call, one chunk at a time; values are used where they
-// are if their rows allow it, and gradients of keys and values are added up for all rows of a call before they are
-// added to what is there (key_chunks.h). Query rows are packed when a chunk first needs them, and their results are
-// written after the last chunk that they see (row_tiles.h). The scores of a few rows with a chunk stay in the
-// first-level cache (tile_math.h has the products). bf16 is multiplied as bf16 where the processor can
-// (tile_math_of_pairs): q k^T and dout v^T lose nothing by it, and p and ds are rounded to bf16 before they are
-// multiplied, as the kernels for GPUs do. Sums, softmax and the state stay in fp32.
+// is merged afterwards. Keys are packed once for all rows of a call, chunk by chunk; values are read in place if
+// possible, and dk and dv are summed over all rows of a call before they are added to the results (key_chunks.h). Query
+// rows are packed when a chunk first needs them, and their results are written after the last chunk that they see
+// (row_tiles.h). The scores of a few rows with a chunk stay in the L1 cache (tile_math.h has the products). bf16 is
+// multiplied as bf16 where the processor supports it (tile_math_of_pairs): the products of q k^T and dout v^T are
+// exact, and p and ds are rounded to bf16 first, as in the kernels for GPUs. Sums, softmax and the state are fp32.
 #pragma once
 
 #include <cstdint>
@@ -41,17 +40,17 @@ struct ResultRows {
 
   void* at(int64_t i) const { return static_cast<char*>(data) + i * step * width_of(storage); }
   operator StoredRows() const { return {data, step, storage}; }
-  // How a row is written that has been written before, or not. One of bf16 can only be written once.
+  // Returns how to write a row, given whether it has been written. A bf16 row can be written only once.
   Put put(bool written) const { return storage == Storage::kBFloat16 ? Put::kRound : written ? Put::kAdd : Put::kSet; }
 };
 
-// Flags, `step` apart, that say which rows have been written. A row that has not is set instead of added to. Without
-// flags all rows have been written.
+// Flags, `step` apart, of the rows that have been written. Other rows are set instead of added to. Null: all have been
+// written.
 struct WrittenRows {
   uint8_t* flags = nullptr;
   int64_t step = 1;
 
-  // Returns whether row i has been written, and takes note that it is now.
+  // Returns whether row i has been written, and marks it as written.
   bool test_and_set(int64_t i) const { return flags == nullptr || std::exchange(flags[i * step], uint8_t{1}) != 0; }
 };
 
@@ -61,20 +60,20 @@ struct QueryRows {
   StoredRows q;
   T* lse = nullptr;  // `count` values, lse_step apart
   int64_t lse_step = 1;
-  // Forward: with lse the state, which the call updates. In bf16 it must be new: lse is -inf.
+  // Forward: the state, with lse, which the call updates. A bf16 `out` must be fresh: lse is -inf.
   ResultRows out;
-  // The rest is for the backward, except philox_key, which both directions use.
+  // For the backward, except philox_key, which both directions use.
   StoredRows dout;
-  uint64_t philox_key = 0;  // used with dropout (attention/dropout/dropout.h)
-  StoredRows result;        // the out of the whole forward, in the dtype of dout
-  ResultRows dq;            // the gradient is added to it, or sets it; in bf16 no other call may add to it
+  uint64_t philox_key = 0;  // with dropout (attention/dropout/dropout.h)
+  StoredRows result;        // the merged out of the forward, in the dtype of dout
+  ResultRows dq;            // accumulated or set; in bf16 only one call may write it
   WrittenRows written;      // of dq
 };
 
 template <typename T>
 struct QueryBlock {
-  int64_t count = 0;  // the number of rows of each head
-  Span positions;     // the positions of these rows
+  int64_t count = 0;  // rows of each head
+  Span positions;     // of these rows
   std::vector<QueryRows<T>> heads;
   // Dropout (attention/dropout/draws.h): the factor of kept pairs, and the threshold below which a draw drops its pair;
   // a threshold of 0 means no dropout.
@@ -84,16 +83,16 @@ struct QueryBlock {
 
 template <typename T>
 struct KeyPiece {
-  std::span<const int> blocks;  // the indices of the query blocks that see some of it, ascending, each once
+  std::span<const int> blocks;  // the distinct ascending indices of the query blocks that see some of it
   Span positions;
   Band band;
   StoredRows k, v;
-  Rows<T> dk, dv;       // backward: the gradients are added to them, or set them
+  Rows<T> dk, dv;       // backward: accumulated or set
   WrittenRows written;  // of dk and dv
 };
 
-// Memory that begins with a cache line, because vectors and rows of tiles would lie in two lines each elsewhere. New
-// elements hold anything: setting all of them would cost more than a hundredth of a short call.
+// Allocates memory aligned to cache lines, so that vectors and rows of tiles do not straddle lines. New elements are
+// uninitialized: zeroing them would cost more than a hundredth of a short call.
 template <typename T>
 struct LineAllocator {
   using value_type = T;
@@ -105,7 +104,7 @@ struct LineAllocator {
   T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), kLine)); }
   template <typename U>
   void construct(U* element) {
-    ::new (static_cast<void*>(element)) U;  // the standard allocator would set it to 0
+    ::new (static_cast<void*>(element)) U;  // std::allocator would zero it
   }
   void deallocate(T* data, size_t) { ::operator delete(data, kLine); }
   bool operator==(const LineAllocator&) const { return true; }
@@ -113,36 +112,36 @@ struct LineAllocator {
 template <typename T>
 using ScratchBuffer = std::vector<T, LineAllocator<T>>;
 
-// The scratch memory of one thread. Its vectors grow to the size that is needed and keep it.
+// The scratch memory of one thread. Its vectors grow as needed and keep their size.
 template <typename T>
 struct FlashScratch {
   ScratchBuffer<T> q, dout, out, per_row, scores, gradients, narrowed, factors, k, v, k_columns, v_columns, dk, dv;
 };
-// The most rows that a block of queries should have, all heads together, so that they stay in the second-level cache,
-// and the most of all blocks of a call, if keys are seen by some blocks only.
+// The recommended maximum of rows, all heads together: of a query block, so that they stay in the L2 cache, and of all
+// blocks of a call, if only some blocks see a key.
 constexpr int64_t kMostRows = 1024, kMostSetRows = 4096;
 constexpr int64_t kMostKeys = 256;
 
-// The approximate number of elements of a FlashScratch if all blocks and heads of a call together have at most `rows`
+// Estimates the number of elements of a FlashScratch if all blocks and heads of a call together have at most `rows`
 // rows.
 constexpr int64_t flash_scratch_elements(int64_t rows, int64_t dim, bool backward) {
   return backward ? (3 * rows + 5 * kMostKeys) * dim + 2 * kMostRowsHeld * kMostKeys : 2 * (rows + kMostKeys) * dim;
 }
 
-// Called in the calling thread between pieces of work, with the number of pairs computed since the last call, or empty.
+// Called in the calling thread between pieces of work, with the number of pairs since the last call. May be empty.
 using FlashDone = std::function<void(double pairs)>;
 
 // Updates out and lse of all rows of the blocks with all keys of `pieces`. All blocks have the same heads and settings
-// of dropout, and no two have a row in common. Keys are packed once for all blocks, in the order of `pieces`. `dim` is
-// the head size. Keys and values behind a band must be finite, because they are multiplied by a probability of 0.
-// Thread safe for calls that share neither scratch nor outputs. If `done` throws, outputs are not valid.
+// of dropout, and are disjoint. Keys are packed once for all blocks, in the order of `pieces`. `dim` is the head size.
+// Masked keys and values must be finite, because they are multiplied by a probability of 0. Thread safe for calls that
+// share neither scratch nor outputs. If `done` throws, outputs are invalid.
 template <typename T>
 void flash_forward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
                    FlashScratch<T>& scratch, const FlashDone& done);
 
-// Adds the gradients to dq, dk and dv, or sets rows that have not been written. lse is the merged one, +inf for rows
-// without a key. Keys and values behind a band must be finite, and also q, dout and result of all rows, because dk and
-// dv of keys that a row does not see add its rows times 0. Otherwise like flash_forward.
+// Adds the gradients to dq, dk and dv, or sets rows that have not been written. lse is merged, +inf for rows without a
+// key. Masked keys and values must be finite, as must q, dout and result of all rows, because masked pairs contribute
+// rows times 0 to dk and dv. Otherwise like flash_forward.
 template <typename T>
 void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
                     FlashScratch<T>& scratch, const FlashDone& done);

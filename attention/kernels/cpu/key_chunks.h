@@ -1,6 +1,5 @@
-// The chunks in which flash attention on CPUs goes through the keys of a block of query rows: which keys a chunk has,
-// how their rows become operands of products, and how the gradients of its keys and values are added up. Used by
-// flash.cc.
+// The chunks of keys over which flash attention on CPUs iterates: their keys, the packing of their rows as operands of
+// products, and the accumulation of their dk and dv. Used by flash.cc.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +13,11 @@
 
 namespace annulus::cpu_flash {
 
-// The keys that a run of rows has on average, at least, where rows are read in place: products over fewer rows spend
-// too much on what they add to.
+// Rows are read in place only if parts have at least so many keys on average: shorter products spend too much time on
+// loading and storing their accumulators.
 inline constexpr int64_t kFewestInPlace = 32;
 
-// Elements between packed rows. The lines of rows that are a power of two apart would compete for a few places in the
-// first-level cache.
+// Padding between packed rows, in elements. At power-of-two strides rows would compete for few sets of the L1 cache.
 inline constexpr int64_t kRowGap = 16;
 
 inline int64_t round_up(int64_t n, int64_t unit) { return ceil_div(n, unit) * unit; }
@@ -47,18 +45,18 @@ template <typename T>
 struct Part {
   const KeyPiece<T>* piece;
   int64_t first, past;
-  int64_t column;  // the column of its first key among the chunk's keys
-  bool cut;        // whether its band hides some of these pairs
+  int64_t column;  // of its first key, among the chunk's keys
+  bool cut;        // whether the band hides some pair
 
   int64_t count() const { return past - first; }
   Run columns() const { return {column, column + count()}; }
-  // The columns of the keys that some of these queries see.
+  // Returns the columns from the first to the last key that some of these queries see.
   Run seen_by(const Span& queries) const {
     const Span seen = keys_seen(queries, piece->positions, piece->band);
     const int64_t begin = std::clamp(seen.begin, first, past), end = std::clamp(seen.begin + seen.count, begin, past);
     return {column + begin - first, column + end - first};
   }
-  // The same for each query: the columns [begin[i], end[i]), none if end[i] <= begin[i].
+  // Sets, for each query i, the columns [begin[i], end[i]) that it sees; none if end[i] <= begin[i].
   void seen_by_each(const Span& queries, int64_t* begin, int64_t* end) const {
     const Span& keys = piece->positions;
     const Band& band = piece->band;
@@ -77,7 +75,7 @@ struct Part {
   }
 };
 
-// The chunks of at most kMostKeys keys that some row sees. The keys of a chunk are seen by the same blocks.
+// Chunks of at most kMostKeys keys that some row sees, the same blocks for all keys of a chunk.
 template <typename T>
 class Chunks {
  public:
@@ -89,8 +87,8 @@ class Chunks {
     };
     for (const KeyPiece<T>& piece : pieces) {
       if (columns > 0 && !std::ranges::equal(piece.blocks, parts_.back().piece->blocks)) end_chunk();
-      int64_t first = piece.positions.count, past = 0;          // what some row of a block sees
-      int64_t by_all = 0, by_all_past = piece.positions.count;  // what every row of all blocks sees
+      int64_t first = piece.positions.count, past = 0;          // seen by some row of a block
+      int64_t by_all = 0, by_all_past = piece.positions.count;  // seen by every row of all blocks
       for (const int b : piece.blocks) {
         const Span& queries = blocks[static_cast<size_t>(b)].positions;
         const Span seen = keys_seen(queries, piece.positions, piece.band);
@@ -110,28 +108,28 @@ class Chunks {
   }
 
   size_t size() const { return past_.size(); }
-  // The parts of a chunk; none if there is no such chunk.
+  // Returns the parts of a chunk; none if there is no such chunk.
   std::span<const Part<T>> operator[](size_t chunk) const {
     if (chunk >= size()) return {};
     const size_t first = chunk == 0 ? 0 : past_[chunk - 1];
     return std::span(parts_).subspan(first, past_[chunk] - first);
   }
-  // The indices of the blocks that see some of its keys, ascending.
+  // Returns the ascending indices of the blocks that see some of its keys.
   std::span<const int> blocks(size_t chunk) const { return (*this)[chunk].front().piece->blocks; }
 
  private:
   std::vector<Part<T>> parts_;
-  std::vector<size_t> past_;  // of each chunk, the index behind its last part
+  std::vector<size_t> past_;  // for each chunk, one past the index of its last part
 };
 
-// The number of keys of a chunk.
+// Returns the number of keys of a chunk.
 template <typename T>
 int64_t columns_of(std::span<const Part<T>> parts) {
   return parts.back().column + parts.back().count();
 }
 
-// Sets the columns [columns, past) of panels with `length` rows to 0. They are multiplied by 0, and what the
-// memory holds may not be finite.
+// Zeroes the columns [columns, past) of panels with `length` rows: products multiply them by 0, but uninitialized
+// memory may not be finite.
 template <typename T>
 void clear_columns(T* panels, int64_t panel, int64_t length, int64_t columns, int64_t past) {
   for (int64_t c = columns; c < past; ++c) {
@@ -140,13 +138,13 @@ void clear_columns(T* panels, int64_t panel, int64_t length, int64_t columns, in
   }
 }
 
-// The same for the rows [rows, past) of stacked ones (TileMath::stack), of which `rows` have been packed.
+// Zeroes the rows [rows, past) of rows packed by TileMath::stack, of which `rows` have been packed.
 template <typename T>
 void clear_rows(T* stacked, int64_t width, int64_t together, int64_t rows, int64_t past) {
   std::fill(stacked + ceil_div(rows, together) * width, stacked + ceil_div(past, together) * width, T{0});
 }
 
-// Rows of keys or values as the second operand of add_product: those for the columns [first, past) of a chunk.
+// The rows of the columns [first, past) of a chunk's keys or values, as the second operand of add_product.
 template <typename T>
 struct KeyRows {
   int64_t first, past;
@@ -154,8 +152,7 @@ struct KeyRows {
   int64_t step;
 };
 
-// Finds the rows of a chunk's keys or values (`rows_of`), which are read where they are if that is possible, and
-// otherwise packed in `buffer`.
+// Finds the rows of a chunk's keys or values (`rows_of`): in place if possible, otherwise packed in `buffer`.
 template <typename T>
 void find_rows(const TileMath<T>& math, std::span<const Part<T>> parts, StoredRows KeyPiece<T>::*rows_of, int64_t dim,
                ScratchBuffer<T>& buffer, std::vector<KeyRows<T>>& found) {
@@ -181,8 +178,8 @@ void find_rows(const TileMath<T>& math, std::span<const Part<T>> parts, StoredRo
   found.push_back({0, padded, packed, width});
 }
 
-// c[r] = keep[r] * c[r] + the sum over the columns of `runs` of a[r] times the row of the column's key, for n rows r.
-// If keep is null, keep[r] is 1. `width` is that of c.
+// Computes c[r] = keep[r] * c[r] + sum over the columns j of `runs` of a[r][j] * keys(j), for n rows r of c, of `width`
+// elements. A null keep means 1.
 template <typename T>
 void add_rows(const TileMath<T>& math, int64_t n, const T* a, int64_t a_step, const std::vector<Run>& runs,
               const std::vector<KeyRows<T>>& keys, T* c, int64_t width, const T* keep) {
@@ -198,14 +195,14 @@ void add_rows(const TileMath<T>& math, int64_t n, const T* a, int64_t a_step, co
   }
 }
 
-// The rows between the first and the last of `queries` that see some of the keys [first, past) of a piece.
+// Returns the range from the first to the last row of `queries` that sees some of the keys [first, past) of a piece.
 template <typename T>
 Span rows_that_see(const KeyPiece<T>& piece, int64_t first, int64_t past, const Span& queries) {
-  const Band& band = piece.band;  // the roles of queries and keys are exchanged
+  const Band& band = piece.band;  // queries and keys exchange roles
   return keys_seen(piece.positions.sub(first, past - first), queries, {-band.hi, -band.lo});
 }
 
-// The rows between the first and the last of `queries` that see some key of a chunk.
+// Returns the range from the first to the last row of `queries` that sees some key of a chunk.
 template <typename T>
 Span rows_that_see(std::span<const Part<T>> parts, const Span& queries) {
   int64_t begin = queries.count, end = 0;
@@ -216,20 +213,20 @@ Span rows_that_see(std::span<const Part<T>> parts, const Span& queries) {
   return begin < end ? Span::range(begin, end) : Span();
 }
 
-// The keys of a register tile.
+// The keys of a register tile in the computation of dk and dv.
 struct KeyTile {
-  int64_t column, keys;         // the column of its first key in the chunk
-  int64_t first = 0, past = 0;  // the rows of the block between the first and the last that see some of these keys
-  bool has_sums = false;        // whether rows have given the keys gradients
+  int64_t column, keys;         // column: of its first key, in the chunk
+  int64_t first = 0, past = 0;  // the range of the block's rows that see some of these keys
+  bool has_sums = false;        // whether some row has contributed gradients
 };
 
-// The gradients that the query rows of a call give the keys of a chunk, in scratch memory, as long as a product writes
-// (add_gradients adds them to those of the pieces). If all rows of a long sequence were added to one sum, its error
-// would grow with the length; sums of the rows of a call, and then of the calls, keep it small (Blanchard, Higham and
-// Mary, A class of fast and accurate summation algorithms, 2020).
+// The dk and dv of a chunk from the query rows of one call, in scratch memory padded to whole register tiles
+// (add_gradients adds them to the pieces). Summing first within a call and then over calls bounds the error, which in
+// one sum would grow with the length of the sequence (Blanchard, Higham and Mary, A class of fast and accurate
+// summation algorithms, 2020).
 template <typename T>
 struct KeySums {
-  Rows<T> dk, dv;  // a row for each column
+  Rows<T> dk, dv;  // one row per column
 
   // For a chunk of `columns` keys with rows of `width` elements.
   KeySums(const TileMath<T>& math, int64_t columns, int64_t width, FlashScratch<T>& scratch)
@@ -240,7 +237,7 @@ struct KeySums {
 // Finds the rows that see the keys of each tile. The tiles are in the order of their columns.
 template <typename T>
 void find_rows_that_see(std::span<const Part<T>> parts, const Span& queries, std::vector<KeyTile>& tiles) {
-  size_t before = 0;  // the parts that end before the tile begins
+  size_t before = 0;  // parts that end before the tile begins
   for (KeyTile& tile : tiles) {
     const int64_t end = tile.column + tile.keys;
     while (parts[before].column + parts[before].count() <= tile.column) ++before;
@@ -262,9 +259,9 @@ inline void find_tiles(int64_t columns, int64_t rows, std::vector<KeyTile>& tile
   for (int64_t j = 0; j < columns; j += rows) tiles.push_back({j, std::min(rows, columns - j)});
 }
 
-// Sets p and ds of the query rows row, ..., row + rows - 1 to 0 where they have no scores, because their columns are
-// not in `runs`, and yet the products that compute a tile's dk and dv read them. p and ds point to the first of these
-// rows, of which only the first `used` are written.
+// Zeroes p and ds of the query rows row, ..., row + rows - 1 in columns outside `runs`, which have no scores but are
+// read by the products that compute a tile's dk and dv. p and ds point to the first of these rows, of which only the
+// first `used` are written.
 template <typename T>
 void clear_unseen(const std::vector<KeyTile>& tiles, const std::vector<Run>& runs, int64_t row, int64_t rows,
                   int64_t used, T* p, T* ds, int64_t step) {
@@ -274,12 +271,12 @@ void clear_unseen(const std::vector<KeyTile>& tiles, const std::vector<Run>& run
       std::fill(ds + r * step + first, ds + r * step + past, T{0});
     }
   };
-  size_t before = 0;  // the runs that end before the tile begins
+  size_t before = 0;  // runs that end before the tile begins
   for (const KeyTile& tile : tiles) {
     if (tile.past <= row || tile.first >= row + rows) continue;
     const int64_t end = tile.column + tile.keys;
     while (before < runs.size() && runs[before].past <= tile.column) ++before;
-    int64_t from = tile.column;  // has no scores from here on
+    int64_t from = tile.column;  // without scores from here on
     for (size_t i = before; i < runs.size() && runs[i].first < end; ++i) {
       clear(from, runs[i].first);
       from = runs[i].past;
@@ -288,7 +285,7 @@ void clear_unseen(const std::vector<KeyTile>& tiles, const std::vector<Run>& run
   }
 }
 
-// Adds the gradients of a chunk to those of the pieces, or sets rows of these that have not been written. dk is scaled.
+// Adds the gradients of a chunk, dk times `scale`, to those of the pieces, or sets rows that have not been written.
 template <typename T>
 void add_gradients(const TileMath<T>& math, std::span<const Part<T>> parts, const std::vector<KeyTile>& tiles,
                    const KeySums<T>& sums, int64_t dim, T scale) {

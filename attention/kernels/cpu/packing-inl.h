@@ -1,6 +1,6 @@
-// How rows become operands of products: they are widened to the dtype that is computed in, scaled, and copied, or
-// transposed into panels. Vector code of tile_math.cc, which includes this header once for each instruction set
-// (common/simd/versions.h), outside of HWY_BEFORE_NAMESPACE.
+// Packs rows as operands of products: widens them to the compute dtype, scales, and copies or transposes them into
+// panels. Vector code of tile_math.cc, which includes this header once for each instruction set
+// (common/simd/versions.h), outside HWY_BEFORE_NAMESPACE.
 
 #if defined(ANNULUS_ATTENTION_CPU_FLASH_PACKING_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ANNULUS_ATTENTION_CPU_FLASH_PACKING_INL_H_
@@ -30,7 +30,7 @@ using Vec = hn::Vec<Tag<T>>;
 template <typename T>
 constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(Tag<T>()));
 
-// The columns of a panel.
+// The number of columns of a panel.
 template <typename T>
 constexpr int64_t kPanel = 2 * kLanes<T>;
 
@@ -49,7 +49,7 @@ HWY_INLINE Vec<T> widened(const S* x) {
 #if HWY_TARGET <= HWY_AVX2
     return wide;
 #else
-    // Without F16C Highway converts infinities and NaN as if they were finite numbers, so they are corrected here.
+    // Without F16C Highway converts infinities and NaN as if they were finite, so correct them here.
     const hn::Rebind<uint16_t, Tag<T>> narrow;
     const hn::Rebind<uint32_t, Tag<T>> bits;
     const auto half = hn::PromoteTo(bits, hn::LoadU(narrow, reinterpret_cast<const uint16_t*>(x)));
@@ -61,7 +61,7 @@ HWY_INLINE Vec<T> widened(const S* x) {
   }
 }
 
-// The last elements of a row, fewer than a vector has, followed by zeros.
+// Returns the last elements of a row, fewer than a vector holds, padded with zeros.
 template <typename T, typename S>
 HWY_INLINE Vec<T> widened_rest(const S* x, int64_t count) {
   S some[kLanes<T>] = {};
@@ -83,8 +83,7 @@ HWY_INLINE void copy_row(const S* x, int64_t dim, T scale, T* to, int64_t to_ste
   std::fill(to + dim, to + to_step, T{0});
 }
 
-// Rows are fetched this many before they are copied, because the processor does not foresee where the next row of one
-// head lies among those of all heads.
+// The prefetch distance in rows. The hardware prefetcher does not follow the rows of one head among those of all heads.
 constexpr int64_t kAhead = 16;
 
 template <typename S>
@@ -102,7 +101,7 @@ HWY_INLINE void copy_of(const StoredRows& x, int64_t n, int64_t dim, T scale, T*
   }
 }
 
-// Two sums, so that a multiplication does not wait for the one before it.
+// Uses two accumulators, to hide the latency of the multiply-adds.
 template <typename T, typename S>
 HWY_INLINE void dots_of(const StoredRows& x, const StoredRows& y, int64_t n, int64_t dim, T* to, int64_t to_step) {
   const Tag<T> d;
@@ -121,7 +120,7 @@ HWY_INLINE void dots_of(const StoredRows& x, const StoredRows& y, int64_t n, int
   }
 }
 
-// Numbers times 0 add up to 0, and infinities and NaN to NaN.
+// Multiplies by 0 and adds: the sum is 0 for finite numbers, and NaN otherwise.
 template <typename T, typename S>
 HWY_INLINE bool finite_of(const StoredRows& x, int64_t n, int64_t dim) {
   const Tag<T> d;
@@ -140,7 +139,7 @@ HWY_INLINE bool finite_of(const StoredRows& x, int64_t n, int64_t dim) {
   return hn::AllFalse(d, hn::IsNaN(hn::Add(even, odd)));
 }
 
-// The most rows that are transposed at a time, in blocks of 4 x 4, each within 128 bits.
+// The maximum number of rows transposed at a time, in blocks of 4 x 4, one per 128-bit lane.
 #if HWY_TARGET == HWY_SCALAR
 constexpr int64_t kTransposed = 4;
 HWY_INLINE void transpose_rows(const float* const* x, int64_t count, int64_t dim, float* to, int64_t to_step) {
@@ -149,7 +148,7 @@ HWY_INLINE void transpose_rows(const float* const* x, int64_t count, int64_t dim
   }
 }
 #else
-// Elements i, ..., i + 3 of rows 0, 4, 8, ..., one row in each 128 bits.
+// Returns elements i, ..., i + 3 of rows 0, 4, 8, ..., one row per 128-bit lane.
 HWY_INLINE hn::Vec<hn::FixedTag<float, 4>> four_of(hn::FixedTag<float, 4> d, const float* const* x, int64_t i) {
   return hn::LoadU(d, x[0] + i);
 }
@@ -159,7 +158,7 @@ HWY_INLINE hn::Vec<D> four_of(D d, const float* const* x, int64_t i) {
   return hn::Combine(d, four_of(half, x + hn::MaxLanes(d) / 2, i), four_of(half, x, i));
 }
 
-// Vector k of `out` becomes the elements i + k of as many rows as it has lanes.
+// Sets vector k of `out` to element i + k of each of as many rows as it has lanes.
 template <typename D>
 HWY_INLINE void transpose_blocks(D d, const float* const* x, int64_t i, hn::Vec<D>* out) {
   const auto a = four_of(d, x, i), b = four_of(d, x + 1, i), c = four_of(d, x + 2, i), e = four_of(d, x + 3, i);
@@ -172,7 +171,7 @@ HWY_INLINE void transpose_blocks(D d, const float* const* x, int64_t i, hn::Vec<
 }
 constexpr int64_t kTransposed = kLanes<float>;
 
-// Writes as many rows of fp32 as d has lanes as adjacent columns; dim is a multiple of 4.
+// Writes Lanes(d) rows of fp32 as adjacent columns; dim is a multiple of 4.
 template <typename D>
 HWY_INLINE void transpose_rows(D d, const float* const* x, int64_t dim, float* to, int64_t to_step) {
   for (int64_t i = 0; i < dim; i += 4) {
@@ -181,14 +180,14 @@ HWY_INLINE void transpose_rows(D d, const float* const* x, int64_t dim, float* t
     for (int k = 0; k < 4; ++k) hn::StoreU(columns[k], d, to + (i + k) * to_step);
   }
 }
-// The same for the first `count` rows, 4 or kTransposed.
+// Transposes the first `count` rows, 4 or kTransposed.
 HWY_INLINE void transpose_rows(const float* const* x, int64_t count, int64_t dim, float* to, int64_t to_step) {
   if (count == kTransposed) return transpose_rows(Tag<float>(), x, dim, to, to_step);
   transpose_rows(hn::FixedTag<float, 4>(), x, dim, to, to_step);
 }
 #endif
 
-constexpr int64_t kWidened = 512;  // the number of elements of a row that are widened at a time
+constexpr int64_t kWidened = 512;  // elements of a row that are widened at a time
 
 template <typename T, typename S>
 HWY_INLINE void transpose_of(const StoredRows& x, int64_t n, int64_t dim, T* panels, int64_t column) {
@@ -197,7 +196,7 @@ HWY_INLINE void transpose_of(const StoredRows& x, int64_t n, int64_t dim, T* pan
   for (int64_t j = 0; j < n;) {
     const int64_t at = column + j;
     T* const to = panels + at / kPanel<T> * kPanel<T> * dim + at % kPanel<T>;
-    // Several rows at a time, if their columns are in one panel, whose width is a multiple of their number.
+    // Transpose several rows at a time if their columns are in one panel, at a multiple of their number.
     const auto fits = [&](int64_t count) {
       return std::is_same_v<T, float> && j + count <= n && at % count == 0 && kPanel<T> % count == 0;
     };

@@ -1,5 +1,4 @@
-// Where the query rows of a call of flash attention on CPUs lie in scratch memory, and when they come there and leave
-// it. Used by flash.cc.
+// Manages the query rows of a call of flash attention on CPUs in scratch memory. Used by flash.cc.
 #pragma once
 
 #include <algorithm>
@@ -12,17 +11,16 @@
 
 namespace annulus::cpu_flash {
 
-// Gives the rows of blocks places in scratch memory. A place holds a unit: adjacent rows of a head, whole register
-// tiles. The rows of a call are not adjacent in memory and may not be in any cache. They are packed when a chunk first
-// needs them and written after the last one that they see, one tile at a time, so that the processor can fetch the rows
-// of one tile while it computes with another. A narrow window has few rows in use at a time, and their places, which
-// are used again and again, stay in the caches. The rows of several blocks, which have most of their keys in common,
-// are in use at the same time. They have places of their own, because places of one size would waste memory where
-// blocks are of different lengths.
+// Assigns places in scratch memory to units of rows: adjacent rows of a head, in whole register tiles. The rows of a
+// call are not adjacent in memory and may not be in any cache. They are packed when a chunk first needs them and
+// written back after the last chunk that they see, one tile at a time, so that rows of one tile can be prefetched
+// during the computation of another. With one block, places are reused, so that a narrow window, which needs few rows
+// at a time, stays in the caches. The rows of several blocks, which share most of their keys, are in use at the same
+// time, so each unit has its own place, sized by its block.
 template <typename T>
 class RowTiles {
  public:
-  // A register tile has `tile` rows, and a unit at most `most`, a multiple of them.
+  // A register tile has `tile` rows; a unit has at most `most`, a multiple of `tile`.
   RowTiles(std::span<const QueryBlock<T>> blocks, const Chunks<T>& chunks, int64_t tile, int64_t most)
       : blocks_(blocks), tile_(tile) {
     int64_t longest = 1;
@@ -55,16 +53,16 @@ class RowTiles {
     }
   }
 
-  // The rows for which there are places, and those of a unit.
+  // Return the number of rows in scratch memory, and of a unit.
   int64_t rows() const { return rows_; }
   int64_t unit_rows() const { return unit_; }
 
-  // The rows of block b between the first and the last that see some key of a chunk, in whole tiles.
+  // Returns the range of block b's rows, in whole tiles, that see some key of a chunk.
   Run seen(int b, std::span<const Part<T>> parts) const {
     const Span rows = rows_that_see(parts, blocks_[static_cast<size_t>(b)].positions);
     return {rows.begin / tile_ * tile_, round_up(rows.begin + rows.count, tile_)};
   }
-  // The number of tiles that see some key of a chunk, of all heads and blocks together.
+  // Returns the number of tiles that see some key of a chunk, over all heads and blocks.
   int64_t seen_tiles(std::span<const Part<T>> parts) const {
     int64_t tiles = 0;
     for (const int b : parts.front().piece->blocks) {
@@ -74,23 +72,23 @@ class RowTiles {
     return tiles;
   }
 
-  // The number of the unit of row i of a head, which the functions below take.
+  // Returns the unit of row i of a head, an argument of the functions below.
   size_t unit(int b, int64_t head, int64_t i) const {
     const QueryBlock<T>& block = blocks_[static_cast<size_t>(b)];
     return static_cast<size_t>(first_unit_[static_cast<size_t>(b)] + head * ceil_div(block.count, unit_) + i / unit_);
   }
-  // Whether a chunk is the last one that rows of a unit see.
+  // Returns whether a chunk is the last one that rows of a unit see.
   bool ends(size_t unit, size_t chunk) const { return last_[unit] == chunk; }
-  // The row in scratch memory of the first row of a unit.
+  // Returns the row in scratch memory of a unit's first row, and assigns a place if the unit has none.
   int64_t row(size_t unit) {
     if (places_[unit] == kNone) places_[unit] = free_.back(), free_.pop_back();
     return places_[unit];
   }
-  // Returns whether the tile that begins with row i of a unit must be packed, and takes note that it is.
+  // Marks the tile of row i of a unit as packed; returns whether it was not.
   bool begin(size_t unit, int64_t i) { return std::exchange(begun_[tile(unit, i)], uint8_t{1}) == 0; }
-  // Whether the tile of row i of a unit has been packed.
+  // Returns whether the tile of row i of a unit has been packed.
   bool begun(size_t unit, int64_t i) const { return begun_[tile(unit, i)] != 0; }
-  // The place of a unit becomes free.
+  // Releases the place of a unit.
   void free(size_t unit) { free_.push_back(std::exchange(places_[unit], kNone)); }
 
  private:
@@ -105,7 +103,7 @@ class RowTiles {
   std::vector<size_t> last_;         // the last chunk that a unit's rows see
   std::vector<int64_t> places_;      // the first row of the place of each unit, or kNone
   std::vector<uint8_t> begun_;       // for each tile of each unit
-  std::vector<int64_t> free_;        // places that hold no rows; the next one to use is the last
+  std::vector<int64_t> free_;        // a stack of free places
 };
 
 }  // namespace annulus::cpu_flash

@@ -1,4 +1,4 @@
-// Fetches rows into the caches before flash attention on CPUs needs them, while it computes scores. Used by flash.cc.
+// Software prefetch of rows while flash attention on CPUs computes scores. Used by flash.cc.
 #pragma once
 
 #include <algorithm>
@@ -10,20 +10,20 @@
 
 namespace annulus::cpu_flash {
 
-// The rows that will be needed soon. They are fetched a few at a time, because more of them at once would keep the
-// processor waiting. The rows of one head are not adjacent, and a pattern's keys may lie anywhere, so the processor
-// does not foresee which rows come next.
+// Prefetches the rows that will be needed soon, a few at a time, because more at once would stall the processor. The
+// rows of one head are not adjacent, and a pattern's keys may lie anywhere, so the hardware prefetcher cannot predict
+// them.
 template <typename T>
 class RowsAhead {
  public:
-  // `parts` are those of the next chunk of keys, whose rows are fetched evenly in `times` calls of scores_of. With
-  // `backward` the rows of the gradients are fetched as well.
+  // Prefetches the rows of `parts`, the next chunk of keys, evenly over `times` calls of scores_of, with the rows of
+  // their gradients if `backward`.
   RowsAhead(std::span<const Part<T>> parts, int64_t dim, bool backward, int64_t times)
       : parts_(parts), dim_(dim), backward_(backward) {
     if (!parts.empty() && times > 0) of_call_ = ceil_div(columns_of(parts), times);
   }
 
-  // Rows first, ..., past - 1 will be fetched in the next call of scores_of.
+  // Queues rows first, ..., past - 1 for the next call of scores_of.
   void add(const StoredRows& rows, int64_t first, int64_t past) {
     if (first >= past) return;
     const int64_t width = width_of(rows.storage);
@@ -32,13 +32,13 @@ class RowsAhead {
     soon_rows_ += past - first;
   }
 
-  // A call of scores_of begins, in which fetch() will be called `calls` times.
+  // Begins a call of scores_of that will call fetch() `calls` times.
   void begin(int64_t calls) {
     share_ = share(of_call_, calls);
     soon_share_ = share(soon_rows_, calls);
   }
 
-  // Fetches the next rows. The processor does not wait for them.
+  // Prefetches the next rows, without waiting.
   void fetch() {
     for (int64_t n = 0; n < share_ && part_ < parts_.size(); ++n) {
       const Part<T>& part = parts_[part_];
@@ -60,7 +60,7 @@ class RowsAhead {
   }
 
  private:
-  // Without a division where it is not needed, because a division takes long.
+  // Avoids a division, which is slow, where possible.
   static int64_t share(int64_t rows, int64_t calls) {
     return rows > calls ? ceil_div(rows, calls) : static_cast<int64_t>(rows > 0);
   }
@@ -70,8 +70,8 @@ class RowsAhead {
     int64_t step, bytes, count;
   };
 
-  // Fetches a row into the first-level cache (3) or the second-level one (2). It must be inlined: GCC takes a function
-  // that only fetches for one without effects, and leaves out its calls.
+  // Prefetches a row into the L1 (3) or L2 cache (2). Must be inlined: GCC treats a function that only prefetches as
+  // free of side effects, and drops its calls.
   template <int kLocality>
   [[gnu::always_inline]] static void fetch_row(const void* row, int64_t bytes) {
     constexpr int64_t kLine = 64;
@@ -81,15 +81,15 @@ class RowsAhead {
   std::span<const Part<T>> parts_;
   int64_t dim_;
   bool backward_;
-  int64_t of_call_ = 0, share_ = 0;  // rows of keys that are fetched in a call of scores_of, and of fetch()
+  int64_t of_call_ = 0, share_ = 0;  // rows of keys per call of scores_of, and of fetch()
   size_t part_ = 0;
   int64_t row_ = 0;
   std::vector<Soon> soon_;
   int64_t soon_rows_ = 0, soon_share_ = 0;
 };
 
-// The scores of n rows with the columns of `runs` (TileMath::scores), one panel at a time, between which rows are
-// fetched.
+// Computes the scores of n rows with the columns of `runs` (TileMath::scores) panel by panel, and prefetches rows in
+// between.
 template <typename T>
 void scores_of(const TileMath<T>& math, int64_t n, const T* a, int64_t a_step, const T* panels, int64_t length,
                const std::vector<Run>& runs, T* s, int64_t s_step, RowsAhead<T>& ahead) {

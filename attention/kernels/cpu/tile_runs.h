@@ -1,4 +1,4 @@
-// Which scores of a register tile of flash attention on CPUs are computed, and which of those a band hides. Used by
+// Finds which scores of a register tile of flash attention on CPUs are computed, and which of them are masked. Used by
 // flash.cc.
 #pragma once
 
@@ -13,9 +13,9 @@
 
 namespace annulus::cpu_flash {
 
-// Says which scores of a register tile's rows with a chunk are computed: runs of columns that some of the rows see,
-// rounded to whole vectors, so that the cost of a tile follows its pairs. Pairs within the runs that a band hides get
-// the score -inf. Products that add up columns need no whole vectors, and leave out most of what no row sees.
+// The scores of a register tile's rows with a chunk that are computed: runs of columns that some row sees, rounded to
+// whole vectors, so that the cost of a tile follows its pairs. Masked pairs within the runs get the score -inf.
+// Products that sum over columns need no whole vectors, so summed() omits most columns that no row sees.
 template <typename T>
 class TileRuns {
  public:
@@ -31,7 +31,7 @@ class TileRuns {
       Run seen = part.columns();
       if (part.cut) {
         seen = part.seen_by(queries);
-        // What the first and the last row see, the rows between them see as well.
+        // Columns that the first and the last row see, the rows between them see as well.
         hides_ = hides_ || part.seen_by(queries.sub(0, 1)) != part.columns() ||
                  part.seen_by(queries.sub(n - 1, 1)) != part.columns();
       }
@@ -41,12 +41,12 @@ class TileRuns {
     }
   }
   const std::vector<Run>& runs() const { return runs_; }
-  const std::vector<Run>& summed() const { return summed_; }  // the columns that products add up
+  const std::vector<Run>& summed() const { return summed_; }  // the columns that products sum over
 
-  // Sets the scores of those pairs in the runs to -inf that rows row, ..., row + n - 1 do not see.
+  // Sets the scores in the runs that rows row, ..., row + n - 1 do not see to -inf.
   void hide(int64_t row, int64_t n, T* scores, int64_t step) const {
     if (!hides_) return;
-    int64_t from[kMostTileRows], past[kMostTileRows], next[kMostTileRows];  // each row is hidden in [from, past)
+    int64_t from[kMostTileRows], past[kMostTileRows], next[kMostTileRows];  // row r is masked in [from[r], past[r])
     for (const Run& run : runs_) {
       std::fill_n(from, n, run.first);
       for (const Part<T>& part : parts_) {
@@ -65,8 +65,8 @@ class TileRuns {
     }
   }
 
-  // Draws the dropout factors of the pairs of rows row, ..., row + n - 1 in the runs. Those of other pairs in the runs
-  // stay what they are.
+  // Draws the dropout factors of the pairs of rows row, ..., row + n - 1 in the runs; columns without a key keep
+  // theirs.
   void draw(uint64_t philox_key, int64_t row, int64_t n, T* factors, int64_t step) const {
     for (int64_t r = 0; r < n; ++r) {
       const int64_t query = block_.positions.at(row + r);
@@ -81,8 +81,8 @@ class TileRuns {
     }
   }
 
-  // Makes the rows [n, past), which only fill up a product's operands, add nothing to dk and dv, not even if their
-  // zeros meet infinite keys.
+  // Zeroes the padding rows [n, past) of a product's operands, so that they add nothing to dk and dv, even with
+  // infinite keys.
   void clear_padding(int64_t n, int64_t past, T* p, T* ds, int64_t step) const {
     for (int64_t r = n; r < past; ++r) {
       for (const Run& run : runs_) {
@@ -93,7 +93,7 @@ class TileRuns {
   }
 
  private:
-  // Adds the columns to runs in ascending order whose ends are multiples of `unit`.
+  // Appends columns, extended to multiples of `unit`, to ascending runs.
   static void add(const Run& seen, int64_t unit, std::vector<Run>& runs) {
     const Run run{seen.first / unit * unit, round_up(seen.past, unit)};
     if (!runs.empty() && run.first <= runs.back().past) {
@@ -106,8 +106,8 @@ class TileRuns {
   const TileMath<T>& math_;
   const QueryBlock<T>& block_;
   std::span<const Part<T>> parts_;
-  bool padded_;         // whether the last vector of the chunk has columns without a key
-  bool hides_ = false;  // whether some row may not see some column of the chunk
+  bool padded_;         // the chunk's last vector has columns without a key
+  bool hides_ = false;  // some row may not see some column
   std::vector<Run> runs_, summed_;
 };
 

@@ -11,12 +11,11 @@
 namespace annulus::gpu {
 
 struct CrossEntropyArguments {
-  bool aligned = false;              // whether every row of logits begins at a multiple of kVectorBytes
+  bool aligned = false;              // whether every row of logits is aligned to kVectorBytes
   float* logits = nullptr;           // [rows, vocab]
-  const int64_t* targets = nullptr;  // [rows], below vocab; a row whose target is negative has no loss and no gradient
+  const int64_t* targets = nullptr;  // [rows], below vocab; negative: no loss, no gradient
   float* losses = nullptr;           // [rows]: -log softmax(logits)[target]
-  // (softmax - onehot) * scale is written to the memory of the logits. Each row begins where its logits begin; if it is
-  // narrower than they are, only the first half of their memory is written.
+  // Overwrites the logits with (softmax - onehot) * scale. A 16-bit gradient fills the first half of each row's memory.
   bool with_gradient = false;
   Element gradient = Element::kFloat;
   float scale = 1;
@@ -24,17 +23,17 @@ struct CrossEntropyArguments {
   int vocab = 0;
 };
 
-// The number of warps that compute a row. With 32, an H100 computes 264 rows at a time. Its cache of 50 MB can keep
-// those of a vocabulary of 32,768 (35 MB) until they are read again, but not those of 128,256 (135 MB; one row on each
-// of its 132 multiprocessors would be 68 MB), which it reads from memory twice.
+// Returns the number of warps per row. With 32, an H100 computes 264 rows at a time. Its L2 cache of 50 MB keeps those
+// of a vocabulary of 32,768 (35 MB) until the second read, but not those of 128,256 (135 MB; 68 MB with one row on each
+// of its 132 multiprocessors), which are read from memory twice.
 inline constexpr int cross_entropy_warps(int64_t vocab) { return vocab < 4096 ? 8 : 32; }
 
 template <typename T, int kWidth, int kWarps_>
 struct CrossEntropy {
   static constexpr int kWarps = kWarps_;
-  static constexpr int kWarpsAtOnce = 64;  // two rows with 32 warps each, so one is read while the other is added up
-  // Copies of the first loop. They take registers, and with 16 bytes in each load 64 warps have 32 KB under way
-  // without.
+  static constexpr int kWarpsAtOnce = 64;  // two rows of 32 warps: one loads while the other reduces
+  // The unrolling of the first loop, which takes registers. With 16-byte loads 64 warps have 32 KB in flight without
+  // it.
   static constexpr int kCopies = kWidth == 1 ? 4 : 1;
   using Logits = Pack<float, kWidth>;
 
@@ -55,17 +54,18 @@ struct CrossEntropy {
         continue;
       }
 
-      // Read now, it arrives during the pass. The sums below wait, so no thread has written a gradient yet.
+      // Loaded early to overlap with the pass. The reductions below synchronize, so no thread has written a gradient
+      // yet.
       const float of_target = group.thread() == 0 ? logits[target] : 0.0F;
 
-      // Softmax online (arXiv 1805.02867): the largest logit so far, and the sum of exponentials relative to it.
+      // Online softmax (arXiv 1805.02867): the running maximum, and the sum of exponentials relative to it.
       float most = -INFINITY, sum = 0;
       ANNULUS_UNROLL_BY(kCopies)
       for (int c = first; c < a.vocab; c += kStep) {
         const Logits x = load<kWidth>(logits + c);
         float higher = most;
         ANNULUS_UNROLL
-        for (int e = 0; e < kWidth; ++e) higher = fmaxf(higher, x.value[e]);  // passes over NaN, which the sum keeps
+        for (int e = 0; e < kWidth; ++e) higher = fmaxf(higher, x.value[e]);  // ignores NaN, which the sum propagates
         if (higher > most) {
           sum *= expf(most - higher);
           most = higher;
@@ -83,8 +83,8 @@ struct CrossEntropy {
         const int c = begin + first;
         Logits x;
         if (c < a.vocab) x = load<kWidth>(logits + c);
-        // A narrower gradient of these columns lies where logits of these or earlier columns were, which all threads
-        // must have read.
+        // A 16-bit gradient of these columns overwrites logits of these or earlier columns, which all threads must have
+        // read.
         if constexpr (sizeof(T) < sizeof(float)) group.sync();
         if (c >= a.vocab) continue;
         Pack<T, kWidth> g;
@@ -98,7 +98,7 @@ struct CrossEntropy {
   }
 };
 
-// As those of norm.h.
+// As choose() of norm.h.
 template <typename Start>
 void choose(const CrossEntropyArguments& a, const Start& start) {
   by_element(a.gradient, [&]<typename T>(T) {

@@ -1,5 +1,5 @@
-// The groups of threads in which kernels run on a GPU (norm.h says what a group is), and their start. Included by the
-// CUDA sources of this folder. It has never run on a GPU.
+// The groups of threads (norm.h) in CUDA, and the launch of kernels. Included by the CUDA sources of this folder. It
+// has never run on a GPU.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,7 +12,7 @@
 
 namespace annulus::gpu {
 
-// A group of one warp waits for its own threads alone, and several such groups are in a block. A larger one is a block.
+// A group of one warp, several of which share a block, synchronizes only that warp. A larger group is a block.
 template <int kWarps>
 class CudaGroup {
  public:
@@ -84,20 +84,20 @@ class CudaGroup {
   int64_t worker_, workers_;
 };
 
-// The compiler limits the registers of a thread so that kWarpsAtOnce warps run on a multiprocessor: 64 of them may have
-// 32 registers each, 32 may have 64.
+// The launch bounds limit the registers of a thread so that kWarpsAtOnce warps fit on a multiprocessor: 64 warps with
+// 32 registers per thread, or 32 with 64.
 template <typename Kernel>
 __global__ void __launch_bounds__(CudaGroup<Kernel::kWarps>::kThreads* CudaGroup<Kernel::kWarps>::kInBlock,
                                   Kernel::kWarpsAtOnce / (Kernel::kWarps * CudaGroup<Kernel::kWarps>::kInBlock))
     run(Kernel kernel, int64_t workers) {
   using Group = CudaGroup<Kernel::kWarps>;
   const int64_t worker = static_cast<int64_t>(blockIdx.x) * Group::kInBlock + threadIdx.y;
-  if (worker >= workers) return;  // all threads of the group
+  if (worker >= workers) return;  // for all threads of the group
   Group group(worker, workers);
   kernel(group);
 }
 
-// Starts a kernel with so many groups; with fewer if there are more than a grid can have.
+// Launches a kernel with `workers` groups, or as many as a grid can have.
 template <typename Kernel>
 cudaError_t start(const Kernel& kernel, int64_t workers, cudaStream_t stream) {
   using Group = CudaGroup<Kernel::kWarps>;
@@ -108,7 +108,7 @@ cudaError_t start(const Kernel& kernel, int64_t workers, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-// Chooses a kernel for the arguments (`choose` of their header) and starts it.
+// Chooses a kernel for the arguments (`choose` of their header) and launches it.
 template <typename Arguments>
 cudaError_t start_chosen(const Arguments& arguments, cudaStream_t stream) {
   cudaError_t result = cudaSuccess;

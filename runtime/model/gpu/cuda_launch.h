@@ -1,5 +1,5 @@
-// Starts kernels on `stream` and returns an error if that fails. Between launcher_cuda.cc, which knows LibTorch's
-// streams, and the CUDA sources, which nvcc compiles without most of LibTorch's headers. Internal to runtime/model/gpu.
+// Launches kernels on `stream`; returns launch errors. Separates launcher_cuda.cc, which uses LibTorch's streams, from
+// the CUDA sources, which nvcc compiles without most of LibTorch's headers. Internal to runtime/model/gpu.
 #pragma once
 
 #include <cuda_runtime_api.h>

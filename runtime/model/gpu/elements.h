@@ -1,6 +1,5 @@
-// Elements of the kernels' tensors: their types, and loading and storing several of them at once. Used by the kernels
-// of this folder. The same source is compiled by nvcc, where it runs on a GPU, and by the compiler of a CPU, where
-// tests run it (tests/runtime/model/gpu/fiber_launcher.h).
+// Element types of the kernels' tensors, and vectorized loads and stores. Used by the kernels of this folder. nvcc
+// compiles the source for GPUs, and the host compiler for tests on a CPU (tests/runtime/model/gpu/fiber_launcher.h).
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -26,15 +25,15 @@
 
 namespace annulus::gpu {
 
-// The type of a tensor's elements. Statistics, and everything that is computed, is fp32.
+// The type of a tensor's elements. Statistics and all arithmetic are fp32.
 enum class Element { kFloat, kBFloat16, kHalf };
 
 inline constexpr int64_t bytes_of(Element element) { return element == Element::kFloat ? 4 : 2; }
 
-// Bytes that a thread loads or stores at once where addresses are multiples of it.
+// Bytes that a thread loads or stores at once at aligned addresses.
 inline constexpr int64_t kVectorBytes = 16;
 
-// The number of elements of that size.
+// The number of elements in kVectorBytes.
 template <typename T>
 inline constexpr int kVector = static_cast<int>(kVectorBytes / sizeof(T));
 
@@ -65,9 +64,8 @@ ANNULUS_DEVICE void store(T* address, const Pack<T, kWidth>& pack) {
 #endif
 }
 
-// A pack as it lies in memory, at first zeros. The compiler for GPUs keeps every 16-bit element of a Pack in a register
-// of its own, which it fills as soon as the pack arrives, so that later loads are issued late. Two of them share one
-// here.
+// A pack in its memory representation, initially zeros. nvcc keeps every 16-bit element of a Pack in its own register,
+// and unpacks as soon as a load completes, which delays later loads. Here two elements share a register.
 template <typename T, int kWidth>
 class alignas(sizeof(T) * kWidth) Folded {
  public:
@@ -93,7 +91,7 @@ class alignas(sizeof(T) * kWidth) Folded {
   Word words_[sizeof(T) * kWidth / sizeof(Word)] = {};
 };
 
-// Calls f(T()) with the type of these elements.
+// Calls f(T()) with T the type of these elements.
 template <typename F>
 void by_element(Element element, const F& f) {
   switch (element) {

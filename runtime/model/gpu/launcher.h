@@ -1,4 +1,4 @@
-// Who runs the kernels of this folder for tensors of a device. Called by runtime/model/gpu_ops.cc. Thread-safe.
+// Dispatches the kernels of this folder by device type. Used by runtime/model/gpu_ops.cc. Thread safe.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -10,8 +10,8 @@
 
 namespace annulus::gpu {
 
-// Starts a kernel for arguments whose pointers belong to `device`, on its current stream, and does not wait for it.
-// Raises c10::Error if it cannot be started.
+// Launches a kernel for arguments whose pointers belong to `device`, asynchronously on its current stream. Raises
+// c10::Error if the launch fails.
 class Launcher {
  public:
   virtual ~Launcher() = default;
@@ -23,12 +23,11 @@ class Launcher {
   virtual void start(const CrossEntropyArguments& arguments, c10::Device device) const = 0;
 };
 
-// The launcher for this type of device, or null if there is none: for CUDA that of a build with --config=cuda, for CPUs
-// what set_cpu_launcher was given.
+// Returns the launcher for this type of device, or null: for CUDA that of a build with --config=cuda, for CPUs that of
+// set_cpu_launcher().
 const Launcher* launcher_for(c10::DeviceType type);
 
-// For tests: runs the kernels for tensors on the CPU as well, until it is called with null. The launcher must live as
-// long.
+// For tests: runs the kernels for CPU tensors as well, by this launcher, which must stay alive until a call with null.
 void set_cpu_launcher(const Launcher* launcher);
 
 }  // namespace annulus::gpu

@@ -1,16 +1,16 @@
-// RMSNorm after a residual addition as kernels for GPUs, forward and backward: one pass over the tensors, each of which
-// is read once and written once. fused::add_rms_norm (runtime/model/fused_loops.h) has the formulas. Launched by
-// norm.cu, and run on a CPU by tests (elements.h); runtime/model/gpu_ops.cc fills the arguments.
+// RMSNorm after a residual addition as kernels for GPUs, forward and backward: one pass that reads each input and
+// writes each output once. fused::add_rms_norm (runtime/model/fused_loops.h) has the formulas. Launched by norm.cu, and
+// run on a CPU by tests (elements.h); runtime/model/gpu_ops.cc fills the arguments.
 //
 // A *group* of threads computes a row. A kernel is a struct with its arguments, kWarps (of a group), kWarpsAtOnce (that
 // run on a multiprocessor; cuda_group.h) and an operator() that every thread of every group calls with its group:
-//   kThreads, thread()     the number of threads of a group, and which of them calls
+//   kThreads, thread()     the number of threads of a group, and which of them it is
 //   worker(), workers()    which group it is, and how many there are
-//   sync()                 waits for all threads of the group, which then see what the others have written
-//   sum(x), most(x)        the sum or the maximum over all threads, on every thread; added in a fixed order; it waits
-//   sum<n>(x)              the same over n neighbouring threads of a warp, or over all
-//   sum_across<n>(x)       in a group of one warp the sum over every n-th thread, on every thread; it waits
-//   sum_of_warps(x)        for the threads of the first warp, the sum over the threads of the same lane; it waits
+//   sync()                 barrier of the group, with memory visibility
+//   sum(x), most(x)        the sum or maximum over all threads, on every thread, in a fixed order; it waits sum<n>(x)
+//   likewise over n adjacent threads of a warp, or over all
+//   sum_across<n>(x)       in a group of one warp, the sum over every n-th thread, on every thread; it waits
+//   sum_of_warps(x)        on the first warp, the sum over the warps, lane by lane; it waits
 // All threads of a group must make the same calls that wait.
 #pragma once
 
@@ -23,8 +23,8 @@ namespace annulus::gpu {
 
 inline constexpr int kWarp = 32;
 
-// Where rows lie: row r begins at element (r / inner) * stride + (r % inner) * dim, and its statistic is the element
-// (r / inner) * statistics_stride + r % inner.
+// The layout of rows: row r begins at element (r / inner) * stride + (r % inner) * dim, and its statistic is element (r
+// / inner) * statistics_stride + r % inner.
 struct NormRows {
   int64_t rows = 0;
   int dim = 0;
@@ -33,7 +33,7 @@ struct NormRows {
 
 struct NormArguments {
   Element element = Element::kFloat;
-  bool aligned = false;  // whether every row begins at a multiple of kVectorBytes and is a multiple of it long
+  bool aligned = false;  // whether rows are aligned to kVectorBytes, with lengths that are multiples of it
   NormRows at;
   const void *x = nullptr, *delta = nullptr;  // delta may be null
   const void* weight = nullptr;               // [dim]
@@ -43,8 +43,8 @@ struct NormArguments {
   float* inv_rms = nullptr;
 };
 
-// Rows are taken norm_rows() at a time. Group g of `workers` computes the g-th of these, the (g + workers)-th, ... and
-// writes their part of the weight's gradient to row g of `partial`, fp32 [workers, dim].
+// Rows are computed in batches of norm_rows(). Group g of `workers` computes batches g, g + workers, ... and writes
+// their part of the weight's gradient to row g of `partial`, fp32 [workers, dim].
 struct NormGradientArguments {
   Element element = Element::kFloat;
   bool aligned = false;
@@ -57,7 +57,7 @@ struct NormGradientArguments {
   int64_t workers = 0;
 };
 
-// The sums of columns: fp32 [rows, columns] -> [columns].
+// Sums over rows: fp32 [rows, columns] -> [columns].
 struct ColumnArguments {
   Element element = Element::kFloat;  // of the sums
   const float* values = nullptr;
@@ -66,36 +66,36 @@ struct ColumnArguments {
   void* sums = nullptr;
 };
 
-// A thread keeps this many packs of a row in registers. If a row is longer than what all threads of its group keep, the
-// rest is read a second time.
+// The number of packs of a row that a thread keeps in registers. If a row is longer than what its group keeps, the rest
+// is read a second time.
 inline constexpr int kHeld = 2;
 
-// The number of warps that compute a row.
+// Returns the number of warps per group.
 inline constexpr int norm_warps(int64_t dim, Element element, bool aligned) {
   const int64_t of_a_warp = kWarp * kHeld * (aligned ? kVectorBytes / bytes_of(element) : 1);
   return !aligned ? 4 : dim <= of_a_warp ? 1 : dim <= 4 * of_a_warp ? 4 : dim <= 8 * of_a_warp ? 8 : 16;
 }
 
-// The number of rows that a group computes at once, each with as many threads. A row of a quarter of what a warp keeps,
-// such as a head of 128 elements of 16 bits, would leave threads without work.
+// Returns the number of rows that a group computes at once. A row that fills at most a quarter of a warp's registers
+// for packs, such as a head of 128 16-bit elements, would leave threads idle.
 inline constexpr int norm_rows(int64_t dim, Element element, bool aligned) {
   return aligned && dim * bytes_of(element) * 4 <= kWarp * kHeld * kVectorBytes ? 4 : 1;
 }
 
-// The number of groups that are needed.
+// Returns the number of groups for one pass over all rows.
 inline constexpr int64_t norm_groups(int64_t rows, int64_t dim, Element element, bool aligned) {
   const int at_once = norm_rows(dim, element, aligned);
   return (rows + at_once - 1) / at_once;
 }
 
-// The number of groups of the backward. The order of the sums depends on it, so it does not depend on the device. It
-// makes 16 warps for each of the 132 multiprocessors of an H100 or H200.
+// Returns the number of groups of the backward, 16 warps for each of the 132 multiprocessors of an H100 or H200. It
+// determines the order of sums, so it must not depend on the device.
 inline constexpr int64_t norm_workers(int64_t rows, int64_t dim, Element element, bool aligned) {
   const int64_t most = 16 * 132 / norm_warps(dim, element, aligned), groups = norm_groups(rows, dim, element, aligned);
   return groups < most ? groups : most;
 }
 
-// The place of a row's first element.
+// Return the offsets of a row's first element and of its statistic.
 ANNULUS_DEVICE int64_t begin_of(const NormRows& at, int64_t row) {
   return at.inner == 1 ? row * at.stride : row / at.inner * at.stride + row % at.inner * at.dim;
 }
@@ -120,14 +120,14 @@ struct Norm {
     const T* const weight = static_cast<const T*>(a.weight);
     for (int64_t rows = group.worker() * kRows; rows < a.at.rows; rows += group.workers() * kRows) {
       const int64_t row = rows + group.thread() / kThreads;
-      const int dim = kRows == 1 || row < a.at.rows ? a.at.dim : 0;  // a thread without a row has no columns
+      const int dim = kRows == 1 || row < a.at.rows ? a.at.dim : 0;  // no columns for a thread without a row
       const int64_t begin = begin_of(a.at, row);
       const T* const x = static_cast<const T*>(a.x) + begin;
       const T* const delta = a.delta != nullptr ? static_cast<const T*>(a.delta) + begin : nullptr;
       T* const sum = a.sum != nullptr ? static_cast<T*>(a.sum) + begin : nullptr;
       T* const y = static_cast<T*>(a.y) + begin;
 
-      // The statistics are those of the sum as it is stored, which the backward reads.
+      // The statistics are those of the rounded sum, which the backward reads.
       float squares = 0;
       const auto add = [&](int c, Packed s, const Packed& d) {
         if (delta != nullptr) {
@@ -144,7 +144,7 @@ struct Norm {
         }
         return s;
       };
-      // Loads of all columns are under way before the first is needed.
+      // Issue the loads of all columns before the first is needed.
       Held held[kHeld], added[kHeld];
       ANNULUS_UNROLL
       for (int i = 0; i < kHeld; ++i) {
@@ -176,7 +176,7 @@ struct Norm {
       for (int i = 0; i < kHeld; ++i) {
         if (first + i * kStep < dim) write(first + i * kStep, held[i].unfold());
       }
-      // A thread reads again what it has read or written itself.
+      // A thread rereads only what it has read or written itself.
       ANNULUS_UNROLL_BY(1)
       for (int c = first + kHeld * kStep; c < dim; c += kStep) write(c, load<kWidth>((sum != nullptr ? sum : x) + c));
       if (first == 0 && dim != 0) a.inv_rms[statistic_of(a.at, row)] = inverse;
@@ -217,14 +217,14 @@ struct NormGradient {
       T* const dx = static_cast<T*>(a.dx) + begin;
       const float inverse = dim != 0 ? a.inv_rms[statistic_of(a.at, row)] : 0.0F;
 
-      float dot = 0;  // of the gradient of the normed row with the sum
+      float dot = 0;  // of the normed row's gradient with the sum
       const auto multiply = [&](const Packed& g, const Packed& s, const Packed& w) {
         ANNULUS_UNROLL
         for (int e = 0; e < kWidth; ++e) {
           dot += static_cast<float>(g.value[e]) * static_cast<float>(w.value[e]) * static_cast<float>(s.value[e]);
         }
       };
-      // Loads of all columns are under way before the first is needed.
+      // Issue the loads of all columns before the first is needed.
       Held held_dy[kHeld], held_sum[kHeld], held_dsum[kHeld];
       ANNULUS_UNROLL
       for (int i = 0; i < kHeld; ++i) {
@@ -262,7 +262,7 @@ struct NormGradient {
                 dweight[i]);
         }
       }
-      // These columns are added up in memory. Only this thread reads and writes them.
+      // These columns accumulate in memory, which only this thread accesses.
       ANNULUS_UNROLL_BY(1)
       for (int c = first + kHeld * kStep; c < dim; c += kStep) {
         if (rows == group.worker() * kRows) {
@@ -292,7 +292,7 @@ struct Columns {
 
   ColumnArguments a;
 
-  // A group adds kWarp columns, each of its warps the rows that are its own.
+  // A group sums kWarp columns, each of its warps a part of the rows.
   template <typename Group>
   ANNULUS_DEVICE void operator()(Group& group) const {
     const int64_t column = group.worker() * kWarp + group.thread() % kWarp;
@@ -305,7 +305,7 @@ struct Columns {
   }
 };
 
-// These choose a kernel for arguments and call start(kernel, number of groups).
+// Choose a kernel for the arguments and call start(kernel, number of groups).
 template <typename Start>
 void choose(const NormArguments& a, const Start& start) {
   by_element(a.element, [&]<typename T>(T) {

@@ -1,6 +1,6 @@
-// Splits one projection into heads and rotates queries and keys, or puts their gradients back together, as one pass on
-// a GPU; fused::rotary_split (runtime/model/fused_loops.h) has the shapes. Launched by elementwise.cu, and run on a CPU
-// by tests (elements.h); runtime/model/gpu_ops.cc fills the arguments.
+// Splits the fused projection into heads and rotates queries and keys, or merges their gradients, in one pass on a GPU;
+// fused::rotary_split (runtime/model/fused_loops.h) has the shapes. Launched by elementwise.cu, and run on a CPU by
+// tests (elements.h); runtime/model/gpu_ops.cc fills the arguments.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace annulus::gpu {
 
 struct RotaryArguments {
   Element element = Element::kFloat;
-  bool aligned = false;   // whether every half of a head begins at a multiple of kVectorBytes, in tables as well
+  bool aligned = false;   // whether every half of a head, and of a table's row, is aligned to kVectorBytes
   bool backward = false;  // q, k and v are read, and qkv is written
   void* qkv = nullptr;    // [rows, (heads + 2 kv_heads) head_dim]
   void *q = nullptr, *k = nullptr, *v = nullptr;   // [rows, heads or kv_heads, head_dim]
@@ -49,7 +49,7 @@ struct Rotary {
   }
 
  private:
-  // A head of the split tensors.
+  // Returns a head of the split tensors.
   ANNULUS_DEVICE T* part(int64_t row, int head) const {
     if (head < a.heads) return static_cast<T*>(a.q) + (row * a.heads + head) * a.head_dim;
     head -= a.heads;
@@ -57,7 +57,7 @@ struct Rotary {
     return static_cast<T*>(a.v) + (row * a.kv_heads + head - a.kv_heads) * a.head_dim;
   }
   ANNULUS_DEVICE void rotate(Packed& x, Packed& y, int64_t angle) const {
-    // 16 bytes of the tables at a time.
+    // Loads 16 bytes of the tables at a time.
     constexpr int kAngles = kWidth < kVector<float> ? kWidth : kVector<float>;
     ANNULUS_UNROLL
     for (int first = 0; first < kWidth; first += kAngles) {
@@ -74,7 +74,7 @@ struct Rotary {
   }
 };
 
-// As those of norm.h.
+// As choose() of norm.h.
 template <typename Start>
 void choose(const RotaryArguments& a, const Start& start) {
   by_element(a.element, [&]<typename T>(T) {

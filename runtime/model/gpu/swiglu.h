@@ -11,7 +11,7 @@ namespace annulus::gpu {
 
 struct SwiGluArguments {
   Element element = Element::kFloat;
-  bool aligned = false;           // whether gate, up and the product begin in every row at a multiple of kVectorBytes
+  bool aligned = false;           // whether gate, up and result are aligned to kVectorBytes in every row
   const void* gate_up = nullptr;  // [rows, 2 ffn]
   const void* dout = nullptr;     // [rows, ffn]; null: forward
   void* result = nullptr;         // forward: [rows, ffn]; backward: like gate_up
@@ -60,11 +60,11 @@ struct SwiGlu {
   }
 
  private:
-  // Where e^-x overflows it is 1 / infinity = 0.
+  // If e^-x overflows, this is 1 / infinity = 0.
   ANNULUS_DEVICE static float sigmoid(float x) { return 1.0F / (1.0F + expf(-x)); }
 };
 
-// As those of norm.h.
+// As choose() of norm.h.
 template <typename Start>
 void choose(const SwiGluArguments& a, const Start& start) {
   by_element(a.element, [&]<typename T>(T) {

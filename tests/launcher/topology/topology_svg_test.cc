@@ -176,9 +176,9 @@ TEST(TopologySvg, DrawsDescribedMachines) {
 
 TEST(TopologySvg, PictureOfTheUserGuideIsCurrent) {
   const std::vector<Machine> hosts(2, load("h200_node.xml"));
-  EXPECT_TRUE(read_small_file("test", "docs/rings.svg") == topology_svg(hosts, place(hosts, 16, kCuda)))
+  EXPECT_TRUE(read_small_file("test", "docs/pictures/rings.svg") == topology_svg(hosts, place(hosts, 16, kCuda)))
       << "make it again: ./annulus topology --xml tests/launcher/topology/testdata/h200_node.xml --xml "
-         "tests/launcher/topology/testdata/h200_node.xml -n 16 --svg docs/rings.svg";
+         "tests/launcher/topology/testdata/h200_node.xml -n 16 --svg docs/pictures/rings.svg";
 }
 
 TEST(TopologySvg, DrawsManyHosts) {

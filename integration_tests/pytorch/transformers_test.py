@@ -8,7 +8,7 @@ import sys
 import unittest
 import unittest.mock
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path[:0] = [here := os.path.dirname(os.path.abspath(__file__)), os.path.dirname(here)]
 import torch_python  # noqa: E402
 
 torch_python.enter()

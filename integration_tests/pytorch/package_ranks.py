@@ -6,7 +6,7 @@ Runs under mpirun, or under torchrun over gloo. The targets package_*_test start
 import os
 import sys
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path[:0] = [here := os.path.dirname(os.path.abspath(__file__)), os.path.dirname(here)]
 import torch_python  # noqa: E402
 
 torch_python.enter()
@@ -50,7 +50,7 @@ for layout in ("contiguous", "zigzag", "striped"):
 
 # Contiguous parts may have any length; other layouts report the lengths that they expect.
 mine = torch.full((1, rank), rank)
-assert annulus.unshard(mine, group=group).tolist() == [sum([[r] * r for r in range(size)], [])]
+assert annulus.unshard(mine, "contiguous", group).tolist() == [sum([[r] * r for r in range(size)], [])]
 if size > 1:
     try:
         annulus.unshard(torch.ones(1, 4 + rank), "zigzag", group)
@@ -58,16 +58,36 @@ if size > 1:
     except annulus.AnnulusError as e:
         assert f"the ranks hold {[4 + r for r in range(size)]} positions, but the layout 'zigzag' cuts" in str(e), e
 
+# A Sharding cuts and attends by one layout. Over several ranks a layout that is left out is an error, also in a graph.
+cut = annulus.Sharding(group=group)
+q = torch.randn(1, 13, 2, 4, dtype=torch.float64)
+part = cut.shard(q)
+assert torch.equal(part, q[:, cut.positions(13)]) and torch.equal(cut.unshard(part), q)
+exactness.agree(cut.unshard(cut.attention(part, part, part)), torch_reference.attention(q, q, q, {"kind": "causal"}))
+left_out = {
+    "shard": lambda: annulus.shard(q, group=group),
+    "unshard": lambda: annulus.unshard(part, group=group),
+    "plan_ahead": lambda: annulus.plan_ahead("{ kind = 'causal' }", 13, group=group),
+    "attention": lambda: annulus.attention(part, part, part, group=group),
+    "compiled": lambda: torch.compile(lambda x: annulus.attention(x, x, x, group=group), backend="aot_eager")(part),
+}
+for what, call in left_out.items():
+    try:
+        call()
+        assert size == 1, what
+    except (annulus.AnnulusError, RuntimeError) as e:
+        assert size > 1 and "give the layout in which" in str(e) and f"{size} ranks" in str(e), e
+
 # A group may be a mesh of one dimension or a name, and is a constant of a compiled graph.
 if group is not None:
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (size, 1), mesh_dim_names=("context", "other"))
     q = torch.randn(1, 4, 2, 4, dtype=torch.float64, requires_grad=True)
-    wanted = annulus.attention(q, q, q, group=group)
+    wanted = annulus.attention(q, q, q, group=group, layout="zigzag")
     for given in (mesh["context"], mesh["context"].get_group().group_name, mesh["context"].get_group()):
         assert (annulus.rank(given), annulus.size(given)) == (rank, size)
 
         def attend(q, given=given):
-            return annulus.attention(q, q, q, group=given)
+            return annulus.attention(q, q, q, group=given, layout="zigzag")
 
         for run in (attend, torch.compile(attend, fullgraph=True, backend="aot_eager")):
             out = run(q)

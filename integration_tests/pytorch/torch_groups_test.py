@@ -11,13 +11,14 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.dirname(HERE)]
 import torch_python  # noqa: E402
 
 torch_python.enter()
 
 os.environ["ANNULUS_TORCH_LIBRARY"] = os.path.join(os.getcwd(), "python", "ops", "libannulus_torch_wheel.so")
-RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_groups.py")
+RANK = os.path.join(HERE, "torch_groups.py")
 DEADLINE = 60  # seconds until the remaining ranks must have raised
 
 
