@@ -239,10 +239,10 @@ bool cma_works() {
 }
 
 // Whether this is a variable with which a user configures annulus, NCCL, UCX or MPI. Variables with which mpirun and
-// `launch` identify a rank are excluded, because they differ between ranks, and so is the back channel's secret token.
+// `launch` identify a rank are excluded, because they differ between ranks, and so is the launcher's secret token.
 bool is_of_interest(std::string_view name) {
-  for (const std::string_view own : {"ANNULUS_BACK", "ANNULUS_SCRIPT", "ANNULUS_PROGRAM", "ANNULUS_LAUNCH",
-                                     "ANNULUS_WORLD_SIZE", "ANNULUS_PROGRESS", "ANNULUS_COLUMNS"}) {
+  for (const std::string_view own : {"ANNULUS_SCRIPT", "ANNULUS_PROGRAM", "ANNULUS_LAUNCH", "ANNULUS_WORLD_SIZE",
+                                     "ANNULUS_PROGRESS", "ANNULUS_COLUMNS"}) {
     if (name.starts_with(own)) return false;
   }
   for (const std::string_view word :

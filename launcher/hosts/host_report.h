@@ -1,5 +1,5 @@
 // The report of a host, made before a job starts there or for `doctor`: versions, limits, devices, interfaces, clock.
-// host_facts.h makes it on each host, a survey sends it as JSON through the back channel, and host_checks.h checks it.
+// host_facts.h makes it on each host, a survey sends it as JSON to the launcher, and host_checks.h checks it.
 //
 // Thread safe: plain data and functions without state.
 #pragma once

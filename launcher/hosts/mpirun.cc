@@ -1,8 +1,6 @@
 // See mpirun.h.
 #include "launcher/hosts/mpirun.h"
 
-#include <fcntl.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 #include <wordexp.h>
 
@@ -42,6 +40,13 @@ std::string search_path(const std::string& name) {
 }
 
 }  // namespace
+
+std::string own_program() {
+  std::error_code error;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) throw Error(ErrorKind::kResource, "launcher", "cannot read /proc/self/exe: " + error.message());
+  return self.string();
+}
 
 Mpirun parse_mpirun_version(const std::string& path, std::string_view output) {
   const std::string_view mark = "(Open MPI) ";
@@ -236,38 +241,6 @@ std::vector<std::string> forwarded_variables() {
   }
   std::sort(names.begin(), names.end());
   return names;
-}
-
-MpirunProcess start_mpirun(const std::vector<std::string>& command, const sigset_t& mask) {
-  const auto refuse_call = [](const char* what) {
-    throw Error(ErrorKind::kResource, "launcher", std::string(what) + " failed: " + std::strerror(errno));
-  };
-  std::array<int, 2> pipe_fds{};
-  if (pipe2(pipe_fds.data(), O_CLOEXEC) != 0) refuse_call("pipe");
-  std::vector<char*> argv;
-  for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
-  argv.push_back(nullptr);
-  const pid_t launcher = getpid();
-  const pid_t pid = fork();
-  if (pid < 0) refuse_call("fork");
-  if (pid == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // if the launcher is killed, mpirun and the job are killed as well
-    if (getppid() != launcher) _exit(137);
-    setsid();  // so that Ctrl-C reaches only the launcher, which asks the ranks to stop
-    setenv("ANNULUS_LAUNCH_MPIRUN", std::to_string(getpid()).c_str(), 1);
-    const int null = open("/dev/null", O_RDONLY);
-    dup2(null, STDIN_FILENO);
-    dup2(pipe_fds[1], STDOUT_FILENO);
-    dup2(pipe_fds[1], STDERR_FILENO);
-    signal(SIGPIPE, SIG_DFL);
-    sigprocmask(SIG_SETMASK, &mask, nullptr);
-    execv(argv[0], argv.data());
-    std::fprintf(stderr, "cannot run %s: %s\n", argv[0], std::strerror(errno));
-    _exit(127);
-  }
-  close(pipe_fds[1]);
-  fcntl(pipe_fds[0], F_SETFL, O_NONBLOCK);
-  return {pid, pipe_fds[0]};
 }
 
 std::vector<std::string> shell_split(const std::string& text, std::string_view where) {

@@ -1,10 +1,11 @@
 // A survey starts this program once on every host of a job through mpirun, as the ranks will be started. Each process
-// reports its host (host_report.h) through the back channel, has its clock compared with the launcher's, and reports
-// which other hosts it cannot reach. Used by `launch`, `topology --hosts` and `doctor --hosts` before any rank starts.
+// reports its host (host_report.h) to the launcher (launcher_socket.h), has its clock compared with the launcher's, and
+// reports which other hosts it cannot reach. Used by `launch`, `topology --hosts` and `doctor --hosts` before any rank
+// starts.
 //
-// Both sides write lines. The launcher sends the request (JSON), "clock" several times, the addresses of all hosts
-// (JSON), and "done". The host answers with its report (JSON), its time for each "clock", and a list of what it could
-// not reach (JSON).
+// The launcher sends {"interfaces", "files", "devices"}, {"clock"} several times, the addresses of all hosts,
+// {"peers"}, and {"done"}. The host answers with {"report", "addresses"}, its time, {"clock"}, what it could not reach,
+// {"unreachable"}, or {"error"}.
 //
 // Thread safety: one survey at a time, because it changes the environment.
 #pragma once
@@ -14,9 +15,9 @@
 #include <string>
 #include <vector>
 
-#include "launcher/hosts/back_channel.h"
 #include "launcher/hosts/host_facts.h"
 #include "launcher/hosts/host_list.h"
+#include "launcher/hosts/launcher_socket.h"
 #include "launcher/hosts/mpirun.h"
 
 namespace annulus {
@@ -37,7 +38,7 @@ struct SurveyOptions {
 // Returns the reports in the order of the list. Throws Error(kUnavailable), which names the hosts that did not report,
 // what mpirun printed about them (unreachable, no such program there, ...) and what to do, and Error(kUsage) if the
 // only interfaces are loopbacks and there are other hosts. An error on a host is thrown here with the host's name.
-std::vector<HostReport> survey(const SurveyOptions& options, BackChannel& channel);
+std::vector<HostReport> survey(const SurveyOptions& options, LauncherSocket& socket);
 
 // The work of the verb `host` on each host: reports, answers the launcher, and tries to reach the other hosts. Returns
 // the exit code.

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/agreement.h"
 #include "comm/bootstrap/launch_info.h"
 #include "common/checked_json.h"
 #include "common/environment.h"
@@ -38,7 +39,7 @@ constexpr std::chrono::seconds kPeersTime{20};  // the time to reach all of them
 constexpr size_t kPeersAtOnce = 32;
 
 // Accepts connections from the other hosts on its own thread, so that they can find out whether they reach this one. If
-// the job names interfaces, each must be reached; otherwise one address is enough. The token of a channel tells this
+// the job names interfaces, each must be reached; otherwise one address is enough. The token of a socket tells this
 // host from another with the same address, such as that of a container bridge.
 class Reachable {
  public:
@@ -48,7 +49,7 @@ class Reachable {
     if (groups.empty()) groups.emplace_back();
     for (const std::vector<std::string>& group : groups) {
       try {
-        channels_.push_back(std::make_unique<BackChannel>(group));
+        sockets_.push_back(std::make_unique<LauncherSocket>(listen_tcp(group)));
       } catch (const Error& error) {
         if (error.kind() != ErrorKind::kUsage) throw;  // the report shows that the interface is missing
       }
@@ -65,7 +66,7 @@ class Reachable {
 
   json addresses() const {
     json list = json::array();
-    for (const auto& channel : channels_) list.push_back(channel->address());
+    for (const auto& socket : sockets_) list.push_back(socket->address());
     return list;
   }
 
@@ -74,22 +75,21 @@ class Reachable {
     std::vector<pollfd> fds;
     do {
       fds = {{stop_, POLLIN, 0}};
-      for (const auto& channel : channels_) {
+      for (const auto& socket : sockets_) {
         try {
-          for (const BackChannel::Caller& caller : channel->accept()) close(caller.fd);
+          for (const LauncherSocket::Connection& connection : socket->accept()) close(connection.fd);
         } catch (const Error& error) {
           log_error(error);
           return;  // to the others this host is one that does not answer
         }
-        fds.push_back({channel->fd(), POLLIN, 0});
-        for (const int fd : channel->pending()) fds.push_back({fd, POLLIN, 0});
+        socket->watch(fds);
       }
       poll(fds.data(), fds.size(), -1);
     } while (fds.front().revents == 0);
   }
 
   const int stop_;
-  std::vector<std::unique_ptr<BackChannel>> channels_;
+  std::vector<std::unique_ptr<LauncherSocket>> sockets_;
   std::thread thread_;
 };
 
@@ -104,12 +104,12 @@ struct Peer {
   std::vector<std::string> addresses;
 };
 
-// The channels of one host that could not be reached: "b at 10.0.0.2:41234 (Connection timed out)".
+// The sockets of one host that could not be reached: "b at 10.0.0.2:41234 (Connection timed out)".
 std::vector<std::string> unreachable(const Peer& peer, int own, std::chrono::steady_clock::time_point end) {
   std::vector<std::string> out;
   for (const std::string& address : peer.addresses) {
     std::string tried;
-    const int fd = reach(address, "peer", own, "-", time_left(end), tried);
+    const int fd = try_connect(address, "peer", own, time_left(end), tried);
     if (fd < 0) out.push_back(peer.name + " at " + tried);
     if (fd >= 0) close(fd);
   }
@@ -133,14 +133,17 @@ std::vector<std::string> unreachable_of(const std::vector<Peer>& peers, size_t o
   return out;
 }
 
-// Answers the launcher's requests other than "clock".
+// Answers the launcher's requests.
 class Answers {
  public:
   explicit Answers(int number) : number_(number) {}
 
+  // Returns null if there are no more requests.
   json to(const std::string& text) {
     const json value = parse_checked_json(text, "launcher", kSource);
     const CheckedJson request(value, "launcher", kSource);
+    if (request.has("done")) return nullptr;
+    if (request.has("clock")) return {{"clock", utc_now()}};
     if (request.has("peers")) {
       std::vector<Peer> peers;
       for (const CheckedJson& one : request.at("peers").list(kMostPeers)) {
@@ -166,32 +169,25 @@ class Answers {
 
 int answer_survey() {
   const LaunchInfo info = launch_info();
-  const char* const back = text_from_environment("ANNULUS_BACK");
-  if (back == nullptr || !info.launched) {
+  const char* const address = text_from_environment("ANNULUS_LAUNCHER");
+  if (address == nullptr || !info.launched) {
     throw Error(ErrorKind::kUsage, "launcher",
                 "`host` is started on each host by `launch`, `topology --hosts` and `doctor --hosts`, and does nothing "
                 "by itself; use `doctor` to check this host");
   }
   unsetenv("ANNULUS_LAUNCH_MPIRUN");  // set only on the launcher's own host; it must not count as a difference
-  const int launcher = call_back(back, "survey", info.rank, "report", kCallTime);
+  const int launcher = connect_to_launcher(address, "host", info.rank, kCallTime);
   Answers answers(info.rank);
   std::string line;
-  const auto say = [&](const std::string& text) {
-    return write_all(launcher, text + "\n", std::chrono::steady_clock::now() + kCallTime);
-  };
-  while (read_line(launcher, line, kLongestSurveyLine) == LineState::kWhole && line != "done") {
-    const std::string asked = std::exchange(line, "");
-    if (asked == "clock") {
-      say(exact(utc_now()));
-      continue;
-    }
+  while (read_line(launcher, line) == LineState::kWhole) {
+    json answer;
     try {
-      say(survey_line(answers.to(asked)));
-    } catch (const Error& error) {
-      say(survey_line({{"error", error.wire()}}));
-    } catch (const std::exception& error) {
-      say(survey_line({{"error", Error(ErrorKind::kInternal, "launcher", error.what()).wire()}}));
+      answer = answers.to(std::exchange(line, ""));
+      if (answer.is_null()) break;
+    } catch (const std::exception&) {
+      answer = {{"error", error_in_flight("").wire()}};
     }
+    write_all(launcher, message_line(answer), std::chrono::steady_clock::now() + kCallTime);
   }
   close(launcher);
   return 0;

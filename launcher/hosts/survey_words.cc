@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "common/text.h"
+#include "launcher/hosts/sockets.h"
 
 namespace annulus {
 
 std::vector<std::string> texts_in(const CheckedJson& list) {
   constexpr size_t kMost = 65536;
   std::vector<std::string> texts;
-  for (const CheckedJson& one : list.list(kMost)) texts.push_back(one.text(kLongestSurveyLine));
+  for (const CheckedJson& one : list.list(kMost)) texts.push_back(one.text(kLongestMessage));
   return texts;
 }
 

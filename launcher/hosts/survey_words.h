@@ -1,9 +1,8 @@
-// The lines that both sides of a survey exchange, and the part of mpirun's output that messages quote. Used by
+// What both sides of a survey use, and the part of mpirun's output that messages quote. Used by
 // survey.cc and survey_answer.cc. Thread safe: functions without state.
 #pragma once
 
 #include <ctime>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,13 +10,6 @@
 #include "common/checked_json.h"
 
 namespace annulus {
-
-constexpr size_t kLongestSurveyLine = size_t{64} << 20;
-
-// One line, without the line break. Texts of the system may not be UTF-8; such bytes are replaced.
-inline std::string survey_line(const nlohmann::json& value) {
-  return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
 
 // The elements of a list of texts. Throws Error(kInput) if it is not one.
 std::vector<std::string> texts_in(const CheckedJson& list);

@@ -10,7 +10,6 @@
 #include "common/error.h"
 #include "common/text.h"
 #include "launcher/hosts/sockets.h"
-#include "launcher/launch/pipes.h"
 
 namespace annulus {
 namespace {
@@ -42,15 +41,9 @@ void LogFile::note_failure() {
 
 std::string LogFile::lost() const { return error_ == 0 ? "" : path_ + ": " + std::strerror(error_); }
 
-RankStreams::RankStreams(int ranks, const std::string& session_dir, const std::string& log_dir, Terminal& terminal)
+RankStreams::RankStreams(int ranks, const std::string& log_dir, Terminal& terminal)
     : terminal_(terminal), ranks_(static_cast<size_t>(ranks)) {
-  raise_file_limit();  // each rank takes four descriptors, including its pidfd
-  for (size_t i = 0; i < ranks_.size(); ++i) {
-    const std::string base = "rank-" + std::to_string(i);
-    ranks_[i].out.fd = open_fifo(session_dir + "/" + base + ".out");
-    ranks_[i].err.fd = open_fifo(session_dir + "/" + base + ".err");
-    ranks_[i].log = LogFile(log_dir, base + ".log");
-  }
+  for (size_t i = 0; i < ranks_.size(); ++i) ranks_[i].log = LogFile(log_dir, "rank-" + std::to_string(i) + ".log");
 }
 
 RankStreams::~RankStreams() {
@@ -66,13 +59,10 @@ void RankStreams::adopt(int rank, Terminal::Stream stream, int fd) {
   Source& source = stream == Terminal::kOut ? r.out : r.err;
   if (source.fd >= 0) close(source.fd);
   source.fd = fd;
-  source.adopted = true;
 }
 
 bool RankStreams::expects_more() const {
-  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) {
-    return (r.out.adopted && r.out.fd >= 0) || (r.err.adopted && r.err.fd >= 0);
-  });
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.out.fd >= 0 || r.err.fd >= 0; });
 }
 
 void RankStreams::watch(std::vector<pollfd>& fds) const {
@@ -86,8 +76,10 @@ void RankStreams::watch(std::vector<pollfd>& fds) const {
 void RankStreams::read(int rank) {
   const auto i = static_cast<size_t>(rank);
   Rank& r = ranks_[i];
-  drain(r.out.fd, [&](std::string_view bytes) { take(i, r.out, Terminal::kOut, bytes); });
-  drain(r.err.fd, [&](std::string_view bytes) { take(i, r.err, Terminal::kErr, bytes); });
+  for (const auto& [source, stream] : {std::pair(&r.out, Terminal::kOut), std::pair(&r.err, Terminal::kErr)}) {
+    const std::string bytes = read_available(source->fd);
+    if (!bytes.empty()) take(i, *source, stream, bytes);
+  }
 }
 
 void RankStreams::read_all() {

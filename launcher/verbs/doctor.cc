@@ -16,9 +16,9 @@
 #include "common/version.h"
 #include "launcher/device.h"
 #include "launcher/doctor/host_checks.h"
-#include "launcher/hosts/back_channel.h"
 #include "launcher/hosts/host_facts.h"
 #include "launcher/hosts/host_list.h"
+#include "launcher/hosts/launcher_socket.h"
 #include "launcher/hosts/survey.h"
 #include "launcher/network/network.h"
 #include "launcher/threads.h"
@@ -229,11 +229,11 @@ class DoctorVerb : public Verb {
   Diagnosis diagnose_hosts() const {
     Diagnosis d;
     try {
-      BackChannel channel(network_.interfaces);
+      LauncherSocket socket(listen_tcp(network_.interfaces));
       SurveyOptions options;
       options.hosts = *list_;
       options.interfaces = network_.interfaces;
-      d.reports = survey(options, channel);
+      d.reports = survey(options, socket);
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::kUsage) throw;
       HostReport here = report_of_this_host({});

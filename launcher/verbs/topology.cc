@@ -16,9 +16,9 @@
 #include "common/files.h"
 #include "common/names.h"
 #include "common/text.h"
-#include "launcher/hosts/back_channel.h"
 #include "launcher/hosts/host_list.h"
 #include "launcher/hosts/host_report.h"
+#include "launcher/hosts/launcher_socket.h"
 #include "launcher/hosts/survey.h"
 #include "launcher/launch/host_plan.h"
 #include "launcher/network/network.h"
@@ -198,8 +198,8 @@ class TopologyVerb : public Verb {
   }
 
   Gathered ask(const HostList& list, Gathered all) const {
-    BackChannel channel(network_.interfaces);
-    for (HostReport& report : survey({.hosts = list, .interfaces = network_.interfaces}, channel)) {
+    LauncherSocket socket(listen_tcp(network_.interfaces));
+    for (HostReport& report : survey({.hosts = list, .interfaces = network_.interfaces}, socket)) {
       all.hosts.push_back(std::move(report.host));
       all.environments.push_back(std::move(report.environment));
     }

@@ -3,16 +3,15 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include <signal.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <fstream>
 
 #include "common/error.h"
 #include "common/text.h"
+#include "launcher/hosts/mpirun_process.h"
 
 namespace annulus::mpirun_test {
 namespace {
@@ -114,19 +113,16 @@ TEST(Mpirun, ForgetsDefaultHostfiles) {
 TEST(Mpirun, RunsWithoutATerminal) {
   sigset_t none;
   sigemptyset(&none);
-  const MpirunProcess process = start_mpirun({"/bin/sh", "-c", "cut -d' ' -f6 /proc/self/stat"}, none);
-  std::string said;
-  std::array<char, 64> buffer;
-  ssize_t n = 0;
-  do {
-    pollfd one{process.output, POLLIN, 0};
-    poll(&one, 1, 30000);
-    n = read(process.output, buffer.data(), buffer.size());
-    if (n > 0) said.append(buffer.data(), static_cast<size_t>(n));
-  } while (n > 0);
-  close(process.output);
-  EXPECT_EQ(waitpid(process.pid, nullptr, 0), process.pid);
-  EXPECT_EQ(said, std::to_string(process.pid) + "\n") << "a session of its own";
+  MpirunProcess process({"/bin/sh", "-c", "cut -d' ' -f6 /proc/self/stat; echo $$"}, none);
+  while (process.running()) {
+    std::vector<pollfd> fds;
+    process.watch(fds);
+    EXPECT_GT(poll(fds.data(), fds.size(), 30000), 0);
+    process.read();
+  }
+  process.read();
+  const std::vector<std::string> lines = split(process.text(), '\n');
+  EXPECT_EQ(lines.at(0), lines.at(1)) << "a session of its own";
 }
 
 TEST(Mpirun, ShieldsDaemonsFromSlurmSignals) {

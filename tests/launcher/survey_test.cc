@@ -22,8 +22,8 @@
 #include "common/error.h"
 #include "common/text.h"
 #include "common/version.h"
+#include "launcher/hosts/launcher_socket.h"
 #include "launcher/hosts/sockets.h"
-#include "launcher/hosts/survey_words.h"
 
 namespace annulus::survey_test {
 namespace {
@@ -31,24 +31,23 @@ namespace {
 using nlohmann::json;
 using std::chrono::seconds;
 
-constexpr size_t kLongest = size_t{64} << 20;
-
 std::chrono::steady_clock::time_point soon() { return std::chrono::steady_clock::now() + seconds(30); }
 
-std::string report_line(const std::string& name) {
+std::string report_message(const std::string& name) {
   HostReport report;
   report.name = name;
   report.version = kVersion;
   report.host.machine = Machine::from_synthetic("pack:1 [numa] core:2 pu:1", name);
-  return survey_line({{"report", report_to_json(report)}, {"addresses", {"00/1/127.0.0.1"}}});
+  return message_line({{"report", report_to_json(report)}, {"addresses", {"00/1/127.0.0.1"}}});
 }
 
-// Returns the answer of a host to a line from the launcher; "" if it sends none.
+// Returns the answer of a host to a message from the launcher; "" if it sends none.
 using Answers = std::function<std::string(const std::string& asked)>;
 
 std::string well(const std::string& asked) {
-  if (asked == "clock") return "1700000000.5";
-  return json::parse(asked).contains("peers") ? R"({"unreachable": []})" : report_line("a");
+  const json request = json::parse(asked);
+  if (request.contains("clock")) return R"({"clock": 1700000000.5})";
+  return request.contains("peers") ? R"({"unreachable": []})" : report_message("a");
 }
 
 class SurveyTest : public ::testing::Test {
@@ -60,7 +59,7 @@ class SurveyTest : public ::testing::Test {
   }
   ~SurveyTest() override {
     unsetenv("MPIRUN");
-    unsetenv("ANNULUS_BACK");
+    unsetenv("ANNULUS_LAUNCHER");
   }
 
   // The script runs `on_hosts` when it is called to start the survey, and `alone` when it is called to try one host.
@@ -73,11 +72,12 @@ class SurveyTest : public ::testing::Test {
     setenv("MPIRUN", path.c_str(), 1);
   }
 
-  // Starts a thread that plays the first host until the launcher disconnects or sends "done".
+  // Starts a thread that plays the first host until the launcher disconnects or sends {"done"}.
   std::thread host(const Answers& answers, const std::function<void()>& at_the_end = nullptr) {
-    return std::thread([back = channel_.address(), answers, at_the_end] {
-      const int launcher = call_back(back, "survey", 0, "report", seconds(30));
-      for (std::string line; read_line(launcher, line, kLongest) == LineState::kWhole && line != "done"; line.clear()) {
+    return std::thread([address = socket_.address(), answers, at_the_end] {
+      const int launcher = connect_to_launcher(address, "host", 0, seconds(30));
+      for (std::string line; read_line(launcher, line) == LineState::kWhole; line.clear()) {
+        if (json::parse(line).contains("done")) break;
         const std::string answer = answers(line);
         if (!answer.empty()) write_all(launcher, answer + "\n", soon());
       }
@@ -88,7 +88,7 @@ class SurveyTest : public ::testing::Test {
 
   std::string refusal(ErrorKind kind) {
     try {
-      survey(options_, channel_);
+      survey(options_, socket_);
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), kind) << error.what();
       return error.what();
@@ -98,14 +98,14 @@ class SurveyTest : public ::testing::Test {
 
   const std::filesystem::path folder_;
   const std::string fifo_ = folder_ / "fifo";  // a reader blocks until the test writes to it or kills the reader
-  BackChannel channel_{{}};
+  LauncherSocket socket_{listen_tcp({})};
   SurveyOptions options_{.hosts = {{{"hosta", 1}}, "--hosts"}};
 };
 
 TEST_F(SurveyTest, CollectsReports) {
   make_mpirun("exec cat fifo", "exit 1");
   std::thread one = host(well, [&] { std::ofstream(fifo_) << ""; });  // mpirun ends with its processes
-  const std::vector<HostReport> reports = survey(options_, channel_);
+  const std::vector<HostReport> reports = survey(options_, socket_);
   one.join();
   ASSERT_EQ(reports.size(), 1U);
   EXPECT_EQ(reports[0].listed, "hosta");
@@ -128,7 +128,7 @@ TEST_F(SurveyTest, StopsOnRequestWhileMpirunRuns) {
   options_.stop_fd = eventfd(0, EFD_CLOEXEC);
   options_.stop = [] { return true; };
   std::thread one = host(well, [&] { EXPECT_EQ(eventfd_write(options_.stop_fd, 1), 0); });
-  EXPECT_TRUE(survey(options_, channel_).empty()) << "all hosts had reported, and the request to stop was ignored";
+  EXPECT_TRUE(survey(options_, socket_).empty()) << "all hosts had reported, and the request to stop was ignored";
   one.join();
   close(options_.stop_fd);
 }
@@ -146,12 +146,12 @@ TEST_F(SurveyTest, NamesHostThatDisconnectsDuringWrite) {
     left.wait();
     return false;
   };
-  std::thread one([&, back = channel_.address()] {
-    const int launcher = call_back(back, "survey", 0, "report", seconds(30));
+  std::thread one([&, address = socket_.address()] {
+    const int launcher = connect_to_launcher(address, "host", 0, seconds(30));
     EXPECT_TRUE(wait_for(launcher, POLLIN, soon()));  // the request stays unread
     EXPECT_EQ(eventfd_write(options_.stop_fd, 1), 0);
     asks.wait();
-    write_all(launcher, report_line("a") + "\n", soon());
+    write_all(launcher, report_message("a"), soon());
     close(launcher);
     left.count_down();
     std::ofstream(fifo_) << "";  // mpirun ends
@@ -167,16 +167,16 @@ TEST_F(SurveyTest, RefusesMalformedAnswersOfHosts) {
   const auto said_to = [](const std::string& part, const std::string& answer) -> Answers {
     return [=](const std::string& asked) { return asked.find(part) != std::string::npos ? answer : well(asked); };
   };
-  json no_addresses = json::parse(report_line("a"));
+  json no_addresses = json::parse(report_message("a"));
   no_addresses["addresses"] = 5;
   const std::vector<std::pair<Answers, std::string>> cases = {
       {said_to("interfaces", R"({"error": 7})"), "error should be a text"},
       {said_to("interfaces", "not JSON"), "JSON"},
       {said_to("interfaces", "[]"), "an object"},
       {said_to("interfaces", no_addresses.dump()), "addresses should be a list"},
-      {said_to("clock", "nan"), "JSON"},
-      {said_to("clock", "1e999"), ""},
-      {said_to("clock", "\"late\""), "a number"},
+      {said_to("clock", R"({"clock": nan})"), "JSON"},
+      {said_to("clock", R"({"clock": 1e999})"), ""},
+      {said_to("clock", R"({"clock": "late"})"), "a number"},
       {said_to("peers", R"({"unreachable": "all"})"), "unreachable should be a list"},
       {said_to("peers", R"({"unreachable": [1]})"), "unreachable[0] should be a text"},
       {said_to("peers", R"({"error": "no wire"})"), "no wire"},
@@ -185,7 +185,7 @@ TEST_F(SurveyTest, RefusesMalformedAnswersOfHosts) {
     std::thread one = host(answers);
     std::string said;
     try {
-      survey(options_, channel_);
+      survey(options_, socket_);
     } catch (const std::exception& error) {
       said = error.what();
     }
@@ -199,20 +199,22 @@ TEST(AnswerSurvey, ReportsMalformedRequests) {
   const std::vector<std::pair<const char*, const char*>> rank = {
       {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}};
   for (const auto& [name, value] : rank) setenv(name, value, 1);
-  BackChannel channel({});
-  setenv("ANNULUS_BACK", channel.address().c_str(), 1);
+  LauncherSocket socket(listen_tcp({}));
+  setenv("ANNULUS_LAUNCHER", socket.address().c_str(), 1);
   std::thread host([] { EXPECT_EQ(answer_survey(), 0); });
-  std::vector<BackChannel::Caller> callers;
-  while (callers.empty()) {
-    EXPECT_TRUE(wait_for(channel.pending().empty() ? channel.fd() : channel.pending().front(), POLLIN, soon()));
-    callers = channel.accept();
+  std::vector<LauncherSocket::Connection> connections;
+  while (connections.empty()) {
+    std::vector<pollfd> fds;
+    socket.watch(fds);
+    EXPECT_GT(poll_until(fds, soon()), 0);
+    connections = socket.accept();
   }
-  const int fd = callers.front().fd;
+  const int fd = connections.front().fd;
   for (const char* asked : {R"({"peers": [{"name": "a"}, {"name": "b", "addresses": 5}]})", "nonsense", "{}"}) {
     write_all(fd, std::string(asked) + "\n", soon());
     std::string line;
     LineState state = LineState::kWaiting;
-    while ((state = read_line(fd, line, kLongest)) == LineState::kWaiting && wait_for(fd, POLLIN, soon())) {
+    while ((state = read_line(fd, line)) == LineState::kWaiting && wait_for(fd, POLLIN, soon())) {
     }
     EXPECT_EQ(state, LineState::kWhole);
     const auto error = Error::from_wire(json::parse(line).at("error").get<std::string>());
@@ -220,11 +222,11 @@ TEST(AnswerSurvey, ReportsMalformedRequests) {
     EXPECT_EQ(error->kind(), ErrorKind::kInput);
     EXPECT_NE(error->message().find("the launcher's request"), std::string::npos) << error->message();
   }
-  write_all(fd, "done\n", soon());
+  write_all(fd, message_line({{"done", true}}), soon());
   host.join();
   close(fd);
   for (const auto& [name, value] : rank) unsetenv(name);
-  unsetenv("ANNULUS_BACK");
+  unsetenv("ANNULUS_LAUNCHER");
 }
 
 }  // namespace

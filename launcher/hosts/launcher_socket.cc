@@ -1,10 +1,9 @@
-// See back_channel.h.
-#include "launcher/hosts/back_channel.h"
+// See launcher_socket.h.
+#include "launcher/hosts/launcher_socket.h"
 
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -15,10 +14,13 @@
 #include <charconv>
 #include <cstdint>
 #include <cstring>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
+#include "common/checked_json.h"
 #include "common/error.h"
 #include "common/text.h"
-#include "launcher/hosts/sockets.h"
 
 namespace annulus {
 namespace {
@@ -28,7 +30,6 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kLongestHello = 256;
 constexpr size_t kMostPending = 4096;
 constexpr std::chrono::seconds kHelloTime{10};
-constexpr const char* kAnswer = "ok\n";
 
 std::string random_token() {
   std::array<unsigned char, 16> bytes{};
@@ -59,22 +60,37 @@ void keep_alive(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
 }
 
+// The connection that begins with this message, without its descriptor; nothing if the message is wrong.
+std::optional<LauncherSocket::Connection> connection_of(const std::string& hello, std::string_view token) {
+  try {
+    const nlohmann::json value = parse_checked_json(hello, "launcher", "a connection");
+    const CheckedJson message(value, "launcher", "a connection");
+    if (!same_token(message.at("token").text(), token)) return std::nullopt;
+    return LauncherSocket::Connection{-1, message.at("purpose").text(),
+                                      static_cast<int>(message.at("number").integer(0, INT32_MAX))};
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
 }  // namespace
 
-BackChannel::BackChannel(const std::vector<std::string>& interfaces) : token_(random_token()) {
-  const std::vector<std::string> addresses = own_addresses(interfaces);
+LauncherSocket::LauncherSocket(const Listener& listener) : token_(random_token()), fd_(listener.fd) {
   raise_file_limit();
-  const Listener listener = listen_anywhere();
-  fd_ = listener.fd;
-  address_ = token_ + "/" + std::to_string(listener.port) + "/" + join(addresses, ",");
+  address_ = token_ + "/" + std::to_string(listener.port) + "/" + join(listener.addresses, ",");
 }
 
-BackChannel::~BackChannel() {
+LauncherSocket::~LauncherSocket() {
   for (const Pending& one : pending_) close(one.fd);
-  if (fd_ >= 0) close(fd_);
+  close(fd_);
 }
 
-std::vector<BackChannel::Caller> BackChannel::accept() {
+void LauncherSocket::watch(std::vector<pollfd>& fds) const {
+  fds.push_back({fd_, POLLIN, 0});
+  for (const Pending& one : pending_) fds.push_back({one.fd, POLLIN, 0});
+}
+
+std::vector<LauncherSocket::Connection> LauncherSocket::accept() {
   for (;;) {
     const int fd = accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     // Ignoring this would leave the caller waiting for an answer, and poll would report the socket as ready forever.
@@ -92,41 +108,35 @@ std::vector<BackChannel::Caller> BackChannel::accept() {
     keep_alive(fd);
     pending_.push_back({fd, "", Clock::now()});
   }
-  std::vector<Caller> callers;
+  std::vector<Connection> connections;
   for (Pending& one : pending_) {
     const LineState state = read_line(one.fd, one.text, kLongestHello);
     if (state == LineState::kWaiting && Clock::now() - one.since < kHelloTime) continue;
-    const std::vector<std::string> words = split(one.text, ' ');
-    Caller caller{one.fd, "", -1, ""};
-    if (state == LineState::kWhole && words.size() == 4 && same_token(words[0], token_)) {
-      std::from_chars(words[2].data(), words[2].data() + words[2].size(), caller.number);
-      caller.kind = words[1];
-      caller.stream = words[3];
-    }
-    if (caller.number >= 0 && write_all(one.fd, kAnswer, Clock::now())) {
-      callers.push_back(std::move(caller));
+    std::optional<Connection> connection = state == LineState::kWhole ? connection_of(one.text, token_) : std::nullopt;
+    if (connection && write_all(one.fd, message_line({{"accepted", true}}), Clock::now())) {
+      connection->fd = one.fd;
+      connections.push_back(std::move(*connection));
     } else {
       close(one.fd);
     }
     one.fd = -1;
   }
   std::erase_if(pending_, [](const Pending& one) { return one.fd < 0; });
-  pending_fds_.clear();
-  for (const Pending& one : pending_) pending_fds_.push_back(one.fd);
-  return callers;
+  return connections;
 }
 
-int reach(std::string_view back, std::string_view kind, int number, std::string_view stream,
-          std::chrono::milliseconds timeout, std::string& tried) {
-  const std::vector<std::string> parts = split(back, '/');
-  int port = 0;
-  if (parts.size() == 3) std::from_chars(parts[1].data(), parts[1].data() + parts[1].size(), port);
-  if (port < 1 || port > 65535) {
-    tried = "\"" + std::string(back) + "\", which is not the address of a launcher";
+int try_connect(std::string_view address, std::string_view purpose, int number, std::chrono::milliseconds timeout,
+                std::string& tried) {
+  const size_t first = address.find('/'), second = std::min(address.find('/', first + 1), address.size());
+  int port = -1;
+  if (first < second) std::from_chars(address.data() + first + 1, address.data() + second, port);
+  if (port < 0 || port > 65535 || second == address.size()) {
+    tried = "\"" + std::string(address) + "\", which is not the address of a launcher";
     return -1;
   }
+  const std::string all(address.substr(second + 1));
   const std::string hello =
-      parts[0] + " " + std::string(kind) + " " + std::to_string(number) + " " + std::string(stream) + "\n";
+      message_line({{"token", address.substr(0, first)}, {"purpose", purpose}, {"number", number}});
   const Clock::time_point deadline = Clock::now() + timeout;
   struct Attempt {
     std::string where;
@@ -134,9 +144,9 @@ int reach(std::string_view back, std::string_view kind, int number, std::string_
     std::string why;
   };
   std::vector<Attempt> attempts;
-  for (const std::string& address : split(parts[2], ',')) {
-    const int fd = begin_connect(address, port);
-    attempts.push_back({endpoint_text(address, port), fd, fd < 0 ? std::strerror(errno) : ""});
+  for (const std::string& one : port > 0 ? split(all, ',') : std::vector<std::string>{all}) {
+    const int fd = begin_connect(one, port);
+    attempts.push_back({endpoint_text(one, port), fd, fd < 0 ? std::strerror(errno) : ""});
   }
   const auto give_up = [](Attempt& attempt, const char* why) {
     close(attempt.fd);
@@ -151,9 +161,8 @@ int reach(std::string_view back, std::string_view kind, int number, std::string_
       if (attempt.fd >= 0) fds.push_back({attempt.fd, POLLOUT, 0});
     }
     if (fds.empty()) break;
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    if (left <= 0) break;
-    if (poll(fds.data(), fds.size(), static_cast<int>(std::min<int64_t>(left, 60000))) <= 0) continue;
+    if (Clock::now() >= deadline) break;
+    if (poll_until(fds, deadline) <= 0) continue;
     for (const pollfd& ready : fds) {
       if (ready.revents == 0) continue;
       Attempt& attempt =
@@ -169,7 +178,7 @@ int reach(std::string_view back, std::string_view kind, int number, std::string_
                wait_for(attempt.fd, POLLIN, deadline)) {
         }
       }
-      if (state != LineState::kWhole || answer + "\n" != kAnswer) {
+      if (state != LineState::kWhole || answer != R"({"accepted":true})") {
         give_up(attempt, state == LineState::kWaiting ? "it does not answer" : "something else answers there");
         continue;
       }
@@ -191,10 +200,10 @@ int reach(std::string_view back, std::string_view kind, int number, std::string_
   return -1;
 }
 
-int call_back(std::string_view back, std::string_view kind, int number, std::string_view stream,
-              std::chrono::milliseconds timeout) {
+int connect_to_launcher(std::string_view address, std::string_view purpose, int number,
+                        std::chrono::milliseconds timeout) {
   std::string tried;
-  const int fd = reach(back, kind, number, stream, timeout, tried);
+  const int fd = try_connect(address, purpose, number, timeout, tried);
   if (fd >= 0) return fd;
   throw Error(ErrorKind::kUnavailable, "launcher",
               "the launcher cannot be reached from this host: tried " + tried +
