@@ -60,7 +60,7 @@ USES = {
         "runtime/tensor_files",
     ],
     "runtime/attend": ["runtime/tensor_files"],
-    "launcher/network": ["launcher/topology"],
+    "launcher/network": [],
     "launcher/hosts": ["launcher/network", "launcher/topology"],
     "launcher/doctor": ["launcher/hosts", "launcher/topology"],
     "launcher/launch": ["launcher/doctor", "launcher/hosts", "launcher/network", "launcher/topology"],

@@ -38,7 +38,7 @@
 #include "launcher/hosts/driver_facts.h"
 #include "launcher/hosts/mpirun.h"
 #include "launcher/hosts/survey_words.h"
-#include "launcher/network/use.h"
+#include "launcher/network/network.h"
 
 extern char** environ;
 

@@ -6,11 +6,12 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstdlib>
 #include <map>
-#include <system_error>
+#include <regex>
 #include <vector>
+
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -21,62 +22,40 @@ int words = -1;
 
 // Parses "[0]mlx5_0:1/RoCE [1]eth0:10.0.0.1<0> [RO]; OOB ..." into 0: "mlx5_0:1", 1: "eth0". Devices that NCCL has
 // merged into one, "[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE}", get the name of the first.
-std::map<int, std::string> listed(std::string_view list, bool socket) {
+std::map<int, std::string> listed(const std::string& list) {
+  static const std::regex others_merged(",[^}]*\\}"),
+      device(R"(\[(\d{1,6})\](?:=\{\[\d+\])? ?([\w.-]+(?::\d+(?=/))?))");
+  const std::string text = std::regex_replace(list.substr(0, list.find(';')), others_merged, "");
   std::map<int, std::string> devices;
-  list = list.substr(0, list.find(';'));
-  for (size_t open = 0; (open = list.find('[', open)) != std::string_view::npos; ++open) {
-    const size_t close = list.find(']', open);
-    if (close == std::string_view::npos) break;
-    int index = -1;
-    const auto [end, error] = std::from_chars(list.data() + open + 1, list.data() + close, index);
-    if (error != std::errc() || end != list.data() + close) continue;  // "[RO]"
-    std::string_view name = list.substr(close + 1);
-    name.remove_prefix(std::min(name.find_first_not_of(" ={"), name.size()));
-    if (!name.empty() && name.front() == '[') name = name.substr(std::min(name.find(']') + 1, name.size()));
-    name.remove_prefix(std::min(name.find_first_not_of(' '), name.size()));
-    name = name.substr(0, name.find_first_of(socket ? ":, }" : "/, }"));
-    if (!name.empty()) devices.emplace(index, std::string(name));
-    if (list.substr(close + 1).starts_with("={")) open = std::min(list.find('}', close), list.size() - 1);
+  for (std::sregex_iterator at(text.begin(), text.end(), device), end; at != end; ++at) {
+    devices.emplace(std::stoi((*at)[1]), (*at)[2]);
   }
   return devices;
 }
 
 }  // namespace
 
-std::string devices_in_words(std::string_view log) {
-  std::map<std::string, std::map<int, std::string>, std::less<>> known;  // the devices of "IB" and of "Socket"
+std::string devices_in_words(const std::string& log) {
+  static const std::regex known_devices("NET/([^:/]+) : Using (.*)"), used_device(" via NET/([^/]+)/(\\d{1,6})");
+  std::map<std::string, std::map<int, std::string>> known;  // the devices of "IB" and of "Socket"
   std::vector<std::string> used;
-  while (!log.empty()) {
-    const std::string_view line = log.substr(0, log.find('\n'));
-    log.remove_prefix(std::min(line.size() + 1, log.size()));
-    const size_t net = line.find("NET/");
-    if (net == std::string_view::npos) continue;
-    const std::string_view rest = line.substr(net + 4);
-    constexpr std::string_view kUsing = " : Using ";
-    if (const size_t at = rest.find(kUsing); at != std::string_view::npos) {
-      const std::string name(rest.substr(0, at));
-      known[name] = listed(rest.substr(at + kUsing.size()), name == "Socket");
-    } else if (line.find(" via NET/") != std::string_view::npos) {
-      const size_t slash = std::min(rest.find('/'), rest.size());
-      int index = -1;
-      if (slash < rest.size()) std::from_chars(rest.data() + slash + 1, rest.data() + rest.size(), index);
-      if (index < 0) continue;
-      const auto kind = known.find(rest.substr(0, slash));
-      const bool named = kind != known.end() && kind->second.contains(index);
-      const std::string device =
-          named ? kind->second.at(index) : std::string(rest.substr(0, slash)) + " " + std::to_string(index);
+  for (const std::string& line : split(log, '\n')) {
+    std::smatch found;
+    if (std::regex_search(line, found, known_devices)) {
+      known[found[1]] = listed(found[2]);
+    } else if (std::regex_search(line, found, used_device)) {
+      const std::map<int, std::string>& of_kind = known[found[1]];
+      const auto name = of_kind.find(std::stoi(found[2]));
+      const std::string device = name == of_kind.end() ? found.str(1) + " " + found.str(2) : name->second;
       if (std::find(used.begin(), used.end(), device) == used.end()) used.push_back(device);
     }
   }
-  std::string out;
-  for (const std::string& device : used) out += (out.empty() ? "" : " ") + device;
-  if (!out.empty()) return out;
+  if (!used.empty()) return join(used, " ");
   for (const char* kind : {"IB", "Socket"}) {
-    if (!out.empty() || !known.contains(kind) || known[kind].empty()) continue;
-    if (known[kind].size() > 1) out = "one of";
-    for (const auto& [index, device] : known[kind]) out += (out.empty() ? "" : " ") + device;
+    for (const auto& [index, device] : known[kind]) used.push_back(device);
+    if (!used.empty()) return (used.size() > 1 ? "one of " : "") + join(used, " ");
   }
-  return out;
+  return "";
 }
 
 void ask_nccl_for_words() {

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 
 namespace annulus {
 
@@ -22,6 +21,6 @@ std::string nccl_devices();
 // reads lines such as
 //   NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>
 //   Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/1/GDRDMA
-std::string devices_in_words(std::string_view log);
+std::string devices_in_words(const std::string& log);
 
 }  // namespace annulus

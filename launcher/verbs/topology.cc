@@ -22,7 +22,6 @@
 #include "launcher/hosts/survey.h"
 #include "launcher/launch/host_plan.h"
 #include "launcher/network/network.h"
-#include "launcher/network/use.h"
 #include "launcher/topology/cluster.h"
 #include "launcher/topology/machine.h"
 #include "launcher/topology/placement.h"
@@ -33,32 +32,31 @@
 namespace annulus {
 namespace {
 
-nlohmann::json network_json(const std::vector<std::vector<NetworkUse>>& uses) {
-  nlohmann::json out = nlohmann::json::array();
-  for (const auto& of_host : uses) {
-    nlohmann::json list = nlohmann::json::array();
-    for (const NetworkUse& use : of_host) {
-      nlohmann::json devices = nlohmann::json::array();
-      for (const std::string& device : use.devices) devices.push_back(printable(device));
-      list.push_back({{"user", use.user}, {"devices", devices}, {"how", use.how}, {"why", printable(use.why)}});
-    }
-    out.push_back(std::move(list));
+using Environment = std::map<std::string, std::string>;
+
+// What NCCL and MPI are told on a host: by annulus for the job, and by variables that are set there.
+std::vector<std::string> told(const Network& network, const Environment& environment) {
+  const std::vector<Variable> variables = network_variables(network, "");
+  std::vector<std::string> lines = settings(variables, environment).lines;
+  for (const auto& [name, value] : environment) {
+    const bool of_job = std::any_of(variables.begin(), variables.end(),
+                                    [&](const Variable& variable) { return variable.name == name; });
+    if (!of_job && !value.empty() && is_network_variable(name))
+      lines.push_back(name + "=" + value + " is set in the environment");
   }
-  return out;
+  for (std::string& line : lines) line = printable(line, 200);
+  return lines;
 }
 
 // A text for each distinct host whose network is known.
-std::string network_text(const std::vector<Host>& hosts, const std::vector<std::vector<NetworkUse>>& uses) {
+std::string network_text(const std::vector<Host>& hosts, const std::vector<std::vector<std::string>>& told) {
   std::string out;
   std::set<std::string> seen;
   for (size_t h = 0; h < hosts.size(); ++h) {
     if (hosts[h].interfaces.empty() || !seen.insert(hosts[h].machine.host).second) continue;
     out += "\nnetwork of host " + printable(hosts[h].machine.host, 40) + "\n\n" + to_table(hosts[h].interfaces) +
-           "\n  between hosts\n";
-    for (const NetworkUse& use : uses[h]) {
-      const std::string devices = use.devices.empty() ? "nothing that is up" : printable(join(use.devices, " "), 80);
-      out += "  " + use.user + ": " + devices + "\n    " + use.how + "; " + printable(use.why, 100) + "\n";
-    }
+           (told[h].empty() ? "\n  NCCL and MPI choose what they use\n" : "\n  NCCL and MPI are told\n");
+    for (const std::string& line : told[h]) out += "  " + line + "\n";
   }
   return out;
 }
@@ -134,10 +132,8 @@ class TopologyVerb : public Verb {
     const Gathered gathered = gather();
     std::vector<Host> hosts = gathered.hosts;
     if (!save_.empty()) write_cluster(save_, hosts);
-    std::vector<std::vector<NetworkUse>> uses;
-    for (size_t h = 0; h < hosts.size(); ++h) {
-      uses.push_back(network_use(hosts[h], network_, gathered.environments[h]));
-    }
+    std::vector<std::vector<std::string>> network;
+    for (const Environment& environment : gathered.environments) network.push_back(told(network_, environment));
     std::vector<Machine> machines;
     size_t gpus = 0, nodes = 0;
     for (Host& host : hosts) {
@@ -159,10 +155,10 @@ class TopologyVerb : public Verb {
     std::string text;
     if (json_) {
       nlohmann::json json = topology_json(hosts, placement);
-      json["network"] = network_json(uses);
+      json["network"] = network;
       text = json.dump(2) + "\n";
     } else {
-      text = topology_table(machines, placement) + network_text(hosts, uses);
+      text = topology_table(machines, placement) + network_text(hosts, network);
     }
     std::fputs(text.c_str(), stdout);
     if (!svg_.empty()) write_atomically(FileSystem::real(), svg_, topology_svg(machines, placement));
@@ -173,7 +169,7 @@ class TopologyVerb : public Verb {
   // One element per host in each vector.
   struct Gathered {
     std::vector<Host> hosts;
-    std::vector<std::map<std::string, std::string>> environments;
+    std::vector<Environment> environments;
     std::vector<int> slots;
   };
 
