@@ -36,7 +36,7 @@ USES = {
     "runtime/model": ["runtime/model/gpu", "runtime/tensor_files"],
     "runtime/config": ["runtime/model"],
     "runtime/run": ["runtime/tensor_files"],
-    "runtime/data/shards": ["runtime/config", "runtime/tensor_files"],
+    "runtime/data/shards": ["runtime/config"],
     "runtime/data": ["runtime/data/shards", "runtime/config"],
     "runtime/huggingface": ["runtime/data/shards", "runtime/config", "runtime/model", "runtime/run", "runtime/tensor_files"],
     "runtime/training/state": ["runtime/config", "runtime/model", "runtime/run"],

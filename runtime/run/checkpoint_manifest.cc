@@ -14,10 +14,10 @@
 #include <sstream>
 #include <tuple>
 
+#include "common/checked_json.h"
 #include "common/checksum.h"
 #include "common/error.h"
 #include "common/text.h"
-#include "runtime/tensor_files/bounded_json.h"
 #include "runtime/tensor_files/safetensors.h"
 
 namespace annulus {

@@ -8,10 +8,10 @@
 #include <string_view>
 #include <system_error>
 
+#include "common/checked_json.h"
 #include "common/error.h"
 #include "common/files.h"
 #include "common/text.h"
-#include "runtime/tensor_files/bounded_json.h"
 
 namespace annulus {
 namespace {
