@@ -71,7 +71,7 @@ class Watch : public Json::json_sax_t {
 // The value as text, short enough for a message.
 std::string shown(const nlohmann::json& value) {
   if (value.is_object()) return "an object";
-  if (value.is_array()) return "a list of " + counted(static_cast<int64_t>(value.size()), "value");
+  if (value.is_array()) return "a list of " + counted(value.size(), "value");
   std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace);
   return text.size() <= 60 ? text : text.substr(0, 58) + "..";
 }
@@ -164,7 +164,7 @@ std::vector<CheckedJson> CheckedJson::list(size_t most) const {
 
 std::vector<std::string> CheckedJson::keys(size_t most) const {
   if (!value_->is_object()) refuse("an object");
-  if (value_->size() > most) refuse("an object of at most " + counted(static_cast<int64_t>(most), "member"));
+  if (value_->size() > most) refuse("an object of at most " + counted(most, "member"));
   std::vector<std::string> names;
   names.reserve(value_->size());
   for (const auto& [key, item] : value_->items()) names.push_back(key);

@@ -93,7 +93,7 @@ int write_fully(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t written = ::write(fd, bytes.data(), bytes.size());
     if (written >= 0) {
-      bytes.remove_prefix(static_cast<size_t>(written));
+      bytes.remove_prefix(written);
     } else if (errno == EAGAIN) {
       pollfd writable{fd, POLLOUT, 0};
       ::poll(&writable, 1, -1);
@@ -110,8 +110,8 @@ std::string writing_error_text(int error) {
   if (error == EACCES || error == EPERM || error == EROFS) return text + "; choose a folder that you may write to";
   rlimit limit{};
   if (error != EFBIG || getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return text;
-  return text + "; this process may write files of at most " +
-         with_commas(static_cast<int64_t>(limit.rlim_cur), "byte") + ": raise the limit (ulimit -f)";
+  return text + "; this process may write files of at most " + with_commas(limit.rlim_cur, "byte") +
+         ": raise the limit (ulimit -f)";
 }
 
 ErrorKind kind_of_errno(int error) {

@@ -44,7 +44,7 @@ int gpu_of(int local_rank, int local_size, int job_size) {
     visible.push_back(normalize_pci_bus_id(id.data()));
   }
   rank_place().place_on_gpus(visible, local_size, job_size);
-  const std::string& own = rank_place().ranks().at(static_cast<size_t>(local_rank)).gpu_pci;
+  const std::string& own = rank_place().ranks().at(local_rank).gpu_pci;
   return static_cast<int>(std::find(visible.begin(), visible.end(), own) - visible.begin());
 }
 

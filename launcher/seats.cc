@@ -116,7 +116,7 @@ std::vector<Seat> gather_seats(Job& job, bool gpu) {
   Seat own{job.host, "cpu", "", gpu ? nccl_devices() : "", job.launch.rank};
   const std::vector<RankPlacement>& placed = rank_place().ranks();
   if (static_cast<int>(placed.size()) == job.local_size) {
-    const RankPlacement& rank = placed[static_cast<size_t>(job.local_rank)];
+    const RankPlacement& rank = placed[job.local_rank];
     if (gpu && !rank.gpu_pci.empty()) own.device = rank.gpu_pci;
     own.nic = rank.hca.empty() ? rank.nic_name : rank.hca;
   }

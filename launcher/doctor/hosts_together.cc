@@ -85,9 +85,8 @@ std::optional<Address> parse_address(const std::string& text) {
 bool same_network(const Address& a, const Address& b) {
   if (a.family != b.family || a.prefix != b.prefix) return false;
   const int whole = a.prefix / 8, rest = a.prefix % 8;
-  if (std::memcmp(a.bytes.data(), b.bytes.data(), static_cast<size_t>(whole)) != 0) return false;
-  const auto at = static_cast<size_t>(whole);
-  return rest == 0 || (a.bytes[at] ^ b.bytes[at]) >> (8 - rest) == 0;
+  if (std::memcmp(a.bytes.data(), b.bytes.data(), whole) != 0) return false;
+  return rest == 0 || (a.bytes[whole] ^ b.bytes[whole]) >> (8 - rest) == 0;
 }
 
 struct InterfaceAddress {
@@ -184,7 +183,7 @@ class Together {
       }
     }
     if (doubles.empty()) {
-      return add("different-machines", Severity::kGood, counted(static_cast<int64_t>(reports_.size()), "machine"));
+      return add("different-machines", Severity::kGood, counted(reports_.size(), "machine"));
     }
     add("different-machines", Severity::kError,
         join(doubles, ", ") + " are names of one machine, whose cores and GPUs would be used twice",
@@ -302,8 +301,7 @@ class Together {
     const size_t count = apart.size();
     apart.resize(std::min(count, kPairs));
     add("common-network", Severity::kWarning,
-        join(apart, ", ") +
-            (count > kPairs ? " and " + counted(static_cast<int64_t>(count - kPairs), "more pair") : "") +
+        join(apart, ", ") + (count > kPairs ? " and " + counted(count - kPairs, "more pair") : "") +
             " have no network in common" +
             (request_.interfaces.empty() ? "" : " by " + join(request_.interfaces, ", ")) +
             ": what they send is routed, or does not arrive",
@@ -339,8 +337,7 @@ class Together {
     const size_t count = failed.size();
     failed.resize(std::min(count, kShown));
     add("reachable", Severity::kError,
-        join(failed, "; ") +
-            (count > kShown ? "; and " + counted(static_cast<int64_t>(count - kShown), "more case") : ""),
+        join(failed, "; ") + (count > kShown ? "; and " + counted(count - kShown, "more case") : ""),
         "let the firewall (iptables -L, nft list ruleset, ufw status) pass TCP between the hosts on all ports, or name "
         "interfaces on which it does with --interfaces");
   }

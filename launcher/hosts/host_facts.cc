@@ -281,14 +281,14 @@ std::string digest_of_file(const std::string& path) {
   if (S_ISDIR(found.st_mode)) return "folder";
   if (!S_ISREG(found.st_mode)) return "no regular file";
   Checksum sum;
-  std::vector<char> buffer(static_cast<size_t>(kPart));
+  std::vector<char> buffer(kPart);
   const auto add = [&](off_t from, off_t to) {
     while (from < to) {
       const ssize_t n = pread(fd, buffer.data(), std::min(buffer.size(), static_cast<size_t>(to - from)), from);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) return false;
       if (n == 0) break;  // the file has become shorter
-      sum.update(buffer.data(), static_cast<size_t>(n));
+      sum.update(buffer.data(), n);
       from += n;
     }
     return true;

@@ -257,8 +257,8 @@ std::optional<HostList> hosts_of_slurm() {
     slots = slurm_tasks_per_node("SLURM_TASKS_PER_NODE");
     if (slots.size() != names.size()) {
       refuse(ErrorKind::kUsage, "SLURM_TASKS_PER_NODE",
-             "\"" + std::string(tasks) + "\" lists " + counted(static_cast<int64_t>(slots.size()), "host") +
-                 ", but SLURM_JOB_NODELIST, \"" + nodes + "\", lists " + std::to_string(names.size()));
+             "\"" + std::string(tasks) + "\" lists " + counted(slots.size(), "host") + ", but SLURM_JOB_NODELIST, \"" +
+                 nodes + "\", lists " + std::to_string(names.size()));
     }
   }
   ListMaker maker(ErrorKind::kUsage, "Slurm's allocation (SLURM_JOB_NODELIST)");
@@ -294,8 +294,8 @@ std::vector<int> ranks_of_hosts(const HostList& list, int ranks) {
   std::vector<int> given(most.size(), 0);
   int left = ranks;
   while (left > 0) {
-    const auto open = std::count_if(given.begin(), given.end(),
-                                    [&](const int& g) { return g < most[static_cast<size_t>(&g - given.data())]; });
+    const auto open =
+        std::count_if(given.begin(), given.end(), [&](const int& g) { return g < most[&g - given.data()]; });
     const int each = std::max(1, left / static_cast<int>(open));
     for (size_t i = 0; i < given.size() && left > 0; ++i) {
       const int more = std::min({each, most[i] - given[i], left});

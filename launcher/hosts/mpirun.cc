@@ -119,7 +119,7 @@ bool keeps_full_names(const std::vector<std::pair<std::string, int>>& hosts) {
 std::string names_of(const std::vector<std::pair<std::string, int>>& hosts, std::string_view between, bool own) {
   std::vector<std::string> names;
   for (const auto& [name, ranks] : hosts) {
-    names.insert(names.end(), static_cast<size_t>(ranks), own && is_this_host(name) ? host_name() : name);
+    names.insert(names.end(), ranks, own && is_this_host(name) ? host_name() : name);
   }
   return join(names, between);
 }

@@ -186,7 +186,7 @@ std::string read_available(int& fd) {
   for (int i = 0; fd >= 0 && i < 16; ++i) {
     const ssize_t n = read(fd, buffer.data(), buffer.size());
     if (n > 0) {
-      text.append(buffer.data(), static_cast<size_t>(n));
+      text.append(buffer.data(), n);
     } else if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
       break;
     } else if (n == 0 || errno != EINTR) {
@@ -220,7 +220,7 @@ bool write_all(int fd, std::string_view bytes, std::chrono::steady_clock::time_p
   while (!bytes.empty()) {
     const ssize_t sent = send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (sent > 0) {
-      bytes.remove_prefix(static_cast<size_t>(sent));
+      bytes.remove_prefix(sent);
     } else if (errno != EINTR && (errno != EAGAIN || !wait_for(fd, POLLOUT, deadline))) {
       return false;
     }

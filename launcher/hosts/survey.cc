@@ -271,10 +271,7 @@ class Survey {
     const Clock::time_point end = Clock::now() + std::min<Clock::duration>(kTryTime, limit_);
     for (size_t at = 0; at < absent.size(); at += kMostTried) {
       if (stopped_ || Clock::now() >= end) break;
-      try_alone(end,
-                {absent.begin() + static_cast<std::ptrdiff_t>(at),
-                 absent.begin() + static_cast<std::ptrdiff_t>(std::min(absent.size(), at + kMostTried))},
-                said);
+      try_alone(end, {absent.begin() + at, absent.begin() + (std::min(absent.size(), at + kMostTried))}, said);
     }
     if (stopped_) return;
     std::vector<std::string> names, faults;
@@ -289,7 +286,7 @@ class Survey {
         "names those that do";
     if (!faults.empty()) {
       throw Error(ErrorKind::kUnavailable, "launcher",
-                  "this program cannot be started on " + counted(static_cast<int64_t>(faults.size()), "host") + " of " +
+                  "this program cannot be started on " + counted(faults.size(), "host") + " of " +
                       options_.hosts.source + ": " + join(faults, "; ") +
                       ". Each host must let this user log in without a password (`ssh HOST true`), and have Open MPI "
                       "and this program, " +

@@ -170,7 +170,7 @@ void require_file_size() {
   if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= kNeeded) return;
   throw Error(ErrorKind::kResource, "launcher",
               "MPI needs files of " + with_commas(kNeeded, "byte") + " in shared memory, but this process may write " +
-                  "files of at most " + with_commas(static_cast<int64_t>(limit.rlim_cur), "byte") +
+                  "files of at most " + with_commas(limit.rlim_cur, "byte") +
                   "; use ulimit -f unlimited before the start");
 }
 

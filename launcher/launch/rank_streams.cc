@@ -42,7 +42,7 @@ void LogFile::note_failure() {
 std::string LogFile::lost() const { return error_ == 0 ? "" : path_ + ": " + std::strerror(error_); }
 
 RankStreams::RankStreams(int ranks, const std::string& log_dir, Terminal& terminal)
-    : terminal_(terminal), ranks_(static_cast<size_t>(ranks)) {
+    : terminal_(terminal), ranks_(ranks) {
   for (size_t i = 0; i < ranks_.size(); ++i) ranks_[i].log = LogFile(log_dir, "rank-" + std::to_string(i) + ".log");
 }
 
@@ -55,7 +55,7 @@ RankStreams::~RankStreams() {
 }
 
 void RankStreams::adopt(int rank, Terminal::Stream stream, int fd) {
-  Rank& r = ranks_[static_cast<size_t>(rank)];
+  Rank& r = ranks_[rank];
   Source& source = stream == Terminal::kOut ? r.out : r.err;
   if (source.fd >= 0) close(source.fd);
   source.fd = fd;
@@ -147,7 +147,7 @@ void RankStreams::finish() {
 }
 
 void RankStreams::note(int rank, const std::string& line) {
-  LogFile& log = ranks_[static_cast<size_t>(rank)].log;
+  LogFile& log = ranks_[rank].log;
   log.add(line + "\n");
   log.flush();
 }
@@ -161,7 +161,7 @@ std::vector<std::string> RankStreams::lost_logs() const {
 }
 
 std::vector<std::string> RankStreams::unseen(int rank) const {
-  const Rank& r = ranks_[static_cast<size_t>(rank)];
+  const Rank& r = ranks_[rank];
   if (shown_ - r.shown <= 10) return {};
   return {r.tail.begin(), r.tail.end()};
 }

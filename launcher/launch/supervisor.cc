@@ -55,7 +55,7 @@ class Supervisor {
         log_dir_(log_dir),
         terminal_(STDOUT_FILENO, STDERR_FILENO),
         streams_(options.ranks, log_dir, terminal_),
-        ranks_(static_cast<size_t>(options.ranks)),
+        ranks_(options.ranks),
         job_log_(log_dir, json_) {
     for (size_t i = 0; i < ranks_.size(); ++i) ranks_[i].number = static_cast<int>(i);
     mpirun_log_ = LogFile(log_dir, "mpirun.log");
@@ -129,7 +129,7 @@ class Supervisor {
 
   // Makes a record of a line that a rank, or a library in it, printed to standard error. Its time is that of arrival.
   void take_error_line(int rank, std::string_view line) {
-    const RankState& r = ranks_[static_cast<size_t>(rank)];
+    const RankState& r = ranks_[rank];
     const LogRecord record{.time = std::chrono::system_clock::now(),
                            .host = r.host,
                            .rank = r.number,
@@ -161,7 +161,7 @@ class Supervisor {
       if (connection.number >= options_.ranks || !(control || out || connection.purpose == "err")) {
         close(connection.fd);
       } else if (control) {
-        RankState& r = ranks_[static_cast<size_t>(connection.number)];
+        RankState& r = ranks_[connection.number];
         if (r.control >= 0) close(r.control);
         r.control = connection.fd;
       } else {
@@ -248,7 +248,7 @@ class Supervisor {
   }
 
   void take_end(RankEnd end) {
-    if (std::exchange(ranks_[static_cast<size_t>(end.rank)].reported, true)) return;
+    if (std::exchange(ranks_[end.rank].reported, true)) return;
     if (end.code != 0 || end.abrupt) add_failure(std::move(end));
   }
 
@@ -264,7 +264,7 @@ class Supervisor {
       read_control();
       take_waiting();
     } while (failures_.size() + ended_.size() > known);
-    const std::vector<RankEnd> later(failures_.begin() + static_cast<std::ptrdiff_t>(before), failures_.end());
+    const std::vector<RankEnd> later(failures_.begin() + before, failures_.end());
     failures_.resize(before);
     for (const size_t i : std::exchange(ended_, {})) {
       streams_.read(static_cast<int>(i));
@@ -318,10 +318,10 @@ class Supervisor {
     JobEnd end;
     end.ranks = options_.ranks;
     end.failed = failures_;
-    for (RankEnd& failure : end.failed) failure.rank = ranks_[static_cast<size_t>(failure.rank)].number;
+    for (RankEnd& failure : end.failed) failure.rank = ranks_[failure.rank].number;
     end.unseen.resize(ranks_.size());
     for (size_t i = 0; i < ranks_.size(); ++i) {
-      end.unseen[static_cast<size_t>(ranks_[i].number)] = streams_.unseen(static_cast<int>(i));
+      end.unseen[ranks_[i].number] = streams_.unseen(static_cast<int>(i));
     }
     end.mpirun_code = mpirun_.exit_code();
     end.mpirun_signal = mpirun_.exit_signal();

@@ -80,7 +80,7 @@ std::string nccl_devices() {
   std::array<char, 4096> piece;
   ssize_t got = 0;
   while ((got = pread(words, piece.data(), piece.size(), static_cast<off_t>(log.size()))) > 0) {
-    log.append(piece.data(), static_cast<size_t>(got));
+    log.append(piece.data(), got);
   }
   return devices_in_words(log);
 }

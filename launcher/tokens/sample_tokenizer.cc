@@ -75,7 +75,7 @@ std::string read_all(int descriptor) {
     const ssize_t n = read(descriptor, piece.data(), piece.size());
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) return all;
-    all.append(piece.data(), static_cast<size_t>(n));
+    all.append(piece.data(), n);
   }
 }
 

@@ -157,9 +157,8 @@ class Reader {
     const std::vector<int> near = numa_of(core->nodeset);
     if (!near.empty()) {
       // Ordinary memory comes before high-bandwidth memory in the system's numbering.
-      return *std::min_element(near.begin(), near.end(), [&](int a, int b) {
-        return machine_.numa_nodes[static_cast<size_t>(a)].id < machine_.numa_nodes[static_cast<size_t>(b)].id;
-      });
+      return *std::min_element(near.begin(), near.end(),
+                               [&](int a, int b) { return machine_.numa_nodes[a].id < machine_.numa_nodes[b].id; });
     }
     // This process may not use the core's own node, so take another one of the package, else the first.
     for (size_t i = 0; i < machine_.numa_nodes.size(); ++i) {
@@ -209,8 +208,8 @@ class Reader {
       auto& n = by_numa[core.numa];
       n.insert(n.end(), core.pus.begin(), core.pus.end());
     }
-    for (auto& [i, list] : by_package) machine_.packages[static_cast<size_t>(i)].cpus = CpuSet(std::move(list));
-    for (auto& [i, list] : by_numa) machine_.numa_nodes[static_cast<size_t>(i)].cpus = CpuSet(std::move(list));
+    for (auto& [i, list] : by_package) machine_.packages[i].cpus = CpuSet(std::move(list));
+    for (auto& [i, list] : by_numa) machine_.numa_nodes[i].cpus = CpuSet(std::move(list));
   }
 
   // Returns the nodes near a device: those of the first object above it that is neither a bridge nor a device.

@@ -45,7 +45,7 @@ std::string normalize_pci_bus_id(std::string_view id) {
     const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), value, 16);
     if (error != std::errc()) fail();
     parts.push_back(value);
-    rest.remove_prefix(static_cast<size_t>(end - rest.data()));
+    rest.remove_prefix(end - rest.data());
     if (rest.empty()) break;
     if (*separators == '\0') fail();
     // If the domain is left out, a dot follows the second number.
@@ -71,7 +71,7 @@ LinkKind pci_distance(const Machine& machine, const PciPath& a_path, const std::
   // kPackage only if both are known to be in the same package.
   std::set<int> packages;
   for (const auto* list : {&a_numa, &b_numa}) {
-    for (int node : *list) packages.insert(machine.numa_nodes[static_cast<size_t>(node)].package);
+    for (int node : *list) packages.insert(machine.numa_nodes[node].package);
   }
   return packages.size() == 1 ? LinkKind::kPackage : LinkKind::kSystem;
 }
@@ -151,7 +151,7 @@ void Machine::hide_gpus_from_cuda(std::string_view visible_devices) {
     const auto [past, error] = std::from_chars(visible_devices.data() + begin, end, number);
     if (error != std::errc() || past != end) return;
     ended = ended || number < 0 || number >= static_cast<int64_t>(gpus.size());
-    if (!ended) shown.push_back(gpus[static_cast<size_t>(number)].pci);
+    if (!ended) shown.push_back(gpus[number].pci);
     begin = comma + 1;
   }
   set_visible_gpus(shown);

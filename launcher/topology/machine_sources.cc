@@ -121,7 +121,7 @@ void check_in_child(const std::string& text, const std::string& source) {
     const ssize_t n = read(pipe_ends[0], part.data(), part.size());
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) break;
-    answer.append(part.data(), static_cast<size_t>(n));
+    answer.append(part.data(), n);
   }
   close(pipe_ends[0]);
   while (waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
@@ -149,7 +149,7 @@ std::string read_file(const std::string& path) {
     fail("it has " + std::to_string(size) + " bytes; a description of a machine has at most 64 MiB");
   }
   std::ifstream in(path, std::ios::binary);
-  std::string text(static_cast<size_t>(size), '\0');
+  std::string text(size, '\0');
   if (!in.read(text.data(), static_cast<std::streamsize>(text.size()))) {
     unreadable(errno);
   }

@@ -23,7 +23,7 @@ GpuGraph subgraph(const GpuGraph& gpus, const std::vector<int>& members) {
   for (size_t i = 0; i < members.size(); ++i) {
     const auto from = static_cast<size_t>(members[i]);
     for (size_t j = 0; j < members.size(); ++j) {
-      out.bandwidth[i][j] = gpus.bandwidth[from][static_cast<size_t>(members[j])];
+      out.bandwidth[i][j] = gpus.bandwidth[from][members[j]];
     }
     out.nearness.push_back(gpus.nearness.empty() ? 0 : gpus.nearness[from]);
   }
@@ -55,7 +55,7 @@ std::vector<After> links_of(const RingPieces& pieces) {
 // Returns how many connections to other hosts begin or end at each position of an order: two at a piece of a single
 // member whose ring continues elsewhere.
 std::vector<int> ways_out(const RingPieces& pieces) {
-  std::vector<int> ways(static_cast<size_t>(total(pieces)), 0);
+  std::vector<int> ways(total(pieces), 0);
   size_t begin = 0;
   for (const RingPiece& piece : pieces) {
     const size_t end = begin + static_cast<size_t>(piece.members);
@@ -85,13 +85,13 @@ class Worth {
 
   RingWorth with(RingWorth worth, const std::vector<int>& order, size_t position, size_t first) const {
     const auto add = [&](int to) {
-      const int64_t link = gpus_.bandwidth[static_cast<size_t>(order[position])][static_cast<size_t>(to)];
+      const int64_t link = gpus_.bandwidth[order[position]][to];
       worth.slowest = std::min(worth.slowest, link);
       worth.sum += link;
     };
     if (position > first) add(order[position - 1]);
     if (after_[position] == After::kReturn) add(order[first]);
-    if (!gpus_.nearness.empty()) worth.ends += ways_[position] * gpus_.nearness[static_cast<size_t>(order[position])];
+    if (!gpus_.nearness.empty()) worth.ends += ways_[position] * gpus_.nearness[order[position]];
     return worth;
   }
 
@@ -124,9 +124,8 @@ class ExactOrder {
       return;
     }
     for (size_t i = position; i < order_.size(); ++i) {
-      const auto at = order_.begin() + static_cast<std::ptrdiff_t>(position);
-      std::rotate(at, order_.begin() + static_cast<std::ptrdiff_t>(i),
-                  order_.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+      const auto at = order_.begin() + position;
+      std::rotate(at, order_.begin() + i, order_.begin() + i + 1);
       const RingWorth now = worth_.with(before, order_, position, first);
       RingWorth at_most = now;
       for (size_t later = position + 1; later < order_.size(); ++later) {
@@ -136,7 +135,7 @@ class ExactOrder {
       if (best_.empty() || at_most > best_worth_) {
         extend(position + 1, worth_.ends_piece(position) ? position + 1 : first, now);
       }
-      std::rotate(at, at + 1, order_.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+      std::rotate(at, at + 1, order_.begin() + i + 1);
     }
   }
 
@@ -153,7 +152,7 @@ std::vector<int> greedy_order(const GpuGraph& gpus, size_t start) {
   std::vector<bool> used(w.size(), false);
   used[start] = true;
   while (order.size() < w.size()) {
-    const auto& row = w[static_cast<size_t>(order.back())];
+    const auto& row = w[order.back()];
     size_t best = w.size();
     for (size_t i = 0; i < w.size(); ++i) {
       if (!used[i] && (best == w.size() || row[i] > row[best])) best = i;
@@ -173,8 +172,8 @@ void two_opt(const GpuGraph& w, std::vector<int>& order, const RingPieces& piece
     bool better = false;
     for (size_t i = one_ring(pieces) ? 1 : 0; i + 1 < order.size(); ++i) {
       for (size_t j = i + 1; j < order.size(); ++j) {
-        const auto first = order.begin() + static_cast<std::ptrdiff_t>(i);
-        const auto last = order.begin() + static_cast<std::ptrdiff_t>(j) + 1;
+        const auto first = order.begin() + i;
+        const auto last = order.begin() + j + 1;
         std::reverse(first, last);
         const RingWorth now = ring_worth(w, order, pieces);
         if (now > worth) {
@@ -231,7 +230,7 @@ std::vector<int> best_ring_order(const GpuGraph& gpus, const std::vector<int>& m
   if (members.size() < 2 || (members.size() == 2 && pieces.size() == 1)) return members;
   const GpuGraph w = subgraph(gpus, members);
   std::vector<int> order = members.size() <= kExact ? ExactOrder(w, pieces).best() : heuristic_order(w, pieces);
-  for (int& i : order) i = members[static_cast<size_t>(i)];
+  for (int& i : order) i = members[i];
   return order;
 }
 
@@ -241,7 +240,7 @@ std::vector<int> best_members(const GpuGraph& gpus, const RingPieces& pieces) {
   const auto want = static_cast<size_t>(total(pieces));
   std::vector<int> all(n);
   std::iota(all.begin(), all.end(), 0);
-  if (want >= n || want == 0) return {all.begin(), all.begin() + static_cast<std::ptrdiff_t>(std::min(want, n))};
+  if (want >= n || want == 0) return {all.begin(), all.begin() + std::min(want, n)};
 
   std::vector<int> best;
   RingWorth worth;
@@ -254,7 +253,7 @@ std::vector<int> best_members(const GpuGraph& gpus, const RingPieces& pieces) {
   };
   if (n <= kExact) {
     std::vector<bool> chosen(n, false);
-    std::fill(chosen.begin(), chosen.begin() + static_cast<std::ptrdiff_t>(want), true);
+    std::fill(chosen.begin(), chosen.begin() + want, true);
     do {  // beginning with {0, 1, ..}, in lexicographic order of the members
       std::vector<int> members;
       for (size_t i = 0; i < n; ++i) {
@@ -264,12 +263,12 @@ std::vector<int> best_members(const GpuGraph& gpus, const RingPieces& pieces) {
     } while (std::prev_permutation(chosen.begin(), chosen.end()));
     return best;
   }
-  consider({all.begin(), all.begin() + static_cast<std::ptrdiff_t>(want)});
+  consider({all.begin(), all.begin() + want});
   for (size_t s = 0; s < std::min(n, kStarts); ++s) {
     // Add the GPU with the fastest link to any member so far: the ring will need just those links.
     std::vector<int> members{static_cast<int>(s * n / std::min(n, kStarts))};
     std::vector<bool> used(n, false);
-    used[static_cast<size_t>(members[0])] = true;
+    used[members[0]] = true;
     while (members.size() < want) {
       size_t next = n;
       RingWorth next_worth;
@@ -277,8 +276,8 @@ std::vector<int> best_members(const GpuGraph& gpus, const RingPieces& pieces) {
         if (used[i]) continue;
         RingWorth now;
         for (int m : members) {
-          now.slowest = std::max(now.slowest, bandwidth[i][static_cast<size_t>(m)]);
-          now.sum += bandwidth[i][static_cast<size_t>(m)];
+          now.slowest = std::max(now.slowest, bandwidth[i][m]);
+          now.sum += bandwidth[i][m];
         }
         if (next == n || now > next_worth) {
           next = i;

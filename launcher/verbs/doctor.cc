@@ -66,7 +66,7 @@ Inventory look(const HostReport& report) {
                                                    : "Open MPI " + report.mpirun_version + ", " + report.mpirun});
   const Machine& machine = report.host.machine;
   f.found.push_back({"machine", "machine",
-                     counted(static_cast<int64_t>(machine.cores.size()), "core") +
+                     counted(machine.cores.size(), "core") +
                          ", NUMA nodes: " + std::to_string(machine.numa_nodes.size()) + ", " +
                          std::to_string(machine.memory_bytes() >> 30) + " GiB"});
   f.found.push_back(
