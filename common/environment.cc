@@ -1,6 +1,8 @@
 // See environment.h.
 #include "common/environment.h"
 
+#include <unistd.h>
+
 #include <charconv>
 #include <cmath>
 #include <cstdint>
@@ -50,6 +52,18 @@ bool switch_from_environment(const char* name, bool fallback) {
   const std::string_view given = text;
   if (given != "1" && given != "0") refuse(name, text, "1 or 0");
   return given == "1";
+}
+
+std::map<std::string, std::string> variables_from_environment(
+    const std::function<bool(std::string_view name)>& wanted) {
+  std::map<std::string, std::string> found;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const size_t equals = text.find('=');
+    if (equals == std::string_view::npos || !wanted(text.substr(0, equals))) continue;
+    found.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  return found;
 }
 
 }  // namespace annulus

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -166,6 +167,23 @@ std::string read_small_file(std::string_view room, const std::string& path, size
   text << in.rdbuf();
   if (!in) throw unreadable(errno);
   return text.str();
+}
+
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::string read_to_end(int fd) {
+  std::string text;
+  std::array<char, 4096> piece;
+  for (;;) {
+    const ssize_t n = ::read(fd, piece.data(), piece.size());
+    if (n > 0) text.append(piece.data(), n);
+    if (n == 0 || (n < 0 && errno != EINTR)) return text;
+  }
 }
 
 bool same_file(const std::string& a, const std::string& b) {

@@ -351,7 +351,7 @@ class CommandLineTest(cli.CliTest):
                     timeout=cli.LIMIT,
                 )
                 self.assertEqual(done.returncode, 8, done.stderr)
-                self.assertRegex(done.stderr, r"(?m)^annulus: \[output\] standard output could not be written( in full;.*|: No space left on device)$")
+                self.assertRegex(done.stderr, r"(?m)^annulus: \[output\] standard output could not be written( in full;.*|: No space left on device; free some space or write elsewhere)$")
 
     def test_closed_pipe_ends_without_an_error(self):
         for ignored in (True, False):

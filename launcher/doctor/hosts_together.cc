@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <set>
@@ -276,9 +275,9 @@ class Together {
     const HostReport& behind = *std::min_element(
         reports_.begin(), reports_.end(), [&](const HostReport& a, const HostReport& b) { return most(a) < most(b); });
     if (least(ahead) - most(behind) < kMost) return add("clocks", Severity::kGood, "less than 1 s apart");
-    char text[64];
-    std::snprintf(text, sizeof text, " is %.1f s behind that of ", ahead.clock_offset - behind.clock_offset);
-    add("clocks", Severity::kWarning, "that of " + label_of(behind) + text + label_of(ahead),
+    const std::string seconds = rounded(ahead.clock_offset - behind.clock_offset, 1);
+    add("clocks", Severity::kWarning,
+        "that of " + label_of(behind) + " is " + seconds + " s behind that of " + label_of(ahead),
         "let the hosts follow one time server (chrony, systemd-timesyncd: timedatectl set-ntp true): otherwise logs "
         "and the times of files mislead, and tickets and certificates fail");
   }

@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 #include <system_error>
 
+#include "common/files.h"
 #include "launcher/topology/machine.h"
 
 namespace annulus {
@@ -42,10 +42,7 @@ class Library {
 
 // The file reads "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 ...".
 std::string driver_version(const std::string& root) {
-  std::ifstream file(root + "/proc/driver/nvidia/version");
-  std::string line;
-  std::getline(file, line);
-  std::istringstream words(line);
+  std::istringstream words(first_line(root + "/proc/driver/nvidia/version"));
   for (std::string word; words >> word;) {
     if (word.find('.') != std::string::npos &&
         std::all_of(word.begin(), word.end(), [](unsigned char c) { return std::isdigit(c) != 0 || c == '.'; })) {

@@ -32,7 +32,9 @@
 
 #include "comm/nccl/nccl_communicator.h"
 #include "common/checksum.h"
+#include "common/environment.h"
 #include "common/error.h"
+#include "common/files.h"
 #include "common/simd/instruction_set.h"
 #include "common/version.h"
 #include "launcher/hosts/driver_facts.h"
@@ -40,19 +42,10 @@
 #include "launcher/hosts/survey_words.h"
 #include "launcher/network/network.h"
 
-extern char** environ;
-
 namespace annulus {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string first_line(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
 
 std::string link_target(const std::string& path) {
   std::error_code error;
@@ -253,17 +246,6 @@ bool is_of_interest(std::string_view name) {
   return name.starts_with("ANNULUS_") || is_of_openmp(name) || is_network_variable(name);
 }
 
-std::map<std::string, std::string> environment_of_interest() {
-  std::map<std::string, std::string> found;
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    const size_t equals = text.find('=');
-    if (equals == std::string_view::npos || !is_of_interest(text.substr(0, equals))) continue;
-    found.emplace(text.substr(0, equals), text.substr(equals + 1));
-  }
-  return found;
-}
-
 }  // namespace
 
 std::string digest_of_file(const std::string& path) {
@@ -330,7 +312,7 @@ HostReport report_of_this_host(const FactsRequest& request) {
   report.cma = cma_works();
   report.host = this_host();
   if (request.devices) add_devices(report);
-  report.environment = environment_of_interest();
+  report.environment = variables_from_environment(is_of_interest);
   for (const std::string& file : request.files) report.files[file] = digest_of_file(file);
   report.clock_seconds = utc_now();
   return report;

@@ -6,23 +6,20 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <system_error>
 
 #include "comm/hosts.h"
 #include "common/environment.h"
 #include "common/error.h"
+#include "common/files.h"
 #include "common/text.h"
 #include "launcher/hosts/host_list.h"
-
-extern char** environ;
 
 namespace annulus {
 namespace {
@@ -212,11 +209,7 @@ bool need_hostfile(const std::vector<std::pair<std::string, int>>& hosts) {
 }
 
 void write_hostfile(const std::string& path, const std::vector<std::pair<std::string, int>>& hosts) {
-  errno = 0;
-  std::ofstream file(path);
-  file << names_of(hosts, "\n", /*own=*/true) << "\n";
-  file.close();
-  if (!file) throw Error(ErrorKind::kResource, "launcher", "cannot write " + path + ": " + std::strerror(errno));
+  write_atomically(FileSystem::real(), path, names_of(hosts, "\n", /*own=*/true) + "\n");
 }
 
 bool daemons_need_shield() {
@@ -229,17 +222,15 @@ bool is_of_openmp(std::string_view name) {
 }
 
 std::vector<std::string> forwarded_variables() {
-  std::vector<std::string> names;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    const std::string_view name = text.substr(0, text.find('='));
+  const auto wanted = [](std::string_view name) {
     // The script ./annulus sets the last four: three pass ANNULUS_ISA on to libraries, and one asks for huge pages.
     const bool ours = name.starts_with("ANNULUS_") || is_of_openmp(name) || name == "ATEN_CPU_CAPABILITY" ||
                       name == "MKL_ENABLE_INSTRUCTIONS" || name == "ONEDNN_MAX_CPU_ISA" || name == "GLIBC_TUNABLES";
     const bool network = name.starts_with("NCCL_") || name.starts_with("UCX_");
-    if (ours || (network && name != "NCCL_HOSTID")) names.emplace_back(name);
-  }
-  std::sort(names.begin(), names.end());
+    return ours || (network && name != "NCCL_HOSTID");
+  };
+  std::vector<std::string> names;
+  for (const auto& [name, value] : variables_from_environment(wanted)) names.push_back(name);
   return names;
 }
 

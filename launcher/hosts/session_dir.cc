@@ -13,6 +13,7 @@
 #include <system_error>
 
 #include "common/error.h"
+#include "common/files.h"
 
 namespace annulus {
 namespace {
@@ -56,7 +57,7 @@ SessionDir::SessionDir() {
   path_ = pattern();
   if (mkdtemp(path_.data()) == nullptr) {
     throw Error(ErrorKind::kResource, "launcher",
-                "cannot make a folder like " + path_ + ": " + std::strerror(errno) + "; is the disk full?");
+                "cannot make a folder like " + path_ + ": " + writing_error_text(errno));
   }
   const std::string making = path_ + "/lock.new";
   lock_ = open(making.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -65,7 +66,7 @@ SessionDir::SessionDir() {
     const int error = errno;
     std::error_code ignored;
     fs::remove_all(path_, ignored);
-    throw Error(ErrorKind::kResource, "launcher", "cannot write in " + path_ + ": " + std::strerror(error));
+    throw Error(ErrorKind::kResource, "launcher", "cannot write in " + path_ + ": " + writing_error_text(error));
   }
 }
 

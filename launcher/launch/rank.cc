@@ -5,12 +5,10 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -90,14 +88,8 @@ void attach_to_launcher(const LaunchInfo& info) {
 }
 
 std::string process_place() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string boot;
-  std::getline(file, boot);
-  std::array<char, 256> host{};
-  gethostname(host.data(), host.size() - 1);
   std::error_code error;
-  const std::string processes = std::filesystem::read_symlink("/proc/self/ns/pid", error).string();
-  return boot + " " + host.data() + " " + processes;
+  return host_identity() + " " + std::filesystem::read_symlink("/proc/self/ns/pid", error).string();
 }
 
 bool attached_to_launcher() { return control_fd >= 0; }

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "common/error.h"
+#include "common/files.h"
 #include "common/text.h"
 #include "launcher/hosts/sockets.h"
 
@@ -20,7 +21,7 @@ std::string prefix(size_t i) { return "[rank " + std::to_string(i) + "] "; }
 
 LogFile::LogFile(const std::string& log_dir, const std::string& name)
     : path_(log_dir + "/" + name), file_(path_, std::ios::trunc) {
-  if (!file_) throw Error(ErrorKind::kResource, "launcher", "cannot write " + path_ + ": " + std::strerror(errno));
+  if (!file_) throw Error(ErrorKind::kResource, "launcher", "cannot write " + path_ + ": " + writing_error_text(errno));
 }
 
 void LogFile::add(std::string_view text) {

@@ -13,6 +13,7 @@
 #include <system_error>
 
 #include "common/error.h"
+#include "common/files.h"
 #include "common/logging/record.h"
 #include "common/text.h"
 #include "launcher/launch/signals.h"
@@ -149,7 +150,7 @@ Verdict judge(const JobEnd& end) {
     code = 128 + SIGPIPE;
     if (end.output_error != EPIPE) {
       const Error error(ErrorKind::kResource, "output",
-                        std::string("standard output could not be written: ") + std::strerror(end.output_error));
+                        "standard output could not be written: " + writing_error_text(end.output_error));
       code = error.exit_code();
       words.push_back(std::string("annulus: ") + error.what());
     }

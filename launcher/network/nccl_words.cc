@@ -5,8 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <regex>
 #include <vector>
@@ -19,6 +20,8 @@ namespace {
 // The memfd to which NCCL writes its log, or -1 if NCCL was not asked. It disappears with the process, however that
 // ends, and no other process can have made it in advance.
 int words = -1;
+
+std::string path_of(int file) { return "/proc/self/fd/" + std::to_string(file); }
 
 // Parses "[0]mlx5_0:1/RoCE [1]eth0:10.0.0.1<0> [RO]; OOB ..." into 0: "mlx5_0:1", 1: "eth0". Devices that NCCL has
 // merged into one, "[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE}", get the name of the first.
@@ -62,7 +65,7 @@ void ask_nccl_for_words() {
   if (words >= 0 || std::getenv("NCCL_DEBUG") != nullptr || std::getenv("NCCL_DEBUG_FILE") != nullptr) return;
   const int made = memfd_create("annulus-nccl", MFD_CLOEXEC);
   if (made < 0) return;
-  const std::string path = "/proc/self/fd/" + std::to_string(made);
+  const std::string path = path_of(made);
   // If NCCL could not open this path, it would write its log to standard output.
   if (access(path.c_str(), R_OK | W_OK) != 0) {
     close(made);
@@ -76,13 +79,8 @@ void ask_nccl_for_words() {
 
 std::string nccl_devices() {
   if (words < 0) return "";
-  std::string log;
-  std::array<char, 4096> piece;
-  ssize_t got = 0;
-  while ((got = pread(words, piece.data(), piece.size(), static_cast<off_t>(log.size()))) > 0) {
-    log.append(piece.data(), got);
-  }
-  return devices_in_words(log);
+  std::ifstream log(path_of(words));
+  return devices_in_words({std::istreambuf_iterator<char>(log), {}});
 }
 
 }  // namespace annulus

@@ -1,8 +1,6 @@
 // See network.h.
 #include "launcher/network/network.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -147,16 +145,7 @@ bool is_network_variable(std::string_view name) {
   return std::any_of(kBegin.begin(), kBegin.end(), [&](std::string_view begin) { return name.starts_with(begin); });
 }
 
-std::map<std::string, std::string> network_environment() {
-  std::map<std::string, std::string> found;
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
-    const std::string_view text(*entry);
-    const size_t equals = text.find('=');
-    if (equals == std::string_view::npos || !is_network_variable(text.substr(0, equals))) continue;
-    found.emplace(text.substr(0, equals), text.substr(equals + 1));
-  }
-  return found;
-}
+std::map<std::string, std::string> network_environment() { return variables_from_environment(is_network_variable); }
 
 void apply_for_nccl(const std::vector<Variable>& variables, Applied& applied) {
   const auto is_nccls = [](const Variable& variable) { return variable.name.starts_with("NCCL_"); };

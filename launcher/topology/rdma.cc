@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <set>
 #include <string_view>
@@ -13,18 +12,12 @@
 #include <vector>
 
 #include "common/error.h"
+#include "common/files.h"
 
 namespace annulus {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string first_line(const fs::path& file) {
-  std::string line;
-  std::ifstream in(file);
-  std::getline(in, line);
-  return line;
-}
 
 // Returns the names in a folder in order, or none if it cannot be read.
 std::set<std::string> names_in(const fs::path& folder) {

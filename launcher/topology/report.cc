@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -66,16 +65,12 @@ std::string bytes(int64_t n) {
     value /= 1024;
     ++unit;
   }
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), value < 10 && unit > 0 ? "%.1f %s" : "%.0f %s", value, kUnits[unit]);
-  return text.data();
+  return rounded(value, value < 10 && unit > 0 ? 1 : 0) + " " + kUnits[unit];
 }
 
 std::string gigabytes(int64_t megabytes_per_s) {
-  std::array<char, 32> text{};
   const double value = static_cast<double>(megabytes_per_s) / 1000;
-  std::snprintf(text.data(), text.size(), value < 10 ? "%.1f" : "%.0f", value);
-  return text.data();
+  return rounded(value, value < 10 ? 1 : 0);
 }
 
 // A long list of processors (such as every second one of 256) is cut and ends in their number.

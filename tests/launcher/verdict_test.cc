@@ -60,7 +60,9 @@ const std::string kLost = "annulus: stopped; what was not in a finished checkpoi
 const std::string kCommand = "./annulus train 'it'\\''s x.toml' --resume runs/x-001";
 const std::string kGoOn = "annulus: to continue from the checkpoint of step 90: " + kCommand;
 const std::string kNothing = "annulus: there is no checkpoint yet: the steps that were done are lost";
-const std::string kFull = "annulus: [output] standard output could not be written: No space left on device";
+const std::string kFull =
+    "annulus: [output] standard output could not be written: No space left on device; free some space or "
+    "write elsewhere";
 std::string last(int code) { return "annulus: exit code " + std::to_string(code) + ", logs in logs"; }
 
 std::vector<Case> cases() {
