@@ -9,23 +9,12 @@ import os
 import sys
 
 from errors import INPUT, Refused, unreadable
-from files import open_file
+from state import FINAL, read_json
 from tokenizer import Tokenizer
 
 
-def settings_beside(path):
-    """Returns tokenization.json, which says how the shards in the folder `path` were made; {} if there is none."""
-    try:
-        with open_file(os.path.join(path, "tokenization.json")) as f:
-            return json.load(f)
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (ValueError, OSError) as error:
-        raise Refused(INPUT, f"{path}/tokenization.json cannot be read: {error}")
-
-
 def encode_prompt(path, text):
-    made = settings_beside(os.path.expanduser(path))
+    made = read_json(os.path.join(os.path.expanduser(path), FINAL)) or {}  # how the shards in that folder were made
     settings = made.get("settings", {})
     options = {"specials_as_text": settings.get("specials_as_text", False)}
     tokenizer = Tokenizer(path, settings.get("special_tokens", True), **options)

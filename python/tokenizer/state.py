@@ -21,7 +21,7 @@ def read_json(path):
     try:
         with open_file(path) as f:
             return json.load(f)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise Refused(INPUT, f"{path} cannot be read: {error}")
