@@ -162,6 +162,12 @@ std::vector<CheckedJson> CheckedJson::list(size_t most) const {
   return items;
 }
 
+std::vector<std::string> CheckedJson::texts() const {
+  std::vector<std::string> texts;
+  for (const CheckedJson& one : list(65536)) texts.push_back(one.text(size_t{64} << 20));
+  return texts;
+}
+
 std::vector<std::string> CheckedJson::keys(size_t most) const {
   if (!value_->is_object()) refuse("an object");
   if (value_->size() > most) refuse("an object of at most " + counted(most, "member"));

@@ -51,6 +51,7 @@ class CheckedJson {
   bool boolean() const;
   std::string text(size_t most = 4096) const;        // of at most `most` bytes
   std::vector<CheckedJson> list(size_t most) const;  // of at most `most` items
+  std::vector<std::string> texts() const;            // a list of at most 65,536 texts, each of at most 64 MiB
   std::vector<std::string> keys(size_t most) const;  // of an object with at most `most` members
 
   // Raises the error "PATH should be EXPECTED, not VALUE".

@@ -32,7 +32,8 @@ class LaunchVerb : public Verb {
         ->type_name("LIST");
     app.add_option("--hostfile", hostfile_, "a file that names one host per line: NAME slots=8")->type_name("FILE");
     app.add_flag("--dry-run", options_.dry_run,
-                 "print the placement and the mpirun command, and start no rank (other hosts are still surveyed)");
+                 "print the placement and the mpirun command, and start no rank (other hosts are still asked for their "
+                 "reports)");
     app.add_option(
         "--log-dir", options_.log_dir,
         "folder for the log files of the ranks; if it holds logs of an earlier job, a new folder in it (default: a "

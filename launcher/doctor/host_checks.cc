@@ -70,7 +70,7 @@ class Checks {
   void mpi() {
     const char* const kCheck = "mpi";
     if (r_.mpirun_version.empty()) {
-      // A host that a survey has reached does not need mpirun itself, which runs on the launcher's host.
+      // A host that has been discovered does not need mpirun itself, which runs on the launcher's host.
       add(kCheck, r_.listed.empty() ? Severity::kError : Severity::kWarning,
           r_.mpirun.empty() ? "no mpirun" : r_.mpirun,
           "install Open MPI 4.1 or newer (Debian, Ubuntu: apt-get install openmpi-bin), or name it with "

@@ -22,6 +22,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -39,7 +40,6 @@
 #include "common/version.h"
 #include "launcher/hosts/driver_facts.h"
 #include "launcher/hosts/mpirun.h"
-#include "launcher/hosts/survey_words.h"
 #include "launcher/network/network.h"
 
 namespace annulus {
@@ -247,6 +247,8 @@ bool is_of_interest(std::string_view name) {
 }
 
 }  // namespace
+
+double utc_now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
 std::string digest_of_file(const std::string& path) {
   constexpr off_t kWhole = off_t{64} << 20, kPart = off_t{1} << 20;

@@ -1,5 +1,5 @@
 // The names of a job's hosts, and how many ranks each may have. They come from --hosts, a host file, or the Slurm
-// allocation that this process is in. Used by `launch`, `topology` and `doctor`, and by the survey.
+// allocation that this process is in. Used by `launch`, `topology` and `doctor`, and by host discovery.
 //
 // Names are checked before anything uses them: they consist of letters, digits and "-._" and do not begin with "-", so
 // that no name can act as an option or as shell syntax. Thread safe: functions without state.

@@ -1,6 +1,6 @@
 // The socket on which a launcher accepts connections from the processes of its job: TCP from several hosts, a Unix
-// socket where all are on one host. The processes that discover hosts send their reports through it (survey.h), and
-// ranks what they print and how they end (launcher/launch/rank.h), so that the output does not depend on how mpirun
+// socket where all are on one host. The processes that discover hosts send their reports through it (host_discovery.h),
+// and ranks what they print and how they end (launcher/launch/rank.h), so that the output does not depend on how mpirun
 // splits and interleaves it.
 //
 // A connection begins with one message, {"token", "purpose", "number"}, which the launcher answers with

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
@@ -232,6 +233,29 @@ std::vector<std::string> forwarded_variables() {
   std::vector<std::string> names;
   for (const auto& [name, value] : variables_from_environment(wanted)) names.push_back(name);
   return names;
+}
+
+std::string mpirun_complaint(std::string_view text) {
+  std::vector<std::string> outside, inside, warnings;
+  bool frame = false, complete = false;
+  for (std::string line : split(text, '\n')) {
+    while (!line.empty() && std::isspace(static_cast<unsigned char>(line.back())) != 0) line.pop_back();
+    line.erase(0, std::min(line.find_first_not_of(" \t"), line.size()));
+    if (line.starts_with("-----")) {
+      frame = !frame;
+      complete = complete || (!frame && !inside.empty());
+    } else if (!line.empty() && !frame) {
+      // Neither a host that ssh meets for the first time nor mpirun's lost race for a process group is why it failed.
+      const bool warning = line.starts_with("Warning: ") || line.find("plm:rsh: Warning: ") != std::string::npos;
+      (warning ? warnings : outside).push_back(line);
+    } else if (!line.empty() && !complete && !line.starts_with("This usually is caused by")) {
+      inside.push_back(line);
+      if (line.ends_with("daemons.")) complete = true;  // a list of possible causes follows
+    }
+  }
+  std::vector<std::string> words = !outside.empty() ? outside : !inside.empty() ? inside : warnings;
+  words.resize(std::min<size_t>(words.size(), 6));
+  return join(words, " ");
 }
 
 std::vector<std::string> shell_split(const std::string& text, std::string_view where) {

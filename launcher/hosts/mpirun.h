@@ -1,5 +1,5 @@
 // Finds the machine's mpirun and its version, and makes the command that starts ranks. Used by launch,
-// doctor and the survey. Thread safety: these functions read and change the environment; call them from one thread.
+// doctor and host discovery. Thread safety: these functions read and change the environment; call them from one thread.
 #pragma once
 
 #include <string>
@@ -72,6 +72,11 @@ bool is_of_openmp(std::string_view name);
 // The names of the variables that ranks need, also on other hosts: those of annulus, OpenMP, NCCL and UCX. Open MPI
 // passes its own. NCCL_HOSTID is left out, because it identifies a host.
 std::vector<std::string> forwarded_variables();
+
+// The few lines of mpirun's output that say what went wrong, joined into one line: those outside its frames of dashes,
+// which come from ssh or a shell, or else the first frame up to its list of possible causes. Warnings are left out
+// unless there is nothing else.
+std::string mpirun_complaint(std::string_view output);
 
 // Splits text as a shell does, with quotes and $VARIABLES, but runs no commands. Throws Error(kUsage); `where` is the
 // name of the option in the message.

@@ -1,4 +1,4 @@
-// A running mpirun. Used by survey.cc and launcher/launch/supervisor.cc. Thread safety: one thread at a time.
+// A running mpirun. Used by host_discovery.cc and launcher/launch/supervisor.cc. Thread safety: one thread at a time.
 #pragma once
 
 #include <poll.h>

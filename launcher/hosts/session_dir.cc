@@ -29,9 +29,9 @@ std::string base() {
   return tmp != nullptr && *tmp == '/' && std::strlen(tmp) < 40 ? tmp : "/tmp";
 }
 
-// Removes folders whose process has ended. A running launch or survey holds a lock in its folder, which the kernel
-// releases when the process ends, whatever the cause. A folder without a lock file may just be being made, so it is
-// removed only if it is older than a minute.
+// Removes folders whose process has ended. A running launch or host discovery holds a lock in its folder, which the
+// kernel releases when the process ends, whatever the cause. A folder without a lock file may just be being made, so it
+// is removed only if it is older than a minute.
 void remove_abandoned() {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(base(), ignored)) {

@@ -20,11 +20,11 @@
 #include "common/terminal.h"
 #include "common/text.h"
 #include "launcher/doctor/host_checks.h"
+#include "launcher/hosts/host_discovery.h"
 #include "launcher/hosts/launcher_socket.h"
 #include "launcher/hosts/mpirun.h"
 #include "launcher/hosts/session_dir.h"
 #include "launcher/hosts/sockets.h"
-#include "launcher/hosts/survey.h"
 #include "launcher/launch/host_plan.h"
 #include "launcher/launch/log_folder.h"
 #include "launcher/launch/rank.h"
@@ -102,19 +102,19 @@ std::string check_hosts(const std::vector<HostReport>& reports, const std::vecto
                   first->remedy);
 }
 
-// Plans a job on several hosts, or on one other host, after a survey. Returns nothing if a signal stopped the survey;
+// Plans a job on several hosts, or on one other host, after asking them. Returns nothing if a signal stopped that;
 // `stop_signal` is then its number.
 std::optional<Planned> plan_over_hosts(const LaunchOptions& options, LauncherSocket& socket, const Signals* signals,
                                        int& stop_signal) {
-  SurveyOptions asked{.hosts = *options.hosts,
-                      .interfaces = options.network.interfaces,
-                      .mpi_args = options.mpi_args,
-                      .facts = {.files = options.files, .devices = options.device != "cpu"}};
+  DiscoveryOptions asked{.hosts = *options.hosts,
+                         .interfaces = options.network.interfaces,
+                         .mpi_args = options.mpi_args,
+                         .facts = {.files = options.files, .devices = options.device != "cpu"}};
   if (signals != nullptr) {
     asked.stop_fd = signals->fd;
     asked.stop = [&] { return (stop_signal = signals->take_request()) != 0; };
   }
-  const std::vector<HostReport> reports = survey(asked, socket);
+  const std::vector<HostReport> reports = discover_hosts(asked, socket);
   if (reports.empty()) return std::nullopt;
   std::vector<Host> hosts;
   for (const HostReport& report : reports) hosts.push_back(report.host);
@@ -189,7 +189,7 @@ int run_launch(const LaunchOptions& options) {
     require_files(options.ranks);
     require_file_size();
   }
-  // Several names are surveyed even if all mean this host, because the survey finds that error.
+  // Several names are asked even if all mean this host, because that finds the error.
   const bool elsewhere = options.hosts
                              ? options.hosts->hosts.size() > 1 || !is_this_host(options.hosts->hosts.front().name)
                              : !hosts_named_by(options.mpi_args).empty();

@@ -2,8 +2,8 @@
 // stops them and reports how they ended. The verb `launch` (verb_launch.cc) and benchmarks call it.
 //
 // The launcher starts mpirun, and mpirun starts the ranks, which run the launcher's own program. Ranks connect to the
-// launcher and send it what they print and how they end (launcher/launch/rank.h). Other hosts are surveyed before any
-// rank starts (launcher/hosts/survey.h).
+// launcher and send it what they print and how they end (launcher/launch/rank.h). Other hosts are asked for a report
+// before any rank starts (launcher/hosts/host_discovery.h).
 #pragma once
 
 #include <cstdint>

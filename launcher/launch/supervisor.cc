@@ -18,7 +18,6 @@
 #include "common/text.h"
 #include "launcher/hosts/mpirun_process.h"
 #include "launcher/hosts/sockets.h"
-#include "launcher/hosts/survey_words.h"
 #include "launcher/launch/job_log.h"
 #include "launcher/launch/rank_streams.h"
 #include "launcher/launch/terminal.h"
@@ -232,7 +231,7 @@ class Supervisor {
     } else if (message.has("checkpoint")) {
       const CheckedJson checkpoint = message.at("checkpoint");
       checkpoint_ = Checkpoint{checkpoint.at("step").integer(0, INT64_MAX),
-                               checkpoint.at("folder").text(kLongestMessage), texts_in(checkpoint.at("command"))};
+                               checkpoint.at("folder").text(kLongestMessage), checkpoint.at("command").texts()};
     } else if (message.has("error")) {
       const std::string wire = message.at("error").text(kLongestMessage);
       const Error error = Error::from_wire(wire).value_or(

@@ -16,10 +16,10 @@
 #include "common/version.h"
 #include "launcher/device.h"
 #include "launcher/doctor/host_checks.h"
+#include "launcher/hosts/host_discovery.h"
 #include "launcher/hosts/host_facts.h"
 #include "launcher/hosts/host_list.h"
 #include "launcher/hosts/launcher_socket.h"
-#include "launcher/hosts/survey.h"
 #include "launcher/network/network.h"
 #include "launcher/threads.h"
 #include "launcher/topology/binding.h"
@@ -225,15 +225,15 @@ class DoctorVerb : public Verb {
     return d;
   }
 
-  // If the survey of the hosts fails, that is the first finding, followed by those about this host.
+  // If the discovery of the hosts fails, that is the first finding, followed by those about this host.
   Diagnosis diagnose_hosts() const {
     Diagnosis d;
     try {
       LauncherSocket socket(listen_tcp(network_.interfaces));
-      SurveyOptions options;
+      DiscoveryOptions options;
       options.hosts = *list_;
       options.interfaces = network_.interfaces;
-      d.reports = survey(options, socket);
+      d.reports = discover_hosts(options, socket);
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::kUsage) throw;
       HostReport here = report_of_this_host({});

@@ -16,10 +16,10 @@
 #include "common/files.h"
 #include "common/names.h"
 #include "common/text.h"
+#include "launcher/hosts/host_discovery.h"
 #include "launcher/hosts/host_list.h"
 #include "launcher/hosts/host_report.h"
 #include "launcher/hosts/launcher_socket.h"
-#include "launcher/hosts/survey.h"
 #include "launcher/launch/host_plan.h"
 #include "launcher/network/network.h"
 #include "launcher/topology/cluster.h"
@@ -75,11 +75,11 @@ class TopologyVerb : public Verb {
         ->type_name("FILE")
         ->excludes("--xml");
     app.add_option("--hosts", hosts_,
-                   "survey these hosts, a,b, or with the slots that a job may use on each: a:8,b:8 (default: the hosts "
+                   "show these hosts, a,b, or with the slots that a job may use on each: a:8,b:8 (default: the hosts "
                    "of the Slurm allocation, else this host)")
         ->type_name("LIST")
         ->excludes("--xml", "--load");
-    app.add_option("--hostfile", hostfile_, "survey the hosts in a file that names one per line: NAME slots=8")
+    app.add_option("--hostfile", hostfile_, "show the hosts in a file that names one per line: NAME slots=8")
         ->type_name("FILE")
         ->excludes("--xml", "--load", "--hosts");
     app.add_option("--save", save_, "write a description of the hosts to FILE, for --load on other machines")
@@ -195,7 +195,7 @@ class TopologyVerb : public Verb {
 
   Gathered ask(const HostList& list, Gathered all) const {
     LauncherSocket socket(listen_tcp(network_.interfaces));
-    for (HostReport& report : survey({.hosts = list, .interfaces = network_.interfaces}, socket)) {
+    for (HostReport& report : discover_hosts({.hosts = list, .interfaces = network_.interfaces}, socket)) {
       all.hosts.push_back(std::move(report.host));
       all.environments.push_back(std::move(report.environment));
     }

@@ -1,4 +1,4 @@
-// A host's side of a survey. See survey.h; survey.cc has the launcher's side.
+// A host's side of host discovery. See host_discovery.h; host_discovery.cc has the launcher's side.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -24,9 +24,8 @@
 #include "common/error.h"
 #include "common/logging/log.h"
 #include "common/text.h"
+#include "launcher/hosts/host_discovery.h"
 #include "launcher/hosts/sockets.h"
-#include "launcher/hosts/survey.h"
-#include "launcher/hosts/survey_words.h"
 
 namespace annulus {
 namespace {
@@ -147,13 +146,13 @@ class Answers {
     if (request.has("peers")) {
       std::vector<Peer> peers;
       for (const CheckedJson& one : request.at("peers").list(kMostPeers)) {
-        peers.push_back({one.at("name").text(), texts_in(one.at("addresses"))});
+        peers.push_back({one.at("name").text(), one.at("addresses").texts()});
       }
       return {{"unreachable", unreachable_of(peers, static_cast<size_t>(number_))}};
     }
     const HostReport report =
-        report_of_this_host({.files = texts_in(request.at("files")), .devices = request.at("devices").boolean()});
-    reachable_ = std::make_unique<Reachable>(texts_in(request.at("interfaces")));
+        report_of_this_host({.files = request.at("files").texts(), .devices = request.at("devices").boolean()});
+    reachable_ = std::make_unique<Reachable>(request.at("interfaces").texts());
     return {{"report", report_to_json(report)}, {"addresses", reachable_->addresses()}};
   }
 
@@ -167,7 +166,7 @@ class Answers {
 
 }  // namespace
 
-int answer_survey() {
+int run_discovery_agent() {
   const LaunchInfo info = launch_info();
   const char* const address = text_from_environment("ANNULUS_LAUNCHER");
   if (address == nullptr || !info.launched) {

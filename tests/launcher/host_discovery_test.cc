@@ -1,6 +1,6 @@
-// Tests the survey with a script as mpirun and threads as hosts: hosts that disconnect or send malformed answers, and
-// an mpirun that does not end.
-#include "launcher/hosts/survey.h"
+// Tests host discovery with a script as mpirun and threads as hosts: hosts that disconnect or send malformed answers,
+// and an mpirun that does not end.
+#include "launcher/hosts/host_discovery.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -25,7 +25,7 @@
 #include "launcher/hosts/launcher_socket.h"
 #include "launcher/hosts/sockets.h"
 
-namespace annulus::survey_test {
+namespace annulus::host_discovery_test {
 namespace {
 
 using nlohmann::json;
@@ -50,19 +50,19 @@ std::string well(const std::string& asked) {
   return request.contains("peers") ? R"({"unreachable": []})" : report_message("a");
 }
 
-class SurveyTest : public ::testing::Test {
+class HostDiscovery : public ::testing::Test {
  protected:
-  SurveyTest() : folder_(std::filesystem::path(::testing::TempDir()) / "survey; of \"hosts\"") {
+  HostDiscovery() : folder_(std::filesystem::path(::testing::TempDir()) / "discovery; of \"hosts\"") {
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
     EXPECT_EQ(mkfifo(fifo_.c_str(), 0600), 0);
   }
-  ~SurveyTest() override {
+  ~HostDiscovery() override {
     unsetenv("MPIRUN");
     unsetenv("ANNULUS_LAUNCHER");
   }
 
-  // The script runs `on_hosts` when it is called to start the survey, and `alone` when it is called to try one host.
+  // The script runs `on_hosts` when it is called to start the discovery, and `alone` when it is called to try one host.
   void make_mpirun(const std::string& on_hosts, const std::string& alone) {
     const std::string path = folder_ / "mpirun";
     std::ofstream(path) << "#!/bin/sh\ncd '" + folder_.string() + "'\n" +
@@ -88,7 +88,7 @@ class SurveyTest : public ::testing::Test {
 
   std::string refusal(ErrorKind kind) {
     try {
-      survey(options_, socket_);
+      discover_hosts(options_, socket_);
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), kind) << error.what();
       return error.what();
@@ -99,13 +99,13 @@ class SurveyTest : public ::testing::Test {
   const std::filesystem::path folder_;
   const std::string fifo_ = folder_ / "fifo";  // a reader blocks until the test writes to it or kills the reader
   LauncherSocket socket_{listen_tcp({})};
-  SurveyOptions options_{.hosts = {{{"hosta", 1}}, "--hosts"}};
+  DiscoveryOptions options_{.hosts = {{{"hosta", 1}}, "--hosts"}};
 };
 
-TEST_F(SurveyTest, CollectsReports) {
+TEST_F(HostDiscovery, CollectsReports) {
   make_mpirun("exec cat fifo", "exit 1");
   std::thread one = host(well, [&] { std::ofstream(fifo_) << ""; });  // mpirun ends with its processes
-  const std::vector<HostReport> reports = survey(options_, socket_);
+  const std::vector<HostReport> reports = discover_hosts(options_, socket_);
   one.join();
   ASSERT_EQ(reports.size(), 1U);
   EXPECT_EQ(reports[0].listed, "hosta");
@@ -113,29 +113,30 @@ TEST_F(SurveyTest, CollectsReports) {
 }
 
 // For example, ssh's master for later connections keeps the standard error that it was given open.
-TEST_F(SurveyTest, NoticesMpirunExitWhileItsOutputIsHeldOpen) {
+TEST_F(HostDiscovery, NoticesMpirunExitWhileItsOutputIsHeldOpen) {
   const std::string hold = "cat fifo & echo $! >> held; echo 'ssh: connect to host hosta: No route to host'; exit 1";
   make_mpirun(hold, hold);
-  options_.timeout = seconds(10);  // after which a survey that waits for the end of the output would give up
+  options_.timeout = seconds(10);  // after which a discovery that waits for the end of the output would give up
   const std::string said = refusal(ErrorKind::kUnavailable);
   std::ifstream held(folder_ / "held");
   for (pid_t pid = 0; held >> pid;) kill(pid, SIGKILL);
   EXPECT_NE(said.find("host hosta: ssh: connect to host hosta: No route to host."), std::string::npos) << said;
 }
 
-TEST_F(SurveyTest, StopsOnRequestWhileMpirunRuns) {
+TEST_F(HostDiscovery, StopsOnRequestWhileMpirunRuns) {
   make_mpirun("exec cat fifo", "exit 1");
   options_.stop_fd = eventfd(0, EFD_CLOEXEC);
   options_.stop = [] { return true; };
   std::thread one = host(well, [&] { EXPECT_EQ(eventfd_write(options_.stop_fd, 1), 0); });
-  EXPECT_TRUE(survey(options_, socket_).empty()) << "all hosts had reported, and the request to stop was ignored";
+  EXPECT_TRUE(discover_hosts(options_, socket_).empty())
+      << "all hosts had reported, and the request to stop was ignored";
   one.join();
   close(options_.stop_fd);
 }
 
 // The host closes its connection with a request unread, right after its report. The launcher still reads the report,
 // but its next write fails. Meanwhile options_.stop holds the launcher.
-TEST_F(SurveyTest, NamesHostThatDisconnectsDuringWrite) {
+TEST_F(HostDiscovery, NamesHostThatDisconnectsDuringWrite) {
   make_mpirun("exec cat fifo", "exit 0");
   std::latch asks(1), left(1);
   options_.stop_fd = eventfd(0, EFD_CLOEXEC);
@@ -162,7 +163,7 @@ TEST_F(SurveyTest, NamesHostThatDisconnectsDuringWrite) {
   EXPECT_NE(said.find("host hosta of --hosts did not report"), std::string::npos) << said;
 }
 
-TEST_F(SurveyTest, RefusesMalformedAnswersOfHosts) {
+TEST_F(HostDiscovery, RefusesMalformedAnswersOfHosts) {
   make_mpirun("exec cat fifo", "exit 1");
   const auto said_to = [](const std::string& part, const std::string& answer) -> Answers {
     return [=](const std::string& asked) { return asked.find(part) != std::string::npos ? answer : well(asked); };
@@ -185,7 +186,7 @@ TEST_F(SurveyTest, RefusesMalformedAnswersOfHosts) {
     std::thread one = host(answers);
     std::string said;
     try {
-      survey(options_, socket_);
+      discover_hosts(options_, socket_);
     } catch (const std::exception& error) {
       said = error.what();
     }
@@ -195,13 +196,13 @@ TEST_F(SurveyTest, RefusesMalformedAnswersOfHosts) {
   }
 }
 
-TEST(AnswerSurvey, ReportsMalformedRequests) {
+TEST(DiscoveryAgent, ReportsMalformedRequests) {
   const std::vector<std::pair<const char*, const char*>> rank = {
       {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}};
   for (const auto& [name, value] : rank) setenv(name, value, 1);
   LauncherSocket socket(listen_tcp({}));
   setenv("ANNULUS_LAUNCHER", socket.address().c_str(), 1);
-  std::thread host([] { EXPECT_EQ(answer_survey(), 0); });
+  std::thread host([] { EXPECT_EQ(run_discovery_agent(), 0); });
   std::vector<LauncherSocket::Connection> connections;
   while (connections.empty()) {
     std::vector<pollfd> fds;
@@ -230,4 +231,4 @@ TEST(AnswerSurvey, ReportsMalformedRequests) {
 }
 
 }  // namespace
-}  // namespace annulus::survey_test
+}  // namespace annulus::host_discovery_test

@@ -1,5 +1,5 @@
-// The launcher's side of a survey. See survey.h; survey_answer.cc has the hosts' side.
-#include "launcher/hosts/survey.h"
+// The launcher's side of host discovery. See host_discovery.h; host_discovery_agent.cc has the hosts' side.
+#include "launcher/hosts/host_discovery.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -18,7 +18,6 @@
 #include "common/text.h"
 #include "launcher/hosts/mpirun_process.h"
 #include "launcher/hosts/session_dir.h"
-#include "launcher/hosts/survey_words.h"
 
 namespace annulus {
 namespace {
@@ -47,7 +46,7 @@ bool runs(MpirunProcess& mpirun) {
 }
 
 // The connection to one host.
-struct Line {
+struct HostConnection {
   int fd = -1;
   std::string text;
   enum class State { kAbsent, kReport, kClock, kWaiting, kPeers, kDone } state = State::kAbsent;
@@ -57,10 +56,10 @@ struct Line {
   double asked = 0;  // the time here when the host was asked for its time
 };
 
-class Survey {
+class Discovery {
  public:
-  Survey(const SurveyOptions& options, LauncherSocket& socket)
-      : options_(options), socket_(socket), installed_(find_mpirun()), lines_(options.hosts.hosts.size()) {
+  Discovery(const DiscoveryOptions& options, LauncherSocket& socket)
+      : options_(options), socket_(socket), installed_(find_mpirun()), hosts_(options.hosts.hosts.size()) {
     const double limit = number_from_environment("ANNULUS_BOOTSTRAP_TIMEOUT",
                                                  static_cast<double>(options.timeout.count()), 0.001, 86400);
     limit_ = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit));
@@ -68,35 +67,35 @@ class Survey {
     limit_text_ = exact(limit) + " s";
     refuse_loopback();
   }
-  ~Survey() {
-    for (Line& line : lines_) {
-      if (line.fd >= 0) close(line.fd);
+  ~Discovery() {
+    for (HostConnection& host : hosts_) {
+      if (host.fd >= 0) close(host.fd);
     }
   }
-  Survey(const Survey&) = delete;
-  Survey& operator=(const Survey&) = delete;
+  Discovery(const Discovery&) = delete;
+  Discovery& operator=(const Discovery&) = delete;
 
   std::vector<HostReport> run() {
     forget_default_hosts();
     setenv("ANNULUS_LAUNCHER", socket_.address().c_str(), 1);
-    std::vector<size_t> all(lines_.size());
+    std::vector<size_t> all(hosts_.size());
     std::iota(all.begin(), all.end(), size_t{0});
     mpirun_ = start(command(all, {own_program(), "host"}));
     bool running = true;
-    while (!stopped_ && !all_are(Line::State::kDone)) {
+    while (!stopped_ && !all_are(HostConnection::State::kDone)) {
       if ((!running && !any_open()) || Clock::now() >= deadline_) refuse_absent();
       if (stopped_) break;
       wait(events(), deadline_);
       running = runs(mpirun_);
       for (const LauncherSocket::Connection& connection : socket_.accept()) take(connection);
-      for (Line& line : lines_) read(line);
+      for (HostConnection& host : hosts_) read(host);
       // The addresses of all hosts are known once all have reported.
-      if (all_are(Line::State::kWaiting)) send_peers();
+      if (all_are(HostConnection::State::kWaiting)) send_peers();
     }
     if (stopped_) return {};
-    for (Line& line : lines_) send(line, {{"done", true}});
+    for (HostConnection& host : hosts_) send(host, {{"done", true}});
     std::vector<HostReport> reports;
-    for (Line& line : lines_) reports.push_back(std::move(line.report));
+    for (HostConnection& host : hosts_) reports.push_back(std::move(host.report));
     // mpirun ends by itself after its processes. If it does not, the destructor of mpirun_ ends it.
     const Clock::time_point end = Clock::now() + kRestTime;
     while (!stopped_ && runs(mpirun_) && Clock::now() < end) {
@@ -144,19 +143,19 @@ class Survey {
     return mpirun_command(installed_, request);
   }
 
-  bool all_are(Line::State state) const {
-    return std::all_of(lines_.begin(), lines_.end(), [&](const Line& line) { return line.state == state; });
+  bool all_are(HostConnection::State state) const {
+    return std::all_of(hosts_.begin(), hosts_.end(), [&](const HostConnection& host) { return host.state == state; });
   }
 
   bool any_open() const {
-    return std::any_of(lines_.begin(), lines_.end(), [](const Line& line) { return line.fd >= 0; });
+    return std::any_of(hosts_.begin(), hosts_.end(), [](const HostConnection& host) { return host.fd >= 0; });
   }
 
   std::vector<pollfd> events() const {
     std::vector<pollfd> fds;
     socket_.watch(fds);
-    for (const Line& line : lines_) {
-      if (line.fd >= 0) fds.push_back({line.fd, POLLIN, 0});
+    for (const HostConnection& host : hosts_) {
+      if (host.fd >= 0) fds.push_back({host.fd, POLLIN, 0});
     }
     mpirun_.watch(fds);
     return fds;
@@ -169,41 +168,41 @@ class Survey {
     if (ready && options_.stop_fd >= 0 && (fds.back().revents & POLLIN) != 0 && options_.stop()) stopped_ = true;
   }
 
-  void send(Line& line, const json& message) {
-    if (line.fd >= 0 && !write_all(line.fd, message_line(message), deadline_)) leave(line);
+  void send(HostConnection& host, const json& message) {
+    if (host.fd >= 0 && !write_all(host.fd, message_line(message), deadline_)) disconnect(host);
   }
 
   // Closes the connection to a host that has gone.
-  static void leave(Line& line) {
-    close(std::exchange(line.fd, -1));
-    if (line.state != Line::State::kDone) line.state = Line::State::kAbsent;
+  static void disconnect(HostConnection& host) {
+    close(std::exchange(host.fd, -1));
+    if (host.state != HostConnection::State::kDone) host.state = HostConnection::State::kAbsent;
   }
 
   void take(const LauncherSocket::Connection& connection) {
     const auto number = static_cast<size_t>(connection.number);
-    if (connection.purpose != "host" || number >= lines_.size() || lines_[number].state != Line::State::kAbsent) {
+    if (connection.purpose != "host" || number >= hosts_.size() ||
+        hosts_[number].state != HostConnection::State::kAbsent) {
       close(connection.fd);
       return;
     }
-    Line& line = lines_[number];
-    line.fd = connection.fd;
-    line.state = Line::State::kReport;
-    send(line,
+    HostConnection& host = hosts_[number];
+    host.fd = connection.fd;
+    host.state = HostConnection::State::kReport;
+    send(host,
          {{"interfaces", options_.interfaces}, {"files", options_.facts.files}, {"devices", options_.facts.devices}});
   }
 
-  void read(Line& line) {
-    while (line.fd >= 0) {
-      const LineState state = read_line(line.fd, line.text);
+  void read(HostConnection& host) {
+    while (host.fd >= 0) {
+      const LineState state = read_line(host.fd, host.text);
       if (state == LineState::kWaiting) return;
-      if (state == LineState::kClosed) return leave(line);
-      take_line(line, std::exchange(line.text, ""));
+      if (state == LineState::kClosed) return disconnect(host);
+      take_message(host, std::exchange(host.text, ""));
     }
   }
 
-  void take_line(Line& line, const std::string& text) {
-    const auto host = static_cast<size_t>(&line - lines_.data());
-    const std::string& name = options_.hosts.hosts[host].name;
+  void take_message(HostConnection& host, const std::string& text) {
+    const std::string& name = options_.hosts.hosts[&host - hosts_.data()].name;
     const std::string source = "the report of host " + name;
     const double now = utc_now();
     const json value = parse_checked_json(text, "launcher", source);
@@ -213,42 +212,42 @@ class Survey {
       const Error error = Error::from_wire(wire).value_or(Error(ErrorKind::kInternal, "launcher", wire));
       throw Error(error.kind(), error.room(), "host " + name + ": " + std::string(error.message()));
     }
-    if (line.state == Line::State::kClock) {
-      const double accuracy = (now - line.asked) / 2;
+    if (host.state == HostConnection::State::kClock) {
+      const double accuracy = (now - host.asked) / 2;
       const double clock = said.at("clock").number(0, 1e12);
-      if (line.clock_rounds == 1 || accuracy < line.report.clock_accuracy) {
-        line.report.clock_accuracy = accuracy;
-        line.report.clock_offset = clock - (line.asked + now) / 2;
+      if (host.clock_rounds == 1 || accuracy < host.report.clock_accuracy) {
+        host.report.clock_accuracy = accuracy;
+        host.report.clock_offset = clock - (host.asked + now) / 2;
       }
-      return ask_clock(line);
+      return ask_clock(host);
     }
-    if (line.state == Line::State::kReport) {
-      line.report = report_from_json(value.value("report", json::object()), source);
-      line.report.listed = name;
-      if (said.has("addresses")) line.addresses = texts_in(said.at("addresses"));
-      ask_clock(line);
-    } else if (line.state == Line::State::kPeers) {
-      if (said.has("unreachable")) line.report.unreachable = texts_in(said.at("unreachable"));
-      line.state = Line::State::kDone;
+    if (host.state == HostConnection::State::kReport) {
+      host.report = report_from_json(value.value("report", json::object()), source);
+      host.report.listed = name;
+      if (said.has("addresses")) host.addresses = said.at("addresses").texts();
+      ask_clock(host);
+    } else if (host.state == HostConnection::State::kPeers) {
+      if (said.has("unreachable")) host.report.unreachable = said.at("unreachable").texts();
+      host.state = HostConnection::State::kDone;
     }
   }
 
-  void ask_clock(Line& line) {
-    line.state = line.clock_rounds < kClockRounds ? Line::State::kClock : Line::State::kWaiting;
-    if (line.state == Line::State::kWaiting) return;
-    ++line.clock_rounds;
-    line.asked = utc_now();
-    send(line, {{"clock", true}});
+  void ask_clock(HostConnection& host) {
+    host.state = host.clock_rounds < kClockRounds ? HostConnection::State::kClock : HostConnection::State::kWaiting;
+    if (host.state == HostConnection::State::kWaiting) return;
+    ++host.clock_rounds;
+    host.asked = utc_now();
+    send(host, {{"clock", true}});
   }
 
   void send_peers() {
     json peers = json::array();
-    for (size_t i = 0; i < lines_.size(); ++i) {
-      peers.push_back({{"name", options_.hosts.hosts[i].name}, {"addresses", lines_[i].addresses}});
+    for (size_t i = 0; i < hosts_.size(); ++i) {
+      peers.push_back({{"name", options_.hosts.hosts[i].name}, {"addresses", hosts_[i].addresses}});
     }
-    for (Line& line : lines_) {
-      line.state = Line::State::kPeers;
-      send(line, {{"peers", peers}});
+    for (HostConnection& host : hosts_) {
+      host.state = HostConnection::State::kPeers;
+      send(host, {{"peers", peers}});
     }
   }
 
@@ -259,15 +258,15 @@ class Survey {
     mpirun_.end(Clock::now() + kEndTime);
     std::vector<size_t> absent;
     // The absent hosts are those on which the others wait, because the addresses are sent only after all have reported.
-    const auto take = [&](std::initializer_list<Line::State> states) {
-      for (size_t i = 0; i < lines_.size(); ++i) {
-        if (std::find(states.begin(), states.end(), lines_[i].state) != states.end()) absent.push_back(i);
+    const auto take = [&](std::initializer_list<HostConnection::State> states) {
+      for (size_t i = 0; i < hosts_.size(); ++i) {
+        if (std::find(states.begin(), states.end(), hosts_[i].state) != states.end()) absent.push_back(i);
       }
     };
-    take({Line::State::kAbsent});
-    if (!in_time) take({Line::State::kReport, Line::State::kClock});
-    if (absent.empty()) take({Line::State::kPeers});
-    std::vector<std::string> said(lines_.size());
+    take({HostConnection::State::kAbsent});
+    if (!in_time) take({HostConnection::State::kReport, HostConnection::State::kClock});
+    if (absent.empty()) take({HostConnection::State::kPeers});
+    std::vector<std::string> said(hosts_.size());
     const Clock::time_point end = Clock::now() + std::min<Clock::duration>(kTryTime, limit_);
     for (size_t at = 0; at < absent.size(); at += kMostTried) {
       if (stopped_ || Clock::now() >= end) break;
@@ -280,7 +279,7 @@ class Survey {
       names.push_back(name);
       if (!said[host].empty()) faults.push_back("host " + name + ": " + said[host]);
     }
-    const std::string own = words_of_mpirun(mpirun_.text());
+    const std::string own = mpirun_complaint(mpirun_.text());
     const std::string network =
         " A firewall between the hosts, or interfaces that do not reach the others, are common causes: `--interfaces` "
         "names those that do";
@@ -317,7 +316,7 @@ class Survey {
     const Clock::time_point last = Clock::now() + kEndTime;
     for (size_t i = 0; i < children.size(); ++i) {
       const int code = children[i].end(last);
-      const std::string words = words_of_mpirun(children[i].text());
+      const std::string words = mpirun_complaint(children[i].text());
       if (running[i]) {
         said[hosts[i]] = "mpirun's daemon there does not answer" + (words.empty() ? "" : " (" + words + ")");
         unanswered_ = true;
@@ -327,11 +326,11 @@ class Survey {
     }
   }
 
-  const SurveyOptions& options_;
+  const DiscoveryOptions& options_;
   LauncherSocket& socket_;
   const Mpirun installed_;
   const SessionDir folder_;
-  std::vector<Line> lines_;
+  std::vector<HostConnection> hosts_;
   MpirunProcess mpirun_;
   Clock::duration limit_;
   Clock::time_point deadline_;
@@ -342,8 +341,8 @@ class Survey {
 
 }  // namespace
 
-std::vector<HostReport> survey(const SurveyOptions& options, LauncherSocket& socket) {
-  return Survey(options, socket).run();
+std::vector<HostReport> discover_hosts(const DiscoveryOptions& options, LauncherSocket& socket) {
+  return Discovery(options, socket).run();
 }
 
 }  // namespace annulus
