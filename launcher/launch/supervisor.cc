@@ -18,10 +18,10 @@
 #include "common/text.h"
 #include "launcher/hosts/mpirun_process.h"
 #include "launcher/hosts/sockets.h"
+#include "launcher/launch/exit_report.h"
 #include "launcher/launch/job_log.h"
 #include "launcher/launch/rank_streams.h"
 #include "launcher/launch/terminal.h"
-#include "launcher/launch/verdict.h"
 
 namespace annulus {
 namespace {
@@ -324,7 +324,7 @@ class Supervisor {
     }
     end.mpirun_code = mpirun_.exit_code();
     end.mpirun_signal = mpirun_.exit_signal();
-    end.mpirun_said = mpirun_.text();
+    end.mpirun_output = mpirun_.text();
     end.any_started = std::any_of(ranks_.begin(), ranks_.end(), [](const RankState& r) { return !r.host.empty(); });
     end.stop_signal = stop_signal_;
     end.forced = forced_;
@@ -334,14 +334,14 @@ class Supervisor {
       end.resume = resume_point(checkpoint_.step, checkpoint_.folder, checkpoint_.command);
     }
     end.log_dir = log_dir_;
-    const Verdict verdict = judge(end);
-    const LogLevel level = end.stop_signal != 0 && !verdict.failed ? LogLevel::kWarn : LogLevel::kError;
-    for (const std::string& message : messages_of(verdict.words)) log(level, "", message);
-    log_.add("exit code " + std::to_string(verdict.code) + "\n");
+    const ExitReport report = exit_report_of(end);
+    const LogLevel level = end.stop_signal != 0 && !report.failed ? LogLevel::kWarn : LogLevel::kError;
+    for (const std::string& message : report.messages) log(level, "", message);
+    log_.add("exit code " + std::to_string(report.code) + "\n");
     log_.flush();
     say_lost_logs();
-    job_log_.merge(verdict.culprit);
-    return verdict.code;
+    job_log_.merge(report.failed_rank);
+    return report.code;
   }
 
   // Reports incomplete logs once. The job's exit code stays the same, because its results are not affected.

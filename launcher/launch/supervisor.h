@@ -12,8 +12,8 @@
 namespace annulus {
 
 // Runs `command` (mpirun and its arguments), with logs in `log_dir`; `heading` is the beginning of launch.log. Ranks
-// connect to `socket`, for which ANNULUS_LAUNCHER must be set. Returns the exit code once all has ended (verdict.h).
-// Throws Error(kResource) if mpirun cannot be started.
+// connect to `socket`, for which ANNULUS_LAUNCHER must be set. Returns the exit code once all has ended
+// (exit_report.h). Throws Error(kResource) if mpirun cannot be started.
 int supervise(const std::vector<std::string>& command, const LaunchOptions& options, const Signals& signals,
               const std::string& log_dir, const std::string& heading, LauncherSocket& socket);
 

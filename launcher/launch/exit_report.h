@@ -1,6 +1,6 @@
 // Computes how a job ended: the exit code and the messages that follow from what each rank, mpirun and the user did.
-// judge() uses no process, file or clock, so that it is tested with a table of cases (tests/launcher/verdict_test.cc).
-// Used by supervisor.cc, and by `train` for a run without a launcher.
+// exit_report_of() uses no process, file or clock, so that it is tested with a table of cases
+// (tests/launcher/exit_report_test.cc). Used by supervisor.cc, and by `train` for a run without a launcher.
 #pragma once
 
 #include <cstdint>
@@ -43,10 +43,10 @@ struct JobEnd {
   // By rank: the last lines of its standard error if the terminal may no longer show them (RankStreams::unseen).
   std::vector<std::vector<std::string>> unseen;
 
-  int mpirun_code = 0;      // mpirun's exit code; 128 + signal if a signal ended it
-  int mpirun_signal = 0;    // the signal that ended mpirun; 0: it exited
-  std::string mpirun_said;  // what mpirun itself printed
-  bool any_started = true;  // whether at least one rank started
+  int mpirun_code = 0;        // mpirun's exit code; 128 + signal if a signal ended it
+  int mpirun_signal = 0;      // the signal that ended mpirun; 0: it exited
+  std::string mpirun_output;  // what mpirun itself printed
+  bool any_started = true;    // whether at least one rank started
 
   int stop_signal = 0;  // the signal that asked the job to stop (SIGINT: Ctrl-C; SIGPIPE: closed output); 0: none
   bool forced = false;  // whether the launcher terminated the ranks
@@ -59,20 +59,16 @@ struct JobEnd {
   std::string log_dir;
 };
 
-struct Verdict {
+struct ExitReport {
   int code = 0;  // the exit code of run_launch (launch.h)
   // The rank that failed first by itself. None if no rank failed, if all failed in the same way, or if they were asked
   // to stop.
-  std::optional<int> culprit;
-  bool failed = false;             // whether a rank failed that had not been asked to stop
-  std::vector<std::string> words;  // the lines to print; may be empty
+  std::optional<int> failed_rank;
+  bool failed = false;                // whether a rank failed that had not been asked to stop
+  std::vector<std::string> messages;  // to print; may have several lines each
 };
 
-Verdict judge(const JobEnd& end);
-
-// One message for each line of a verdict that begins with "annulus: ", without that prefix and together with the lines
-// that follow it.
-std::vector<std::string> messages_of(const std::vector<std::string>& words);
+ExitReport exit_report_of(const JobEnd& end);
 
 // Why a job is asked to stop: "Ctrl-C", "Terminated", "the output was closed". `output_error` is as in JobEnd.
 std::string stop_reason(int signal, int output_error);

@@ -1,5 +1,5 @@
-// See verdict.h.
-#include "launcher/launch/verdict.h"
+// See exit_report.h.
+#include "launcher/launch/exit_report.h"
 
 #include <signal.h>
 #include <unistd.h>
@@ -9,8 +9,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "common/error.h"
 #include "common/files.h"
@@ -28,10 +28,11 @@ std::string rank_list(std::vector<int> ranks) {
 }
 
 // Adds the messages about the ranks that failed. `code` is the job's exit code.
-void tell(const std::vector<RankEnd>& told, int code, const JobEnd& end, std::vector<std::string>& words) {
-  const RankEnd& first = told.front();
+void add_failures(const std::vector<RankEnd>& failures, int code, const JobEnd& end,
+                  std::vector<std::string>& messages) {
+  const RankEnd& first = failures.front();
   std::vector<int> same, other;
-  for (const RankEnd& f : told) {
+  for (const RankEnd& f : failures) {
     const bool equal = f.abrupt == first.abrupt && f.code == first.code && f.message == first.message;
     // Ranks that die abruptly after the first one were killed by mpirun.
     if (f.rank == first.rank || (equal && !f.abrupt)) {
@@ -43,32 +44,33 @@ void tell(const std::vector<RankEnd>& told, int code, const JobEnd& end, std::ve
   if (first.said) {
     // One rank has printed it for all.
   } else if (!first.message.empty()) {
-    words.push_back("annulus: " + (end.ranks == 1 ? "" : rank_list(same) + ": ") + first.message);
+    messages.push_back((end.ranks == 1 ? "" : rank_list(same) + ": ") + first.message);
   } else {
     std::string how = "ended with exit code " + std::to_string(code);
     if (first.abrupt && code > 128 && code < 128 + NSIG) how = "was ended by " + signal_text(code - 128);
     const auto rank = static_cast<size_t>(first.rank);
     const std::vector<std::string> lines = rank < end.unseen.size() ? end.unseen[rank] : std::vector<std::string>();
-    words.push_back("annulus: " + rank_list(same) + " " + how + (lines.empty() ? "" : "; its last lines:"));
-    for (const std::string& line : lines) words.push_back("  " + line);
+    std::string message = rank_list(same) + " " + how + (lines.empty() ? "" : "; its last lines:");
+    for (const std::string& line : lines) message += "\n  " + line;
+    messages.push_back(std::move(message));
   }
-  if (!other.empty()) words.push_back("annulus: " + rank_list(other) + " failed after it");
+  if (!other.empty()) messages.push_back(rank_list(other) + " failed after it");
 }
 
 // Puts the first rank that failed by itself before those that ended because of it and were heard earlier.
-void put_cause_first(std::vector<RankEnd>& told) {
-  if (told.empty() || told.front().follows < 0) return;
+void put_cause_first(std::vector<RankEnd>& failures) {
+  if (failures.empty() || failures.front().follows < 0) return;
   const auto cause =
-      std::find_if(told.begin(), told.end(), [](const RankEnd& f) { return f.follows < 0 && !f.abrupt; });
-  if (cause != told.end()) std::rotate(told.begin(), cause, cause + 1);
+      std::find_if(failures.begin(), failures.end(), [](const RankEnd& f) { return f.follows < 0 && !f.abrupt; });
+  if (cause != failures.end()) std::rotate(failures.begin(), cause, cause + 1);
 }
 
-std::optional<int> culprit_of(const std::vector<RankEnd>& told, int ranks) {
-  if (told.empty()) return std::nullopt;
-  const RankEnd& first = told.front();
+std::optional<int> failed_rank_of(const std::vector<RankEnd>& failures, int ranks) {
+  if (failures.empty()) return std::nullopt;
+  const RankEnd& first = failures.front();
   if (first.follows >= 0) return first.follows;  // mpirun ended that rank before it could report
   if (first.said) return std::nullopt;           // one rank has reported the failure of all
-  const auto alike = std::count_if(told.begin(), told.end(), [&](const RankEnd& f) {
+  const auto alike = std::count_if(failures.begin(), failures.end(), [&](const RankEnd& f) {
     return !f.abrupt && f.follows < 0 && f.code == first.code && f.message == first.message;
   });
   if (ranks > 1 && alike == ranks) return std::nullopt;
@@ -76,7 +78,7 @@ std::optional<int> culprit_of(const std::vector<RankEnd>& told, int ranks) {
 }
 
 // Whether this is rank 0 of a run that stopped on request, which has itself printed how to continue.
-bool has_said_how_to_go_on(const RankEnd& f) {
+bool has_printed_how_to_continue(const RankEnd& f) {
   return f.rank == 0 && !f.abrupt && !f.said && f.message.empty() && f.code > 128;
 }
 
@@ -112,39 +114,38 @@ std::string resume_text(const ResumePoint& resume) {
   return "there is no checkpoint yet: the steps that were done are lost";
 }
 
-Verdict judge(const JobEnd& end) {
-  std::vector<std::string> words;
+ExitReport exit_report_of(const JobEnd& end) {
+  std::vector<std::string> messages;
   const bool interrupted = end.stop_signal != 0;
   if (end.mpirun_signal != 0 && !end.forced && !interrupted) {
-    words.push_back("annulus: mpirun was ended by " + signal_text(end.mpirun_signal));
+    messages.push_back("mpirun was ended by " + signal_text(end.mpirun_signal));
   }
   // Ranks that ended on request, or because other ranks ended, have not failed.
-  std::vector<RankEnd> told;
+  std::vector<RankEnd> failures;
   for (const RankEnd& f : end.failed) {
     const bool asked = interrupted && (f.abrupt || f.code >= 128);
-    if (!asked) told.push_back(f);
+    if (!asked) failures.push_back(f);
   }
-  put_cause_first(told);
+  put_cause_first(failures);
   int code = end.mpirun_code;
   // A rank that fails while it stops, for example on a full disk while it writes its checkpoint, has failed.
-  if (!told.empty() && !told.front().abrupt) {
-    code = told.front().code;
+  if (!failures.empty() && !failures.front().abrupt) {
+    code = failures.front().code;
   } else if (!end.failed.empty() && !end.failed.front().abrupt) {
     code = end.failed.front().code;
   }
   if (!end.failed.empty() && code == 0) code = 1;
-  if (!told.empty()) {
-    tell(told, code, end, words);
+  if (!failures.empty()) {
+    add_failures(failures, code, end, messages);
   } else if (code != 0 && !interrupted) {
     // No rank reported anything, so only mpirun's own output can explain it.
-    words.push_back("annulus: mpirun ended with exit code " + std::to_string(code) +
-                    (end.any_started ? "" : " before any rank started") + "; it said:");
-    words.push_back(end.mpirun_said.empty() ? "(nothing)" : end.mpirun_said);
+    messages.push_back("mpirun ended with exit code " + std::to_string(code) +
+                       (end.any_started ? "" : " before any rank started") + "; it said:\n" +
+                       (end.mpirun_output.empty() ? "(nothing)" : end.mpirun_output));
   }
-  if (interrupted && code != 0 && (told.empty() || end.forced)) {
+  if (interrupted && code != 0 && (failures.empty() || end.forced)) {
     code = 128 + end.stop_signal;
-    words.push_back(end.forced ? "annulus: stopped; what was not in a finished checkpoint is lost"
-                               : "annulus: stopped");
+    messages.push_back(end.forced ? "stopped; what was not in a finished checkpoint is lost" : "stopped");
   }
   if (end.output_error != 0 && (code == 0 || code == 128 + SIGPIPE)) {
     code = 128 + SIGPIPE;
@@ -152,32 +153,17 @@ Verdict judge(const JobEnd& end) {
       const Error error(ErrorKind::kResource, "output",
                         "standard output could not be written: " + writing_error_text(end.output_error));
       code = error.exit_code();
-      words.push_back(std::string("annulus: ") + error.what());
+      messages.emplace_back(error.what());
     }
   }
   // If standard output was closed, what a rank printed was lost.
-  const bool said =
-      end.output_error == 0 && !end.quiet && std::any_of(end.failed.begin(), end.failed.end(), has_said_how_to_go_on);
+  const bool said = end.output_error == 0 && !end.quiet &&
+                    std::any_of(end.failed.begin(), end.failed.end(), has_printed_how_to_continue);
   if (code != 0 && end.resume && !said) {
-    words.push_back("annulus: " + resume_text(*end.resume));
+    messages.push_back(resume_text(*end.resume));
   }
-  if (code != 0) words.push_back("annulus: exit code " + std::to_string(code) + ", logs in " + end.log_dir);
-  return {code, culprit_of(told, end.ranks), !told.empty(), std::move(words)};
-}
-
-std::vector<std::string> messages_of(const std::vector<std::string>& words) {
-  constexpr std::string_view kOurs = "annulus: ";
-  std::vector<std::string> messages;
-  for (const std::string& line : words) {
-    if (line.starts_with(kOurs)) {
-      messages.push_back(line.substr(kOurs.size()));
-    } else if (messages.empty()) {
-      messages.push_back(line);
-    } else {
-      messages.back() += "\n" + line;
-    }
-  }
-  return messages;
+  if (code != 0) messages.push_back("exit code " + std::to_string(code) + ", logs in " + end.log_dir);
+  return {code, failed_rank_of(failures, end.ranks), !failures.empty(), std::move(messages)};
 }
 
 std::string stop_reason(int signal, int output_error) {
