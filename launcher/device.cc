@@ -8,7 +8,7 @@
 #include "common/environment.h"
 #include "common/error.h"
 #include "common/text.h"
-#include "launcher/seats.h"
+#include "launcher/rank_locations.h"
 #include "launcher/topology/machine.h"
 
 #ifdef ANNULUS_CUDA
@@ -117,7 +117,7 @@ DeviceChoice choose_devices(Job& job, const std::string& wanted) {
   job.run_together({"choosing a device", 0},
                    [&] { choice = choose_device(wanted, job.local_rank, job.local_size, job.size); });
   job.require_agreement({{"device", choice.device.is_cuda() ? "cuda" : "cpu"}}, {"comparing devices", 0});
-  settle(job, choice.device.is_cuda());
+  bind_to_device(job, choice.device.is_cuda());
   return choice;
 }
 

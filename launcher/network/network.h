@@ -1,6 +1,7 @@
 // The job's network: the interfaces and RDMA devices (HCAs) that its ranks use, and the environment variables that tell
-// NCCL and MPI. A rank applies them before MPI starts and before it uses NCCL (seats.h). `launch` also passes the
-// interfaces to mpirun's own daemons (launcher/hosts/mpirun.h). What concerns NCCL and RDMA has not run on hardware.
+// NCCL and MPI. A rank applies them before MPI starts and before it uses NCCL (rank_locations.h). `launch` also passes
+// the interfaces to mpirun's own daemons (launcher/hosts/mpirun.h). What concerns NCCL and RDMA has not run on
+// hardware.
 //
 // Thread safety: apply_network and apply_for_nccl change the environment. Call the first before any thread starts, and
 // the second while no other thread reads the environment. The other functions have no state.

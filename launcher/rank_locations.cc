@@ -1,19 +1,18 @@
-// See seats.h.
-#include "launcher/seats.h"
+// See rank_locations.h.
+#include "launcher/rank_locations.h"
 
 #include <algorithm>
 #include <optional>
 
 #include "common/text.h"
 #include "launcher/launch/rank_place.h"
-#include "launcher/network/nccl_words.h"
+#include "launcher/network/nccl_log.h"
 #include "launcher/threads.h"
 
 namespace annulus {
 namespace {
 
 constexpr size_t kHosts = 16;  // at most this many hosts get a line of their own
-constexpr char kBetween = '\x1f';
 
 std::string range(size_t begin, size_t end) {
   return std::to_string(begin) + (end - begin > 1 ? "-" + std::to_string(end - 1) : "");
@@ -28,7 +27,7 @@ std::string list(const std::vector<std::string>& values) {
 }
 
 // The network settings that this rank has given to NCCL and MPI.
-struct Joined {
+struct JobNetwork {
   Network network;
   Applied applied;
   std::string hca;       // the HCA of the rank's place
@@ -37,7 +36,7 @@ struct Joined {
   bool other_hosts = false;
   std::vector<std::string> lines;
 };
-std::optional<Joined> joined;
+std::optional<JobNetwork> job_network;
 
 struct Known {
   bool place = false;
@@ -52,7 +51,7 @@ Known known_of(const RankPlace& place, int local_rank) {
   return {true, own.gpu >= 0, own.hca};
 }
 
-std::vector<std::string> lines_of(const Joined& now) {
+std::vector<std::string> lines_of(const JobNetwork& now) {
   std::vector<std::string> lines = now.applied.lines;
   const bool nearest = now.network.nearest_hca;
   if (nearest && !now.known) {
@@ -74,64 +73,63 @@ std::vector<std::string> lines_of(const Joined& now) {
 
 }  // namespace
 
-void join_network(const Network& network, const LaunchInfo& info, const RankPlace& place) {
+void set_job_network(const Network& network, const LaunchInfo& info, const RankPlace& place) {
   const Known known = known_of(place, info.local_rank);
-  joined.emplace();
-  joined->network = network;
-  joined->applied = apply_network(network_variables(network, known.hca));
-  joined->hca = known.hca;
-  joined->known = known.place;
-  joined->other_hosts = info.size > info.local_size;
-  if (joined->other_hosts && known.gpu) ask_nccl_for_words();
-  joined->lines = lines_of(*joined);
+  job_network.emplace();
+  job_network->network = network;
+  job_network->applied = apply_network(network_variables(network, known.hca));
+  job_network->hca = known.hca;
+  job_network->known = known.place;
+  job_network->other_hosts = info.size > info.local_size;
+  if (job_network->other_hosts && known.gpu) record_nccl_log();
+  job_network->lines = lines_of(*job_network);
 }
 
-void rejoin_network(int local_rank, bool gpu, const RankPlace& place) {
-  if (!joined) return;
+void update_job_network(int local_rank, bool gpu, const RankPlace& place) {
+  if (!job_network) return;
   const Known known = known_of(place, local_rank);
-  if (joined->other_hosts && gpu) ask_nccl_for_words();
-  if (known.place == joined->known && known.hca == joined->hca) return;
-  joined->known = known.place;
-  joined->hca = known.hca;
-  joined->changed = true;
-  apply_for_nccl(network_variables(joined->network, known.hca), joined->applied);
-  joined->lines = lines_of(*joined);
+  if (job_network->other_hosts && gpu) record_nccl_log();
+  if (known.place == job_network->known && known.hca == job_network->hca) return;
+  job_network->known = known.place;
+  job_network->hca = known.hca;
+  job_network->changed = true;
+  apply_for_nccl(network_variables(job_network->network, known.hca), job_network->applied);
+  job_network->lines = lines_of(*job_network);
 }
 
-void settle(const Job& job, bool gpu) {
+void bind_to_device(const Job& job, bool gpu) {
   // If ranks of one machine report different host names, the launcher's count of local ranks and the job's differ. Such
   // ranks keep the place that the launcher's count gave them.
   if (static_cast<int>(rank_place().ranks().size()) != job.local_size) return;
   if (const std::optional<int> threads = rank_place().carry_out(job.local_rank, gpu)) set_threads(threads);
-  if (joined) joined->other_hosts = job.size > job.local_size;
-  rejoin_network(job.local_rank, gpu);
+  if (job_network) job_network->other_hosts = job.size > job.local_size;
+  update_job_network(job.local_rank, gpu);
 }
 
 const std::vector<std::string>& network_lines() {
   static const std::vector<std::string> none;
-  return joined ? joined->lines : none;
+  return job_network ? job_network->lines : none;
 }
 
-std::vector<Seat> gather_seats(Job& job, bool gpu) {
-  Seat own{job.host, "cpu", "", gpu ? nccl_devices() : "", job.launch.rank};
+std::vector<RankLocation> gather_rank_locations(Job& job, bool gpu) {
+  RankLocation own{job.host, "cpu", "", gpu ? nccl_devices() : "", job.launch.rank};
   const std::vector<RankPlacement>& placed = rank_place().ranks();
   if (static_cast<int>(placed.size()) == job.local_size) {
     const RankPlacement& rank = placed[job.local_rank];
     if (gpu && !rank.gpu_pci.empty()) own.device = rank.gpu_pci;
     own.nic = rank.hca.empty() ? rank.nic_name : rank.hca;
   }
-  std::vector<Seat> seats;
-  const std::string text = own.host + kBetween + own.device + kBetween + own.nic + kBetween + own.nccl + kBetween +
-                           std::to_string(own.launch_rank);
+  std::vector<RankLocation> locations;
+  const std::string text = words_to_line({own.host, own.device, own.nic, own.nccl, std::to_string(own.launch_rank)});
   for (const std::string& line : all_gather_text(*job.world, text, {"where the ranks are", 0})) {
-    const std::vector<std::string> parts = split(line, kBetween);
-    seats.push_back({parts.at(0), parts.at(1), parts.at(2), parts.at(3), std::stoi(parts.at(4))});
+    const std::vector<std::string> parts = words_of_line(line);
+    locations.push_back({parts.at(0), parts.at(1), parts.at(2), parts.at(3), std::stoi(parts.at(4))});
   }
-  return seats;
+  return locations;
 }
 
-std::vector<std::string> ring_lines(const std::vector<Seat>& seats, int context) {
-  const size_t ranks = seats.size();
+std::vector<std::string> ring_lines(const std::vector<RankLocation>& locations, int context) {
+  const size_t ranks = locations.size();
   const auto length = static_cast<size_t>(context);
   std::vector<std::string> lines;
   if (length > 1) {
@@ -148,13 +146,13 @@ std::vector<std::string> ring_lines(const std::vector<Seat>& seats, int context)
   size_t hosts = 0;
   for (size_t begin = 0, end = 0; begin < ranks; begin = end) {
     std::vector<std::string> devices, nics, nccl;
-    for (end = begin; end < ranks && seats[end].host == seats[begin].host; ++end) {
-      devices.push_back(seats[end].device);
-      nics.push_back(seats[end].nic.empty() ? "none" : seats[end].nic);
-      nccl.push_back(seats[end].nccl.empty() ? "?" : seats[end].nccl);
+    for (end = begin; end < ranks && locations[end].host == locations[begin].host; ++end) {
+      devices.push_back(locations[end].device);
+      nics.push_back(locations[end].nic.empty() ? "none" : locations[end].nic);
+      nccl.push_back(locations[end].nccl.empty() ? "?" : locations[end].nccl);
     }
     if (++hosts > kHosts) continue;
-    lines.push_back("  host " + seats[begin].host + ": " + ranks_text(begin, end) + " on " + list(devices) +
+    lines.push_back("  host " + locations[begin].host + ": " + ranks_text(begin, end) + " on " + list(devices) +
                     ", nearest NIC " + list(nics));
     const std::string took = list(nccl);
     if (took.find_first_not_of("? ") != std::string::npos) lines.back() += ", NCCL took " + took;
@@ -163,8 +161,8 @@ std::vector<std::string> ring_lines(const std::vector<Seat>& seats, int context)
   std::string numbers;
   bool renumbered = false;
   for (size_t r = 0; r < ranks; ++r) {
-    renumbered = renumbered || seats[r].launch_rank != static_cast<int>(r);
-    if (r < 64) numbers += " " + std::to_string(seats[r].launch_rank);
+    renumbered = renumbered || locations[r].launch_rank != static_cast<int>(r);
+    if (r < 64) numbers += " " + std::to_string(locations[r].launch_rank);
   }
   if (renumbered) {
     lines.push_back("  ranks are numbered host by host; the launcher numbers them" + numbers +

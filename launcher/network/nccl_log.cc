@@ -1,5 +1,5 @@
-// See nccl_words.h.
-#include "launcher/network/nccl_words.h"
+// See nccl_log.h.
+#include "launcher/network/nccl_log.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@ namespace {
 
 // The memfd to which NCCL writes its log, or -1 if NCCL was not asked. It disappears with the process, however that
 // ends, and no other process can have made it in advance.
-int words = -1;
+int log_file = -1;
 
 std::string path_of(int file) { return "/proc/self/fd/" + std::to_string(file); }
 
@@ -38,7 +38,7 @@ std::map<int, std::string> listed(const std::string& list) {
 
 }  // namespace
 
-std::string devices_in_words(const std::string& log) {
+std::string devices_in_nccl_log(const std::string& log) {
   static const std::regex known_devices("NET/([^:/]+) : Using (.*)"), used_device(" via NET/([^/]+)/(\\d{1,6})");
   std::map<std::string, std::map<int, std::string>> known;  // the devices of "IB" and of "Socket"
   std::vector<std::string> used;
@@ -61,8 +61,8 @@ std::string devices_in_words(const std::string& log) {
   return "";
 }
 
-void ask_nccl_for_words() {
-  if (words >= 0 || std::getenv("NCCL_DEBUG") != nullptr || std::getenv("NCCL_DEBUG_FILE") != nullptr) return;
+void record_nccl_log() {
+  if (log_file >= 0 || std::getenv("NCCL_DEBUG") != nullptr || std::getenv("NCCL_DEBUG_FILE") != nullptr) return;
   const int made = memfd_create("annulus-nccl", MFD_CLOEXEC);
   if (made < 0) return;
   const std::string path = path_of(made);
@@ -71,16 +71,16 @@ void ask_nccl_for_words() {
     close(made);
     return;
   }
-  words = made;
+  log_file = made;
   setenv("NCCL_DEBUG", "INFO", 1);
   setenv("NCCL_DEBUG_SUBSYS", "NET", 0);
   setenv("NCCL_DEBUG_FILE", path.c_str(), 1);
 }
 
 std::string nccl_devices() {
-  if (words < 0) return "";
-  std::ifstream log(path_of(words));
-  return devices_in_words({std::istreambuf_iterator<char>(log), {}});
+  if (log_file < 0) return "";
+  std::ifstream log(path_of(log_file));
+  return devices_in_nccl_log({std::istreambuf_iterator<char>(log), {}});
 }
 
 }  // namespace annulus
