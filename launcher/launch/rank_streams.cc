@@ -89,20 +89,13 @@ void RankStreams::read_all() {
 
 void RankStreams::take(size_t i, Source& source, Terminal::Stream stream, std::string_view bytes) {
   ranks_[i].shown = ++shown_;
-  if (stream == Terminal::kErr && hidden_) {
-    // told_ shows it.
-  } else if (i == 0) {
-    terminal_.write_raw(stream, bytes);
-  } else {
-    source.terminal.feed(bytes, [&](std::string_view line, bool replaced) {
-      if (!replaced) terminal_.write_line(stream, prefix(i) + std::string(line));
-    });
-  }
-  source.log.feed(bytes, [&](std::string_view line, bool replaced) { log_line(i, stream, line, replaced); });
+  if (i == 0 && !is_hidden(stream)) terminal_.write_raw(stream, bytes);
+  source.lines.feed(bytes, [&](std::string_view line, bool replaced) { take_line(i, stream, line, replaced); });
   ranks_[i].log.flush();
 }
 
-void RankStreams::log_line(size_t i, Terminal::Stream stream, std::string_view line, bool replaced) {
+void RankStreams::take_line(size_t i, Terminal::Stream stream, std::string_view line, bool replaced) {
+  if (i != 0 && !replaced && !is_hidden(stream)) terminal_.write_line(stream, prefix(i) + std::string(line));
   Rank& r = ranks_[i];
   if (replaced) {
     // A live line is overwritten many times a second. The log keeps one every ten seconds.
@@ -137,11 +130,7 @@ void RankStreams::finish() {
   for (size_t i = 0; i < ranks_.size(); ++i) {
     for (const Terminal::Stream stream : {Terminal::kOut, Terminal::kErr}) {
       Source& source = stream == Terminal::kOut ? ranks_[i].out : ranks_[i].err;
-      if (i != 0) {
-        source.terminal.finish(
-            [&](std::string_view line, bool) { terminal_.write_line(stream, prefix(i) + std::string(line)); });
-      }
-      source.log.finish([&](std::string_view line, bool) { log_line(i, stream, line, false); });
+      source.lines.finish([&](std::string_view line, bool) { take_line(i, stream, line, false); });
     }
     ranks_[i].log.flush();
   }

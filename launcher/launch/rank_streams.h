@@ -78,8 +78,7 @@ class RankStreams {
  private:
   struct Source {
     int fd = -1;
-    LineSplitter terminal;  // lines for the terminal; unused where bytes pass through
-    LineSplitter log;
+    LineSplitter lines;
   };
   struct Rank {
     Source out, err;
@@ -90,7 +89,8 @@ class RankStreams {
   };
 
   void take(size_t i, Source& source, Terminal::Stream stream, std::string_view bytes);
-  void log_line(size_t i, Terminal::Stream stream, std::string_view line, bool replaced);
+  bool is_hidden(Terminal::Stream stream) const { return stream == Terminal::kErr && hidden_; }
+  void take_line(size_t i, Terminal::Stream stream, std::string_view line, bool replaced);
   void keep_error_line(size_t i, std::string_view line);
 
   Terminal& terminal_;
