@@ -38,9 +38,9 @@
 #include "common/files.h"
 #include "common/simd/instruction_set.h"
 #include "common/version.h"
-#include "launcher/hosts/driver_facts.h"
 #include "launcher/hosts/mpirun.h"
 #include "launcher/network/network.h"
+#include "launcher/topology/nvidia_driver.h"
 
 namespace annulus {
 namespace {

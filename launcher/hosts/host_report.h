@@ -68,7 +68,7 @@ struct HostReport {
   std::string torch_cuda;                      // the major version of the CUDA that LibTorch was built for; empty: none
   std::string nccl, nccl_loaded;               // the NCCL version that it was built for, and the loaded version
   std::string nccl_path, nccl_of_torch;        // the file of the loaded NCCL, and of LibTorch's own; empty: none
-  std::vector<std::vector<bool>> peer_access;  // [gpu][gpu] (driver_facts.h); empty: not known
+  std::vector<std::vector<bool>> peer_access;  // [gpu][gpu] (nvidia_driver.h); empty: not known
 
   // ANNULUS_*, those of OpenMP (is_of_openmp), NCCL_*, UCX_*, OMPI_*, CUDA_VISIBLE_DEVICES
   std::map<std::string, std::string> environment;

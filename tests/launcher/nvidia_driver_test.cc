@@ -1,5 +1,5 @@
 // Tests what is read from the NVIDIA driver, with fake_driver.cc in its place.
-#include "launcher/hosts/driver_facts.h"
+#include "launcher/topology/nvidia_driver.h"
 
 #include <gtest/gtest.h>
 
@@ -7,14 +7,14 @@
 #include <filesystem>
 #include <fstream>
 
-namespace annulus::driver_facts_test {
+namespace annulus::nvidia_driver_test {
 namespace {
 
 const char* const kFake = "tests/launcher/libfake_driver.so";
 
 using Access = std::vector<std::vector<bool>>;
 
-TEST(DriverFacts, ReadsPeerAccess) {
+TEST(NvidiaDriver, ReadsPeerAccess) {
   EXPECT_EQ(peer_access(kFake), (Access{{true, true, false}, {true, true, true}, {false, true, true}}));
   setenv("FAKE_DRIVER", "old", 1);
   EXPECT_EQ(peer_access(kFake), Access());
@@ -22,13 +22,13 @@ TEST(DriverFacts, ReadsPeerAccess) {
   EXPECT_EQ(peer_access("no such library"), Access());
 }
 
-TEST(DriverFacts, ReadsCudaVersionOfTheDriver) {
+TEST(NvidiaDriver, ReadsCudaVersionOfTheDriver) {
   EXPECT_EQ(cuda_of_driver(kFake), "12.4");
   EXPECT_EQ(cuda_of_driver("no such library"), "");
   EXPECT_EQ(cuda_version_text(13000), "13.0");
 }
 
-TEST(DriverFacts, ReadsVersionAndGpusOfTheKernelDriver) {
+TEST(NvidiaDriver, ReadsVersionAndGpusOfTheKernelDriver) {
   const std::filesystem::path root = std::filesystem::path(::testing::TempDir()) / "a driver";
   EXPECT_EQ(driver_version(root), "");
   EXPECT_EQ(gpus_of_driver(root), -1);
@@ -44,4 +44,4 @@ TEST(DriverFacts, ReadsVersionAndGpusOfTheKernelDriver) {
 }
 
 }  // namespace
-}  // namespace annulus::driver_facts_test
+}  // namespace annulus::nvidia_driver_test
