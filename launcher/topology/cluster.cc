@@ -146,22 +146,17 @@ class MachineReader {
 
   void read_cores() {
     std::set<int> seen;
-    std::map<int, std::vector<int>> by_package;
-    std::map<int, std::vector<int>> by_numa;
     for (const CheckedJson& item : json_.at("cores").list(CpuSet::kMaxPu)) {
       Core core{known(package_of_id_, item.at("package"), "a package"),
                 known(numa_of_id_, item.at("numa"), "a NUMA node"), cpu_set(item.at("cpus")).pus()};
       if (core.pus.empty()) item.at("cpus").refuse("at least one processor");
       for (int pu : core.pus) {
         if (!seen.insert(pu).second) item.at("cpus").refuse("processors of no other core");
-        by_package[core.package].push_back(pu);
-        by_numa[core.numa].push_back(pu);
       }
       machine_.cores.push_back(std::move(core));
     }
     if (machine_.cores.empty()) json_.at("cores").refuse("at least one core");
-    for (auto& [i, pus] : by_package) machine_.packages[i].cpus = CpuSet(std::move(pus));
-    for (auto& [i, pus] : by_numa) machine_.numa_nodes[i].cpus = CpuSet(std::move(pus));
+    machine_.set_cpus();
   }
 
   std::vector<int> nodes(const CheckedJson& json) const {

@@ -200,16 +200,7 @@ class Reader {
     if (machine_.cores.empty()) fail("it has no processor that this process may use");
     std::stable_sort(machine_.cores.begin(), machine_.cores.end(),
                      [](const Core& a, const Core& b) { return a.numa < b.numa; });
-    std::map<int, std::vector<int>> by_package;
-    std::map<int, std::vector<int>> by_numa;
-    for (const Core& core : machine_.cores) {
-      auto& p = by_package[core.package];
-      p.insert(p.end(), core.pus.begin(), core.pus.end());
-      auto& n = by_numa[core.numa];
-      n.insert(n.end(), core.pus.begin(), core.pus.end());
-    }
-    for (auto& [i, list] : by_package) machine_.packages[i].cpus = CpuSet(std::move(list));
-    for (auto& [i, list] : by_numa) machine_.numa_nodes[i].cpus = CpuSet(std::move(list));
+    machine_.set_cpus();
   }
 
   // Returns the nodes near a device: those of the first object above it that is neither a bridge nor a device.

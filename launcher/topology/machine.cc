@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <map>
 #include <set>
 #include <system_error>
 #include <utility>
@@ -105,6 +106,16 @@ void Nic::set_ports(std::vector<RdmaPort> of_device) {
   const auto up = std::find_if(ports.begin(), ports.end(), [](const RdmaPort& p) { return p.active; });
   active = ports.empty() || up != ports.end();
   port = up == ports.end() ? 0 : up->number;
+}
+
+void Machine::set_cpus() {
+  std::map<int, std::vector<int>> by_package, by_numa;
+  for (const Core& core : cores) {
+    by_package[core.package].insert(by_package[core.package].end(), core.pus.begin(), core.pus.end());
+    by_numa[core.numa].insert(by_numa[core.numa].end(), core.pus.begin(), core.pus.end());
+  }
+  for (auto& [i, pus] : by_package) packages[i].cpus = CpuSet(std::move(pus));
+  for (auto& [i, pus] : by_numa) numa_nodes[i].cpus = CpuSet(std::move(pus));
 }
 
 CpuSet Machine::cpus() const {

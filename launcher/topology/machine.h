@@ -114,6 +114,9 @@ struct Machine {
   CpuSet cpus() const;  // all allowed PUs
   int64_t memory_bytes() const;
 
+  // Sets the processors of packages and NUMA nodes from those of the cores.
+  void set_cpus();
+
   // Describes this process's machine, restricted to the processors of its cgroup and, with `respect_affinity`, of its
   // current affinity mask (taskset). Pass false in a rank that mpirun or srun has already bound, whose mask is its own
   // share and not the processors of all ranks of the host. hwloc honors HWLOC_XMLFILE and HWLOC_SYNTHETIC; the result
