@@ -28,6 +28,7 @@
 #include "common/error.h"
 #include "common/text.h"
 #include "launcher/topology/host.h"
+#include "launcher/topology/placement.h"
 
 namespace annulus {
 namespace {
@@ -96,6 +97,14 @@ class ListMaker {
     if (host.slots + unsaid_[at->second] > kMostSlots) {
       refuse(kind_, where, "host " + host.name + " has more than " + std::to_string(kMostSlots) + " slots");
     }
+  }
+
+  // Splits "a:8" into a name and slots, which are 0 if they are not given. An IPv6 address is all name.
+  std::pair<std::string, int> name_and_slots(std::string_view where, const std::string& text) const {
+    const size_t colon = text.find(':');
+    if (colon == std::string::npos || text.find(':', colon + 1) != std::string::npos) return {text, 0};
+    const std::string name = text.substr(0, colon);
+    return {name, slots(where, name, text.substr(colon + 1))};
   }
 
   int slots(std::string_view where, std::string_view name, std::string_view text) const {
@@ -193,11 +202,8 @@ void expand_names(const std::string& text, size_t at, const std::function<void(c
 HostList parse_hosts(std::string_view text, std::string_view where) {
   ListMaker maker(ErrorKind::kUsage, std::string(where));
   for (const std::string& part : split(text, ',')) {
-    const size_t colon = part.find(':');
-    const bool address = part.find(':', colon + 1) != std::string::npos && colon != std::string::npos;
-    const std::string name = address ? part : part.substr(0, colon);
-    maker.add(where, name,
-              colon == std::string::npos || address ? 0 : maker.slots(where, name, part.substr(colon + 1)));
+    const auto [name, slots] = maker.name_and_slots(where, part);
+    maker.add(where, name, slots);
   }
   return maker.finish();
 }
@@ -214,10 +220,7 @@ HostList read_hostfile(const std::string& path) {
     const std::string where = source + ", line " + std::to_string(++number);
     const std::vector<std::string> words = words_in(line);
     if (words.empty()) continue;
-    const size_t colon = words.front().find(':');
-    const bool address = colon != std::string::npos && words.front().find(':', colon + 1) != std::string::npos;
-    const std::string name = address ? words.front() : words.front().substr(0, colon);
-    int slots = colon == std::string::npos || address ? 0 : maker.slots(where, name, words.front().substr(colon + 1));
+    auto [name, slots] = maker.name_and_slots(where, words.front());
     int most = 0;
     for (size_t i = 1; i < words.size(); i += 3) {
       const bool of_slots = is_one_of(words[i], {"slots", "cpu", "count"});
@@ -289,21 +292,7 @@ std::vector<int> ranks_of_hosts(const HostList& list, int ranks) {
     refuse(ErrorKind::kUsage, list.source,
            counted(ranks, "rank") + " do not fit into the " + counted(sum, "slot") + " of the hosts; " + list.remedy);
   }
-  // Gives the same number to every host that has room, and repeats that with the rest; at last, when fewer ranks are
-  // left than hosts have room, the first of these get one each.
-  std::vector<int> given(most.size(), 0);
-  int left = ranks;
-  while (left > 0) {
-    const auto open =
-        std::count_if(given.begin(), given.end(), [&](const int& g) { return g < most[&g - given.data()]; });
-    const int each = std::max(1, left / static_cast<int>(open));
-    for (size_t i = 0; i < given.size() && left > 0; ++i) {
-      const int more = std::min({each, most[i] - given[i], left});
-      given[i] += more;
-      left -= more;
-    }
-  }
-  return given;
+  return deal_ranks(most, ranks, 0);
 }
 
 bool is_this_host(std::string_view name) {
