@@ -127,14 +127,12 @@ class LaunchVerb : public Verb {
     const std::string typed = hosts_ ? "--hosts" : hostfile_ ? "--hostfile" : "";
     if (!typed.empty()) forget_default_hosts();
     const std::string named = hosts_named_by(options_.mpi_args);
-    const auto refuse = [](const std::string& what) { throw Error(ErrorKind::kUsage, "launcher", what); };
-    if (hosts_ && hostfile_) refuse("launch takes --hosts or --hostfile, not both");
     if (!typed.empty() && !named.empty()) {
-      refuse("the hosts are named twice, by " + typed + " and, to mpirun, by " + named + "; leave out one of them");
+      throw Error(
+          ErrorKind::kUsage, "launcher",
+          "the hosts are named twice, by " + typed + " and, to mpirun, by " + named + "; leave out one of them");
     }
-    if (hosts_) options_.hosts = parse_hosts(*hosts_, typed);
-    if (hostfile_) options_.hosts = read_hostfile(*hostfile_);
-    if (typed.empty() && named.empty()) options_.hosts = hosts_of_slurm();
+    if (named.empty()) options_.hosts = hosts_of_options(hosts_, hostfile_);
   }
 
   LaunchOptions options_;

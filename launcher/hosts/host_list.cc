@@ -274,6 +274,12 @@ std::optional<HostList> hosts_of_slurm() {
   return list;
 }
 
+std::optional<HostList> hosts_of_options(const std::optional<std::string>& hosts,
+                                         const std::optional<std::string>& hostfile) {
+  if (hosts && hostfile) refuse(ErrorKind::kUsage, "--hosts and --hostfile", "only one of them may be given, not both");
+  return hosts ? parse_hosts(*hosts, "--hosts") : hostfile ? read_hostfile(*hostfile) : hosts_of_slurm();
+}
+
 std::vector<int> ranks_of_hosts(const HostList& list, int ranks) {
   std::vector<int> most;
   const HostSlots* unsaid = nullptr;

@@ -40,6 +40,11 @@ HostList read_hostfile(const std::string& path);
 // SLURM_NTASKS_PER_NODE). Nothing outside of an allocation. Throws Error(kUsage) if a variable cannot be parsed.
 std::optional<HostList> hosts_of_slurm();
 
+// The hosts that the options --hosts and --hostfile of a verb name, else those of Slurm's allocation. Throws as these
+// functions do, and Error(kUsage) if both are given.
+std::optional<HostList> hosts_of_options(const std::optional<std::string>& hosts,
+                                         const std::optional<std::string>& hostfile);
+
 // The number of ranks on each host. With `ranks` > 0, these are distributed as evenly as the slots allow, and the first
 // hosts get one more each if they do not divide evenly: 8 ranks on slots 2, 4 and 4 give 2, 3 and 3. With `ranks` = 0,
 // every slot gets a rank. A host without slots takes any number, and then `ranks` must be given. Throws Error(kUsage)

@@ -187,15 +187,9 @@ class DoctorVerb : public Verb {
     // The command line has precedence over the environment, as for `launch`.
     network_ = parse_network(interfaces_, "", "auto", "doctor --interfaces");
     if (network_.interfaces.empty()) network_ = network_from_environment({});
-    if (hosts_ && hostfile_) {
-      throw Error(ErrorKind::kUsage, "launcher", "doctor takes --hosts or --hostfile, not both");
-    }
-    if (hosts_) list_ = parse_hosts(*hosts_, "--hosts");
-    if (hostfile_) list_ = read_hostfile(*hostfile_);
-    if (!list_) {
-      list_ = hosts_of_slurm();
-      if (list_ && list_->hosts.size() < 2 && is_this_host(list_->hosts.front().name)) list_.reset();
-    }
+    list_ = hosts_of_options(hosts_, hostfile_);
+    const bool typed = hosts_ || hostfile_;
+    if (list_ && !typed && list_->hosts.size() < 2 && is_this_host(list_->hosts.front().name)) list_.reset();
     const bool counted = list_ && std::all_of(list_->hosts.begin(), list_->hosts.end(),
                                               [](const HostSlots& host) { return host.slots > 0; });
     if (counted || (list_ && ranks_ > 0)) shares_ = ranks_of_hosts(*list_, ranks_);

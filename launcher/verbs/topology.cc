@@ -175,11 +175,7 @@ class TopologyVerb : public Verb {
 
   Gathered gather() const {
     Gathered all;
-    std::optional<HostList> list;
-    if (hosts_) list = parse_hosts(*hosts_, "topology --hosts");
-    if (hostfile_) list = read_hostfile(*hostfile_);
-    if (!list && load_.empty() && xml_.empty()) list = hosts_of_slurm();
-    if (list) {
+    if (const auto list = load_.empty() && xml_.empty() ? hosts_of_options(hosts_, hostfile_) : std::nullopt) {
       for (const HostSlots& host : list->hosts) all.slots.push_back(host.slots);
       if (list->hosts.size() > 1 || !is_this_host(list->hosts.front().name)) return ask(*list, std::move(all));
     }
