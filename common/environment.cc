@@ -3,11 +3,9 @@
 
 #include <unistd.h>
 
-#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 #include <string_view>
 
@@ -39,10 +37,8 @@ const char* text_from_environment(const char* name) {
 double number_from_environment(const char* name, double fallback, double low, double high) {
   const char* text = text_from_environment(name);
   if (text == nullptr) return fallback;
-  double value = 0;
-  const char* end = text + std::strlen(text);
-  const auto [rest, error] = std::from_chars(text, end, value);
-  if (error == std::errc() && rest == end && std::isfinite(value) && value >= low && value <= high) return value;
+  const auto value = number_of_text<double>(text);
+  if (value && std::isfinite(*value) && *value >= low && *value <= high) return *value;
   refuse(name, text, "a number from " + plain(low) + " to " + plain(high));
 }
 

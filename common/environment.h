@@ -21,7 +21,7 @@ double number_from_environment(const char* name, double fallback, double low, do
 // another value.
 bool switch_from_environment(const char* name, bool fallback);
 
-// The variables whose names are wanted, with their values.
+// Returns the variables whose names are wanted, with their values.
 std::map<std::string, std::string> variables_from_environment(const std::function<bool(std::string_view name)>& wanted);
 
 }  // namespace annulus

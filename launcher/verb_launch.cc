@@ -1,6 +1,5 @@
 // annulus launch: reads its own options and those of the verb that it starts; launcher/launch/launch.h does the work.
 #include <CLI/CLI.hpp>
-#include <charconv>
 #include <cstdlib>
 #include <numeric>
 #include <optional>
@@ -75,9 +74,8 @@ class LaunchVerb : public Verb {
       const std::vector<int> slots = ranks_of_hosts(*options_.hosts, 0);
       ranks_ = std::to_string(std::accumulate(slots.begin(), slots.end(), int64_t{0}));
     }
-    const char* const end = ranks_.data() + ranks_.size();
-    const auto [stop, error] = std::from_chars(ranks_.data(), end, options_.ranks);
-    if (error != std::errc() || stop != end || options_.ranks < 1 || options_.ranks > kMostRanks) {
+    options_.ranks = number_of_text<int>(ranks_).value_or(0);
+    if (options_.ranks < 1 || options_.ranks > kMostRanks) {
       throw Error(ErrorKind::kUsage, "launcher",
                   "launch -n takes a whole number of ranks from 1 to " + std::to_string(kMostRanks) + ", not \"" +
                       ranks_ + "\"" + usage);

@@ -412,12 +412,9 @@ class Checks {
 
   void host_name() {
     const char* const kCheck = "host-name";
-    const auto lower = [](std::string text) {
-      std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
-      return text;
-    };
     const auto first = [](const std::string& name) { return name.substr(0, name.find('.')); };
-    if (!r_.listed.empty() && first(r_.listed) != first(r_.name) && lower(first(r_.listed)) == lower(first(r_.name))) {
+    if (!r_.listed.empty() && first(r_.listed) != first(r_.name) &&
+        lower_case(first(r_.listed)) == lower_case(first(r_.name))) {
       return add(
           kCheck, Severity::kWarning,
           "its own name is " + r_.name + ": mpirun treats names that differ in upper and lower case as two hosts",

@@ -193,9 +193,7 @@ class Together {
     std::map<std::string, std::string> seen;
     std::vector<std::string> doubles;
     for (const HostReport& r : reports_) {
-      std::string lower = r.name;
-      std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
-      const auto [it, first] = seen.emplace(lower, label_of(r));
+      const auto [it, first] = seen.emplace(lower_case(r.name), label_of(r));
       if (!first) doubles.push_back(it->second + " and " + label_of(r) + " both have the name " + r.name);
     }
     if (doubles.empty()) return add("different-names", Severity::kGood, "each host has its own name");

@@ -10,7 +10,6 @@
 #include <array>
 #include <cctype>
 #include <cerrno>
-#include <charconv>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
@@ -48,17 +47,8 @@ bool is_name(std::string_view text) {
 }
 
 std::optional<int> whole_number(std::string_view text, int low, int high) {
-  int value = 0;
-  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || rest != text.data() + text.size() || value < low || value > high) return std::nullopt;
-  return value;
-}
-
-std::string lower(std::string_view text) {
-  std::string out(text);
-  std::transform(out.begin(), out.end(), out.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return out;
+  const std::optional<int> value = number_of_text<int>(text);
+  return value && *value >= low && *value <= high ? value : std::nullopt;
 }
 
 // Builds a HostList from names one by one, of which one may occur several times, as in the file of a PBS job, which has
@@ -79,7 +69,7 @@ class ListMaker {
              "\"" + std::string(name) +
                  "\" is not the name of a host: letters, digits and -._ were expected, as in node1 or 10.0.0.1");
     }
-    const auto [at, fresh] = places_.emplace(lower(name), list_.hosts.size());
+    const auto [at, fresh] = places_.emplace(lower_case(name), list_.hosts.size());
     if (fresh) {
       if (list_.hosts.size() >= kMostHosts) refuse(kind_, where, "more than " + std::to_string(kMostHosts) + " hosts");
       list_.hosts.push_back({std::string(name), slots});
@@ -302,7 +292,7 @@ std::vector<int> ranks_of_hosts(const HostList& list, int ranks) {
 }
 
 bool is_this_host(std::string_view name) {
-  const std::string own = lower(host_name()), asked = lower(name);
+  const std::string own = lower_case(host_name()), asked = lower_case(name);
   if (asked == own || asked == "localhost") return true;
   const auto first = [](const std::string& text) { return text.substr(0, text.find('.')); };
   const bool alike = first(asked) == first(own) && (first(asked) == asked || first(own) == own);

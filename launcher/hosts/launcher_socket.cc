@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstdint>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -128,8 +127,8 @@ std::vector<LauncherSocket::Connection> LauncherSocket::accept() {
 int try_connect(std::string_view address, std::string_view purpose, int number, std::chrono::milliseconds timeout,
                 std::string& tried) {
   const size_t first = address.find('/'), second = std::min(address.find('/', first + 1), address.size());
-  int port = -1;
-  if (first < second) std::from_chars(address.data() + first + 1, address.data() + second, port);
+  const int port =
+      first < second ? number_of_text<int>(address.substr(first + 1, second - first - 1)).value_or(-1) : -1;
   if (port < 0 || port > 65535 || second == address.size()) {
     tried = "\"" + std::string(address) + "\", which is not the address of a launcher";
     return -1;

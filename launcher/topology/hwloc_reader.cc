@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "common/error.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -236,10 +236,8 @@ class Reader {
       gpu.pci = id;
       for (hwloc_obj_t child = object->io_first_child; child != nullptr; child = child->next_sibling) {
         if (gpu.model.empty()) gpu.model = info(child, "GPUModel");
-        const std::string kib = info(child, "CUDAGlobalMemorySize");
-        int64_t value = 0;
-        std::from_chars(kib.data(), kib.data() + kib.size(), value);
-        if (value > 0 && value < (int64_t{1} << 40)) gpu.memory_bytes = value * 1024;
+        const auto kib = leading_number<int64_t>(info(child, "CUDAGlobalMemorySize"));
+        if (kib > 0 && kib < (int64_t{1} << 40)) gpu.memory_bytes = kib * 1024;
       }
       if (gpu.model.empty()) gpu.model = info(object, "PCIDevice");
       if (gpu.model.empty()) {
@@ -264,9 +262,8 @@ class Reader {
     for (unsigned i = 0; i < rdma->infos_count; ++i) {
       std::string_view name = rdma->infos[i].name;
       if (!name.starts_with("Port") || !name.ends_with("State")) continue;
-      name.remove_prefix(4);
       RdmaPort port;
-      std::from_chars(name.data(), name.data() + name.size(), port.number);
+      port.number = leading_number<int>(name.substr(4));
       if (port.number < 1 || port.number > kMaxRdmaPorts) continue;
       port.active = std::string_view(rdma->infos[i].value) == "4";  // IBV_PORT_ACTIVE
       ports.emplace(port.number, port);

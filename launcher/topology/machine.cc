@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "common/error.h"
+#include "common/text.h"
 #include "launcher/topology/hwloc_reader.h"
 
 namespace annulus {
@@ -140,9 +141,7 @@ void Machine::keep_hcas(const std::vector<std::string>& hcas) {
       const size_t colon = hca.find(':');
       if (!nic.rdma || hca.substr(0, colon) != nic.name) continue;
       named = true;
-      if (colon != std::string::npos) {
-        std::from_chars(hca.data() + colon + 1, hca.data() + hca.size(), nic.port);
-      }
+      if (colon != std::string::npos) nic.port = leading_number<int>(hca.substr(colon + 1));
     }
     if (named) kept.push_back(std::move(nic));
   }

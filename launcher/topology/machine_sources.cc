@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +18,7 @@
 #include "common/control_groups/control_groups.h"
 #include "common/error.h"
 #include "common/files.h"
+#include "common/text.h"
 #include "launcher/topology/hwloc_reader.h"
 #include "launcher/topology/machine.h"
 
@@ -53,8 +53,7 @@ void check_format(const std::string& text, const std::string& source) {
   constexpr std::string_view kMark = "<topology version=\"";
   const size_t at = text.find(kMark);
   if (at == std::string::npos) return;
-  unsigned major = 0;
-  std::from_chars(text.data() + at + kMark.size(), text.data() + text.size(), major);
+  const auto major = leading_number<unsigned>(std::string_view(text).substr(at + kMark.size()));
   const unsigned own = hwloc_get_api_version() >> 16;
   if (major <= own) return;
   throw Error(ErrorKind::kInput, "topology",
@@ -173,9 +172,7 @@ Machine Machine::from_synthetic(const std::string& description, const std::strin
   // hwloc would build a machine of any size, so the processors are counted first.
   double pus = 1;
   for (size_t at = 0; (at = description.find(':', at)) != std::string::npos;) {
-    ++at;
-    unsigned long long count = 1;
-    std::from_chars(description.data() + at, description.data() + description.size(), count);
+    const auto count = leading_number<unsigned long long>(std::string_view(description).substr(++at));
     pus *= static_cast<double>(std::max(1ULL, count));
   }
   if (pus > CpuSet::kMaxPu) fail();
