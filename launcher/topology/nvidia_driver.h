@@ -1,5 +1,5 @@
-// Queries the NVIDIA driver without starting CUDA: through the kernel's files, and through the driver's libraries (NVML,
-// libcuda), which are loaded at run time (dlopen), so no build needs them. Used by host.cc and
+// Queries the NVIDIA driver without starting CUDA: through the kernel's files, and through the driver's libraries
+// (NVML, libcuda), which are loaded at run time (dlopen), so no build needs them. Used by host.cc and
 // launcher/hosts/host_facts.cc; tests use fake libraries. It has not run with a real driver.
 //
 // Thread safety: one caller at a time.
@@ -35,8 +35,8 @@ std::string cuda_of_driver(const std::string& library = "libcuda.so.1");
 // Returns "13.0" for 13000, CUDA's own form of the version.
 std::string cuda_version_text(int version);
 
-// Returns for [gpu][gpu] whether a GPU may read another's memory, in the order of their PCI bus ids. Empty if the driver
-// does not report it, or fewer than two GPUs are visible to this process.
+// Returns for [gpu][gpu] whether a GPU may read another's memory, in the order of their PCI bus ids. Empty if the
+// driver does not report it, or fewer than two GPUs are visible to this process.
 std::vector<std::vector<bool>> peer_access(const std::string& library = kNvmlLibrary);
 
 }  // namespace annulus
