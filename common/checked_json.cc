@@ -3,7 +3,10 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "common/error.h"
 #include "common/text.h"
@@ -11,35 +14,88 @@
 namespace annulus {
 namespace {
 
-constexpr int kDepth = 32;
-constexpr int64_t kValues = 4'000'000;
+using Json = nlohmann::json;
+
+// Checks the text without building a value. The parser's callback could do the same, but nlohmann would then visit all
+// members of an object after each of them to remove what the callback discarded, which takes quadratic time.
+class Watch : public Json::json_sax_t {
+ public:
+  Watch(size_t bytes, size_t deepest, int64_t most) : bytes_(bytes), deepest_(deepest), most_(most) {}
+  const std::string& complaint() const { return complaint_; }
+
+  bool null() override { return count(); }
+  bool boolean(bool) override { return count(); }
+  bool number_integer(number_integer_t) override { return count(); }
+  bool number_unsigned(number_unsigned_t) override { return count(); }
+  bool number_float(number_float_t, const string_t&) override { return count(); }
+  bool string(string_t&) override { return count(); }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override { return enter(); }
+  bool start_array(size_t) override { return enter(); }
+  bool end_object() override { return leave(); }
+  bool end_array() override { return leave(); }
+  bool key(string_t& name) override {
+    return names_.back().insert(name).second || refuse(shown_name(name) + " appears twice");
+  }
+  bool parse_error(size_t at, const std::string&, const Json::exception& error) override {
+    const bool syntax = dynamic_cast<const Json::parse_error*>(&error) != nullptr;
+    if (!syntax) return refuse("a number in it is too large");
+    return refuse("not JSON, or cut off, at byte " + std::to_string(at) + " of " + std::to_string(bytes_));
+  }
+
+ private:
+  bool refuse(const std::string& complaint) {
+    complaint_ = complaint;
+    return false;
+  }
+  bool count() { return ++values_ <= most_ || refuse("more than " + with_commas(most_, "value")); }
+  bool enter() {
+    if (!count()) return false;
+    if (names_.size() >= deepest_) return refuse("nested too deeply");
+    // A new set each time, because clearing a set takes as long as its largest content did.
+    names_.emplace_back();
+    return true;
+  }
+  bool leave() {
+    names_.pop_back();
+    return true;
+  }
+
+  const size_t bytes_, deepest_;
+  const int64_t most_;
+  int64_t values_ = 0;
+  std::vector<std::unordered_set<std::string>> names_;  // the names in each object or list that is open
+  std::string complaint_;
+};
 
 // The value as text, short enough for a message.
 std::string shown(const nlohmann::json& value) {
   if (value.is_object()) return "an object";
-  if (value.is_array()) return "a list of " + counted(static_cast<int64_t>(value.size()), "value");
+  if (value.is_array()) return "a list of " + counted(value.size(), "value");
   std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace);
   return text.size() <= 60 ? text : text.substr(0, 58) + "..";
 }
 
 }  // namespace
 
+nlohmann::json parse_bounded_json(std::string_view text, size_t deepest, int64_t most) {
+  Watch watch(text.size(), deepest, most);
+  if (!Json::sax_parse(text, &watch)) throw JsonRefused(watch.complaint());
+  return Json::parse(text);
+}
+
+std::string shown_name(std::string_view name) {
+  std::string text;
+  for (const char c : name.substr(0, 80)) text += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
+  return "\"" + text + (name.size() > 80 ? "...\"" : "\"");
+}
+
 nlohmann::json parse_checked_json(std::string_view text, std::string_view room, const std::string& source) {
-  const auto fail = [&](const std::string& why) { throw Error(ErrorKind::kInput, room, source + ": " + why); };
-  int64_t values = 0;
-  const auto bounded = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-    if (depth > kDepth) fail("it is nested deeper than " + std::to_string(kDepth) + " values");
-    if (++values > kValues) fail("it has more than " + with_commas(kValues) + " values");
-    return true;
-  };
   try {
-    return nlohmann::json::parse(text, bounded);
-  } catch (const nlohmann::json::parse_error& error) {
-    fail("it is not JSON, or is cut off, at byte " + std::to_string(error.byte) + " of " + std::to_string(text.size()));
-  } catch (const nlohmann::json::exception&) {
-    fail("a number in it is too large");
+    return parse_bounded_json(text, 32, 4'000'000);
+  } catch (const JsonRefused& refused) {
+    throw Error(ErrorKind::kInput, room, source + ": " + refused.what());
   }
-  return {};
 }
 
 CheckedJson::CheckedJson(const nlohmann::json& value, std::string room, std::string source, std::string way)
@@ -106,9 +162,15 @@ std::vector<CheckedJson> CheckedJson::list(size_t most) const {
   return items;
 }
 
+std::vector<std::string> CheckedJson::texts() const {
+  std::vector<std::string> texts;
+  for (const CheckedJson& one : list(65536)) texts.push_back(one.text(size_t{64} << 20));
+  return texts;
+}
+
 std::vector<std::string> CheckedJson::keys(size_t most) const {
   if (!value_->is_object()) refuse("an object");
-  if (value_->size() > most) refuse("an object of at most " + counted(static_cast<int64_t>(most), "member"));
+  if (value_->size() > most) refuse("an object of at most " + counted(most, "member"));
   std::vector<std::string> names;
   names.reserve(value_->size());
   for (const auto& [key, item] : value_->items()) names.push_back(key);

@@ -1,11 +1,11 @@
 // See environment.h.
 #include "common/environment.h"
 
-#include <charconv>
+#include <unistd.h>
+
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 #include <string_view>
 
@@ -37,10 +37,8 @@ const char* text_from_environment(const char* name) {
 double number_from_environment(const char* name, double fallback, double low, double high) {
   const char* text = text_from_environment(name);
   if (text == nullptr) return fallback;
-  double value = 0;
-  const char* end = text + std::strlen(text);
-  const auto [rest, error] = std::from_chars(text, end, value);
-  if (error == std::errc() && rest == end && std::isfinite(value) && value >= low && value <= high) return value;
+  const auto value = number_of_text<double>(text);
+  if (value && std::isfinite(*value) && *value >= low && *value <= high) return *value;
   refuse(name, text, "a number from " + plain(low) + " to " + plain(high));
 }
 
@@ -50,6 +48,18 @@ bool switch_from_environment(const char* name, bool fallback) {
   const std::string_view given = text;
   if (given != "1" && given != "0") refuse(name, text, "1 or 0");
   return given == "1";
+}
+
+std::map<std::string, std::string> variables_from_environment(
+    const std::function<bool(std::string_view name)>& wanted) {
+  std::map<std::string, std::string> found;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const size_t equals = text.find('=');
+    if (equals == std::string_view::npos || !wanted(text.substr(0, equals))) continue;
+    found.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  return found;
 }
 
 }  // namespace annulus

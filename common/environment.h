@@ -3,6 +3,11 @@
 // Thread safety: thread safe as long as no thread changes the environment.
 #pragma once
 
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+
 namespace annulus {
 
 // Returns the variable's value; null if it is unset or empty.
@@ -15,5 +20,8 @@ double number_from_environment(const char* name, double fallback, double low, do
 // Returns true for "1" and false for "0"; `fallback` if the variable is unset or empty. Raises Error(kUsage) for
 // another value.
 bool switch_from_environment(const char* name, bool fallback);
+
+// Returns the variables whose names are wanted, with their values.
+std::map<std::string, std::string> variables_from_environment(const std::function<bool(std::string_view name)>& wanted);
 
 }  // namespace annulus

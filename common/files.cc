@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -92,7 +93,7 @@ int write_fully(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t written = ::write(fd, bytes.data(), bytes.size());
     if (written >= 0) {
-      bytes.remove_prefix(static_cast<size_t>(written));
+      bytes.remove_prefix(written);
     } else if (errno == EAGAIN) {
       pollfd writable{fd, POLLOUT, 0};
       ::poll(&writable, 1, -1);
@@ -109,8 +110,8 @@ std::string writing_error_text(int error) {
   if (error == EACCES || error == EPERM || error == EROFS) return text + "; choose a folder that you may write to";
   rlimit limit{};
   if (error != EFBIG || getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return text;
-  return text + "; this process may write files of at most " +
-         with_commas(static_cast<int64_t>(limit.rlim_cur), "byte") + ": raise the limit (ulimit -f)";
+  return text + "; this process may write files of at most " + with_commas(limit.rlim_cur, "byte") +
+         ": raise the limit (ulimit -f)";
 }
 
 ErrorKind kind_of_errno(int error) {
@@ -165,6 +166,23 @@ std::string read_small_file(std::string_view room, const std::string& path, size
   text << in.rdbuf();
   if (!in) throw unreadable(errno);
   return text.str();
+}
+
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::string read_to_end(int fd) {
+  std::string text;
+  std::array<char, 4096> piece;
+  for (;;) {
+    const ssize_t n = ::read(fd, piece.data(), piece.size());
+    if (n > 0) text.append(piece.data(), n);
+    if (n == 0 || (n < 0 && errno != EINTR)) return text;
+  }
 }
 
 bool same_file(const std::string& a, const std::string& b) {

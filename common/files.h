@@ -75,6 +75,12 @@ void require_output(std::string_view room, const std::string& named, const std::
 // Error(kResource) if it cannot be read.
 std::string read_small_file(std::string_view room, const std::string& path, size_t most = size_t{16} << 20);
 
+// Returns the first line of a file such as those of /proc and /sys, without its line break; "" if there is none.
+std::string first_line(const std::string& path);
+
+// Reads everything from a descriptor up to its end, or up to an error.
+std::string read_to_end(int fd);
+
 // Returns whether both paths resolve to the same file, which need not exist yet.
 bool same_file(const std::string& a, const std::string& b);
 

@@ -122,7 +122,7 @@ MappedFile::MappedFile(std::string_view room, std::string path) : room_(room), p
 }
 
 MappedFile::~MappedFile() {
-  if (data_) ::munmap(const_cast<char*>(data_), static_cast<size_t>(size()));
+  if (data_) ::munmap(const_cast<char*>(data_), size());
 }
 
 void MappedFile::copy(int64_t offset, int64_t count, void* to) const {
@@ -133,7 +133,7 @@ void MappedFile::copy(int64_t offset, int64_t count, void* to) const {
   }
   constexpr int64_t kMany = 32768;
   if (count > kMany) will_need(offset, count);
-  if (count == 0 || guarded_copy(to, data_ + offset, static_cast<size_t>(count))) return;
+  if (count == 0 || guarded_copy(to, data_ + offset, count)) return;
   require_unchanged();
   throw Error(ErrorKind::kResource, room_,
               path_ + " cannot be read between bytes " + with_commas(offset) + " and " + with_commas(offset + count) +
@@ -144,7 +144,7 @@ void MappedFile::will_need(int64_t offset, int64_t count) const {
   constexpr int64_t kPage = 4096;
   if (offset < 0 || count <= kPage || offset > size() || count > size() - offset) return;
   const int64_t begin = offset / kPage * kPage;
-  ::madvise(const_cast<char*>(data_) + begin, static_cast<size_t>(offset + count - begin), MADV_WILLNEED);
+  ::madvise(const_cast<char*>(data_) + begin, offset + count - begin, MADV_WILLNEED);
 }
 
 }  // namespace annulus

@@ -186,6 +186,12 @@ std::string with_commas(int64_t number) {
   return text;
 }
 
+std::string lower_case(std::string_view text) {
+  std::string out(text);
+  for (char& c : out) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  return out;
+}
+
 std::string join(const std::vector<std::string>& parts, std::string_view between) {
   std::string text;
   for (const std::string& part : parts) {

@@ -5,11 +5,13 @@
 // Thread safety: functions without state.
 #pragma once
 
+#include <charconv>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 namespace annulus {
@@ -52,6 +54,25 @@ std::string shell_quote(const std::vector<std::string>& words);
 // format is not that of a shell.
 std::string words_to_line(const std::vector<std::string>& words);
 std::vector<std::string> words_of_line(std::string_view line);
+
+// Parses the whole text as a number. Returns nothing if it is none.
+template <typename T>
+std::optional<T> number_of_text(std::string_view text) {
+  T value{};
+  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && rest == text.data() + text.size() ? std::optional(value) : std::nullopt;
+}
+
+// Parses the number at the beginning of the text. Returns 0 if there is none.
+template <typename T>
+T leading_number(std::string_view text) {
+  T value{};
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return value;
+}
+
+// Returns the text with small letters for the capital letters of ASCII.
+std::string lower_case(std::string_view text);
 
 // Returns an arbitrary name for tables and JSON: with '?' for bytes that are not printable ASCII, truncated to `most`
 // characters, the last two "..", if it is longer.

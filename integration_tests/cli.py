@@ -73,11 +73,13 @@ import json, os, signal, socket, sys
 if sys.argv[1:] == ["--version"]:
     print("mpirun (Open MPI) 4.1.4")
     sys.exit()
-token, port, addresses = os.environ["ANNULUS_BACK"].split("/")
-def connect(rank, stream="control"):
+token, port, addresses = os.environ["ANNULUS_LAUNCHER"].split("/")
+def send(connection, **message):
+    connection.sendall(json.dumps(message).encode() + b"\\n")
+def connect(rank, purpose="control"):
     connection = socket.create_connection((addresses.split(",")[0], int(port)))
-    connection.sendall(f"{token} rank {rank} {stream}\\n".encode())
-    assert connection.recv(3) == b"ok\\n"
+    send(connection, token=token, purpose=purpose, number=rank)
+    assert json.loads(connection.recv(100)) == {"accepted": True}
     return connection
 """
 

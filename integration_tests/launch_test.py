@@ -22,7 +22,7 @@ launcher = os.getppid()
 os.kill(launcher, signal.SIGSTOP)
 while open(f"/proc/{launcher}/stat").read().rpartition(")")[2].split()[0] != "T":
     pass
-ranks[0].sendall(b"exit 0 7\\n")
+send(ranks[0], exit=7)
 ranks[1].close()
 os.kill(launcher, signal.SIGCONT)
 sys.exit(137)
@@ -351,7 +351,7 @@ class CommandLineTest(cli.CliTest):
                     timeout=cli.LIMIT,
                 )
                 self.assertEqual(done.returncode, 8, done.stderr)
-                self.assertRegex(done.stderr, r"(?m)^annulus: \[output\] standard output could not be written( in full;.*|: No space left on device)$")
+                self.assertRegex(done.stderr, r"(?m)^annulus: \[output\] standard output could not be written( in full;.*|: No space left on device; free some space or write elsewhere)$")
 
     def test_closed_pipe_ends_without_an_error(self):
         for ignored in (True, False):

@@ -23,9 +23,8 @@ for rank, control in enumerate(ranks):
     for i, message in enumerate(["all ranks know it", f"rank {rank} knows it"]):
         record = {"time": f"2026-01-01T00:00:0{5 - rank}.00000{i}Z", "level": "warn", "host": f"node{rank}", "rank": rank,
                   "room": "train", "message": message}
-        text = "1" + json.dumps(record)
-        control.sendall(f"logs {rank} {text[:20]}\\nlog {rank} {text[20:]}\\n".encode())
-    control.sendall(f"exit {rank} 0\\n".encode())
+        send(control, record=json.dumps(record), shown=True, of_one=False)
+    send(control, exit=0)
 for control in ranks:
     control.close()
 """
@@ -36,10 +35,12 @@ RENUMBERED_RANKS = cli.RANKS_ELSEWHERE + """
 controls = [connect(rank) for rank in range(2)]
 errors = [connect(rank, "err") for rank in range(2)]
 for rank in range(2):
-    controls[rank].sendall(f"start {rank} {os.getpid()} node{rank}\\nnumber {rank} {1 - rank}\\n".encode())
+    send(controls[rank], host=f"node{rank}")
+    send(controls[rank], rank=1 - rank)
     errors[rank].sendall(f"of mpirun's rank {rank}\\n".encode())
-controls[1].sendall(b"log 1 1no record\\nfailed 1 3 4 data no text\\n")
-controls[0].sendall(b"follows 0 0 3 4 data on rank 0: no text\\n")
+send(controls[1], record="no record", shown=True, of_one=False)
+send(controls[1], error="3 4 data no text", reported=False)
+send(controls[0], error="3 4 data on rank 0: no text", reported=False, cause=0)
 for connection in controls + errors:
     connection.close()
 sys.exit(3)

@@ -8,7 +8,7 @@
 #include "common/environment.h"
 #include "common/error.h"
 #include "common/text.h"
-#include "launcher/seats.h"
+#include "launcher/rank_locations.h"
 #include "launcher/topology/machine.h"
 
 #ifdef ANNULUS_CUDA
@@ -44,7 +44,7 @@ int gpu_of(int local_rank, int local_size, int job_size) {
     visible.push_back(normalize_pci_bus_id(id.data()));
   }
   rank_place().place_on_gpus(visible, local_size, job_size);
-  const std::string& own = rank_place().ranks().at(static_cast<size_t>(local_rank)).gpu_pci;
+  const std::string& own = rank_place().ranks().at(local_rank).gpu_pci;
   return static_cast<int>(std::find(visible.begin(), visible.end(), own) - visible.begin());
 }
 
@@ -117,7 +117,7 @@ DeviceChoice choose_devices(Job& job, const std::string& wanted) {
   job.run_together({"choosing a device", 0},
                    [&] { choice = choose_device(wanted, job.local_rank, job.local_size, job.size); });
   job.require_agreement({{"device", choice.device.is_cuda() ? "cuda" : "cpu"}}, {"comparing devices", 0});
-  settle(job, choice.device.is_cuda());
+  bind_to_device(job, choice.device.is_cuda());
   return choice;
 }
 

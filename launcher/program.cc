@@ -36,7 +36,7 @@
 #include "launcher/launch/rank.h"
 #include "launcher/launch/rank_place.h"
 #include "launcher/network/network.h"
-#include "launcher/seats.h"
+#include "launcher/rank_locations.h"
 #include "launcher/threads.h"
 #include "launcher/verb.h"
 #include "memory/freed_memory.h"
@@ -137,7 +137,7 @@ int dispatch(std::vector<std::string> args, const LaunchInfo& info) {
     const int context = parsed.verb->context(std::max({1, info.size, info.local_size}));
     const std::optional<int> threads =
         rank_place().take(info, {.context = context, .device = parsed.verb->device(), .hcas = network.hcas});
-    join_network(network, info);
+    set_job_network(network, info);
     set_threads(threads);
   } else {
     set_threads(std::nullopt);

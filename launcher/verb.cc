@@ -129,11 +129,8 @@ std::string whole_number_or_complaint(const std::string& text, T low) {
 }
 
 std::string number_or_complaint(const std::string& text, bool positive, bool negative) {
-  double value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
-  const bool good = error == std::errc() && rest == end && std::isfinite(value);
-  if (good && (value > 0 || (value == 0 && !positive) || negative)) return "";
+  const auto value = number_of_text<double>(text);
+  if (value && std::isfinite(*value) && (*value > 0 || (*value == 0 && !positive) || negative)) return "";
   return std::string("expected a finite number") +
          (negative   ? ""
           : positive ? " above 0"

@@ -1,8 +1,8 @@
-// annulus host: the process that a survey (launcher/hosts/survey.h) starts on each host. It is for internal use and is
-// not listed by --help.
+// annulus host: the process that host discovery (launcher/hosts/host_discovery.h) starts on each host. It is for
+// internal use and is not listed by --help.
 #include <CLI/CLI.hpp>
 
-#include "launcher/hosts/survey.h"
+#include "launcher/hosts/host_discovery.h"
 #include "launcher/verb.h"
 
 namespace annulus {
@@ -11,7 +11,7 @@ namespace {
 class HostVerb : public Verb {
  public:
   void declare(CLI::App&) override {}
-  int run() override { return answer_survey(); }
+  int run() override { return run_discovery_agent(); }
 };
 
 }  // namespace

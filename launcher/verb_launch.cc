@@ -1,6 +1,5 @@
 // annulus launch: reads its own options and those of the verb that it starts; launcher/launch/launch.h does the work.
 #include <CLI/CLI.hpp>
-#include <charconv>
 #include <cstdlib>
 #include <numeric>
 #include <optional>
@@ -32,7 +31,8 @@ class LaunchVerb : public Verb {
         ->type_name("LIST");
     app.add_option("--hostfile", hostfile_, "a file that names one host per line: NAME slots=8")->type_name("FILE");
     app.add_flag("--dry-run", options_.dry_run,
-                 "print the placement and the mpirun command, and start no rank (other hosts are still surveyed)");
+                 "print the placement and the mpirun command, and start no rank (other hosts are still asked for their "
+                 "reports)");
     app.add_option(
         "--log-dir", options_.log_dir,
         "folder for the log files of the ranks; if it holds logs of an earlier job, a new folder in it (default: a "
@@ -74,9 +74,8 @@ class LaunchVerb : public Verb {
       const std::vector<int> slots = ranks_of_hosts(*options_.hosts, 0);
       ranks_ = std::to_string(std::accumulate(slots.begin(), slots.end(), int64_t{0}));
     }
-    const char* const end = ranks_.data() + ranks_.size();
-    const auto [stop, error] = std::from_chars(ranks_.data(), end, options_.ranks);
-    if (error != std::errc() || stop != end || options_.ranks < 1 || options_.ranks > kMostRanks) {
+    options_.ranks = number_of_text<int>(ranks_).value_or(0);
+    if (options_.ranks < 1 || options_.ranks > kMostRanks) {
       throw Error(ErrorKind::kUsage, "launcher",
                   "launch -n takes a whole number of ranks from 1 to " + std::to_string(kMostRanks) + ", not \"" +
                       ranks_ + "\"" + usage);
@@ -126,14 +125,12 @@ class LaunchVerb : public Verb {
     const std::string typed = hosts_ ? "--hosts" : hostfile_ ? "--hostfile" : "";
     if (!typed.empty()) forget_default_hosts();
     const std::string named = hosts_named_by(options_.mpi_args);
-    const auto refuse = [](const std::string& what) { throw Error(ErrorKind::kUsage, "launcher", what); };
-    if (hosts_ && hostfile_) refuse("launch takes --hosts or --hostfile, not both");
     if (!typed.empty() && !named.empty()) {
-      refuse("the hosts are named twice, by " + typed + " and, to mpirun, by " + named + "; leave out one of them");
+      throw Error(
+          ErrorKind::kUsage, "launcher",
+          "the hosts are named twice, by " + typed + " and, to mpirun, by " + named + "; leave out one of them");
     }
-    if (hosts_) options_.hosts = parse_hosts(*hosts_, typed);
-    if (hostfile_) options_.hosts = read_hostfile(*hostfile_);
-    if (typed.empty() && named.empty()) options_.hosts = hosts_of_slurm();
+    if (named.empty()) options_.hosts = hosts_of_options(hosts_, hostfile_);
   }
 
   LaunchOptions options_;

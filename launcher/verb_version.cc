@@ -1,4 +1,5 @@
-// annulus version: prints the version. A survey (launcher/hosts/survey.h) also starts it on hosts that did not answer.
+// annulus version: prints the version. Host discovery (launcher/hosts/host_discovery.h) also starts it on hosts that
+// did not answer.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 

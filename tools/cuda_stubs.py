@@ -19,6 +19,10 @@ import subprocess
 import sys
 import tempfile
 
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
+import elf  # noqa: E402
+
 NVIDIA = re.compile(r"lib(cu|nccl|nvshmem|nv)\w*\.so")
 DRIVER = "libcuda.so"
 MARK = "annulus_stub"  # a function that every stub has
@@ -33,10 +37,6 @@ static void missing(const char* name) {
 }
 void %(mark)s(void) { missing("%(mark)s"); }
 """
-
-
-def read(option, path):
-    return subprocess.run(["readelf", option, "-W", path], check=True, capture_output=True, text=True).stdout
 
 
 def is_stub(path):
@@ -67,7 +67,7 @@ def libraries(folder):
 
 def lacking(folder):
     """Returns the names of NVIDIA's libraries that those in the folder need and this machine lacks."""
-    needed = {n for path in libraries(folder) for n in re.findall(r"\(NEEDED\).*\[(.*)\]", read("-d", path))}
+    needed = {n for path in libraries(folder) for n in elf.needed(path)}
     return {n for n in needed if NVIDIA.match(n) and not found(n, folder)}
 
 
@@ -79,14 +79,14 @@ def make(folder, names, out):
         # "File: libcublas.so.13" is followed by the symbol versions that come from it.
         library_of = {}
         library = ""
-        for line in read("-V", path).splitlines():
+        for line in elf.readelf("-V", path).splitlines():
             match = re.search(r"File: (\S+)", line)
             if match:
                 library = match.group(1)
             match = re.search(r"Name: (\S+)\s+Flags", line)
             if match and library:
                 library_of[match.group(1)] = library
-        for name, version in re.findall(r" UND (\w+)(?:@(\S+))?", read("--dyn-syms", path)):
+        for name, version in re.findall(r" UND (\w+)(?:@(\S+))?", elf.readelf("--dyn-syms", path)):
             library = library_of.get(version)
             if library in wanted:
                 wanted[library].setdefault(version, set()).add(name)

@@ -1,5 +1,6 @@
 """Reads what ELF programs and libraries need, and changes the search path and the required versions in copies of them.
-binutils' readelf does the reading. Used by tools/install.py, tools/gpu_bundle/collect.py and bundle_test.py."""
+binutils' readelf does the reading. Used by tools/install.py, tools/cuda_stubs.py, tools/gpu_bundle/collect.py and
+bundle_test.py."""
 
 import re
 import subprocess

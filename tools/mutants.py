@@ -64,21 +64,25 @@ class Killer:
 
 
 class Mutant:
-    """A patch: what is wrong with it, the tests that kill it, and its hunks by file."""
+    """A patch: what is wrong with it, and the tests that kill it."""
 
     def __init__(self, path):
-        self.name = os.path.basename(path)[: -len(".patch")]
+        self.name, self.path = os.path.basename(path)[: -len(".patch")], os.path.abspath(path)
         self.wrong, self.killers = "", []
-        self.files = []  # (path before or None, path after or None, hunks); a hunk is (line, old lines, new lines)
         with open(path) as f:
             lines = f.read().split("\n")
-        at = self._read_head(lines)
-        try:
-            self._read_diff(lines, at)
-        except (ValueError, IndexError, AttributeError) as error:
-            raise Unfit("is not a unified diff: %s" % error) from error
-        if not self.wrong or not self.killers or not self.files:
+        self._read_head(lines)
+        if not self.wrong or not self.killers or not any(line.startswith("@@ ") for line in lines):
             raise Unfit('needs "# What is wrong with it: ...", "# Killed by: //TARGET ..." and a diff')
+
+    def apply(self, root, *options):
+        """Plants the fault in the tree. Raises Unfit, and changes nothing, if the patch does not fit."""
+        # The copy for mutants lies within a repository, for which git would take the paths otherwise.
+        environment = dict(os.environ, GIT_CEILING_DIRECTORIES=os.path.dirname(os.path.realpath(root)))
+        done = subprocess.run(["git", "apply", *options, self.path], cwd=root, env=environment, text=True,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+        if done.returncode:
+            raise Unfit("does not fit any more: re-make it (%s)" % done.stderr.strip().replace("\n", "; "))
 
     def _read_head(self, lines):
         at, last = 0, None
@@ -100,65 +104,6 @@ class Mutant:
             elif text:
                 raise Unfit('has a first line that says nothing: "%s"' % text)
             at += 1
-        return at
-
-    def _read_diff(self, lines, at):
-        def path_in(line):
-            path = line[4:].split("\t")[0]
-            return None if path == "/dev/null" else path.split("/", 1)[1]
-
-        while at < len(lines):
-            if not lines[at].startswith("--- "):
-                at += 1
-                continue
-            before, after, hunks = path_in(lines[at]), path_in(lines[at + 1]), []
-            at += 2
-            while at < len(lines) and lines[at].startswith("@@"):
-                begin, olds, news = re.match(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@", lines[at]).groups()
-                left = [int(olds or 1), int(news or 1)]
-                old, new = [], []
-                at += 1
-                while left[0] or left[1]:
-                    mark, text = lines[at][:1], lines[at][1:]
-                    if mark in (" ", "", "-"):
-                        old.append(text)
-                        left[0] -= 1
-                    if mark in (" ", "", "+"):
-                        new.append(text)
-                        left[1] -= 1
-                    if mark not in (" ", "", "+", "-", "\\"):
-                        raise ValueError("line %d" % (at + 1))
-                    at += 1
-                hunks.append((int(begin), old, new))
-            self.files.append((before, after, hunks))
-
-    def changes(self, root):
-        """A dictionary from paths to texts with the fault in them (None: the file is removed). Raises Unfit."""
-        made = {}
-        for before, after, hunks in self.files:
-            lines = []
-            if before:
-                try:
-                    with open(os.path.join(root, before)) as f:
-                        lines = f.read().split("\n")
-                except OSError:
-                    raise Unfit("there is no %s any more" % before) from None
-            elif os.path.exists(os.path.join(root, after)):
-                raise Unfit("there is a %s already" % after)
-            moved = 0  # lines added so far
-            for begin, old, new in hunks:
-                expected = max(begin - 1, 0) + moved
-                places = [i for i in range(len(lines) - len(old) + 1) if lines[i : i + len(old)] == old]
-                if not places:
-                    raise Unfit("%s, line %d: not the lines that it changes" % (before or after, begin))
-                place = min(places, key=lambda i: abs(i - expected))
-                lines[place : place + len(old)] = new
-                moved += place - expected + len(new) - len(old)
-            if before and before != after:
-                made[before] = None
-            if after:
-                made[after] = "\n".join(lines)
-        return made
 
 
 def read_mutants(root, names):
@@ -181,10 +126,10 @@ def read_mutants(root, names):
 def whether_fits(mutant, root):
     """The reason why the patch does not fit the tree, or ""."""
     try:
-        mutant.changes(root)
+        mutant.apply(root, "--check")
         return ""
     except Unfit as error:
-        return "does not fit any more: re-make it (%s)" % error
+        return str(error)
 
 
 def whether_named_tests_are_there(mutant, root):
@@ -220,19 +165,6 @@ def check(root, names):
         print("FAILED %s/%s.patch: %s" % (FOLDER, name, bad[name]))
     print("%d passed, %d failed" % (len({m.name for m in mutants} - set(bad)), len(bad)))
     return 1 if bad else 0
-
-
-def write(path, text):
-    """Sets a file's text, or removes the file if `text` is None. A file that already has the text is not touched."""
-    if text is None:
-        if os.path.lexists(path):
-            os.remove(path)
-        return
-    if os.path.exists(path) and test_report.text_of(path) == text:
-        return
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "w") as f:
-        f.write(text)
 
 
 def copy_tree(root, copy):
@@ -373,15 +305,9 @@ class Runner:
 
     def judge(self, mutant, problems):
         """Returns whether the mutant is killed, and a message."""
-        made = mutant.changes(self.copy)
-        originals = {}
-        for path in made:
-            full = os.path.join(self.copy, path)
-            originals[path] = test_report.text_of(full) if os.path.exists(full) else None
         said = []
+        mutant.apply(self.copy)
         try:
-            for path, text in made.items():
-                write(os.path.join(self.copy, path), text)
             for killer in mutant.killers:
                 problem = problems[killer.target, killer.filter, killer.options]
                 if problem:
@@ -397,8 +323,7 @@ class Runner:
                 said.append("%s%s" % (killer.target, "".join(
                     " " + c.name for c in outcome.cases if c.result == "failed")[:160]))
         finally:
-            for path, text in originals.items():
-                write(os.path.join(self.copy, path), text)
+            mutant.apply(self.copy, "--reverse")
         return True, "; ".join(said)
 
 

@@ -1,6 +1,6 @@
 // The program annulus_bench. It has the verb `bench`, the verb `launch`, which starts its ranks, and the hidden verbs
-// that a survey of their hosts starts. It is a program of its own, so that the program that trains neither contains
-// benchmarks nor waits until they are built. `annulus bench` executes it (launcher/program.h).
+// that the discovery of their hosts starts. It is a program of its own, so that the program that trains neither
+// contains benchmarks nor waits until they are built. `annulus bench` executes it (launcher/program.h).
 #include <memory>
 #include <vector>
 

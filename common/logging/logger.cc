@@ -86,7 +86,7 @@ class Logger : public LogBackend {
     path_ = path;
     if (path.empty()) return "";
     try {
-      auto file = std::make_shared<spdlog::sinks::rotating_file_sink_st>(path, static_cast<size_t>(bytes), kOlderFiles);
+      auto file = std::make_shared<spdlog::sinks::rotating_file_sink_st>(path, bytes, kOlderFiles);
       file->set_formatter(std::make_unique<RecordFormatter>(current_));
       logger_.sinks().push_back(std::move(file));
     } catch (const std::exception& error) {

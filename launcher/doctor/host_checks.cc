@@ -70,7 +70,7 @@ class Checks {
   void mpi() {
     const char* const kCheck = "mpi";
     if (r_.mpirun_version.empty()) {
-      // A host that a survey has reached does not need mpirun itself, which runs on the launcher's host.
+      // A host that has been discovered does not need mpirun itself, which runs on the launcher's host.
       add(kCheck, r_.listed.empty() ? Severity::kError : Severity::kWarning,
           r_.mpirun.empty() ? "no mpirun" : r_.mpirun,
           "install Open MPI 4.1 or newer (Debian, Ubuntu: apt-get install openmpi-bin), or name it with "
@@ -271,15 +271,15 @@ class Checks {
   void devices() {
     const char* const kCheck = "devices";
     const size_t gpus = r_.host.machine.gpus.size();
-    if (request_.device != "cuda") return good(kCheck, counted(static_cast<int64_t>(gpus), "GPU"));
+    if (request_.device != "cuda") return good(kCheck, counted(gpus, "GPU"));
     if (r_.host.cuda && gpus >= static_cast<size_t>(ranks_here_)) {
-      return good(kCheck, counted(static_cast<int64_t>(gpus), "GPU") + " for " + counted(ranks_here_, "rank"));
+      return good(kCheck, counted(gpus, "GPU") + " for " + counted(ranks_here_, "rank"));
     }
     add(kCheck, Severity::kError,
-        "device \"cuda\" is requested, but " + (r_.host.cuda
-                                                    ? counted(static_cast<int64_t>(gpus), "GPU") + " cannot serve " +
-                                                          counted(ranks_here_, "rank") + ", which need one each"
-                                                    : "ranks cannot compute on GPUs here"),
+        "device \"cuda\" is requested, but " +
+            (r_.host.cuda
+                 ? counted(gpus, "GPU") + " cannot serve " + counted(ranks_here_, "rank") + ", which need one each"
+                 : "ranks cannot compute on GPUs here"),
         "give this host fewer ranks, choose other hosts, or use device \"cpu\"; `annulus doctor` on this host shows "
         "what is missing");
   }
@@ -323,7 +323,7 @@ class Checks {
     without.resize(std::min(count, kPairs));
     add(kCheck, Severity::kWarning,
         "none between GPUs " + join(without, ", ") +
-            (count > kPairs ? " and " + counted(static_cast<int64_t>(count - kPairs), "more pair") : "") +
+            (count > kPairs ? " and " + counted(count - kPairs, "more pair") : "") +
             ": what they send goes through the host's memory",
         "switch off the IOMMU and PCI ACS in the firmware or the kernel (iommu=pt), do not divide GPUs by MIG, and "
         "give a container all GPUs; `nvidia-smi topo -p2p r` shows the same. If NCCL hangs: NCCL_P2P_DISABLE=1");
@@ -412,12 +412,9 @@ class Checks {
 
   void host_name() {
     const char* const kCheck = "host-name";
-    const auto lower = [](std::string text) {
-      std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
-      return text;
-    };
     const auto first = [](const std::string& name) { return name.substr(0, name.find('.')); };
-    if (!r_.listed.empty() && first(r_.listed) != first(r_.name) && lower(first(r_.listed)) == lower(first(r_.name))) {
+    if (!r_.listed.empty() && first(r_.listed) != first(r_.name) &&
+        lower_case(first(r_.listed)) == lower_case(first(r_.name))) {
       return add(
           kCheck, Severity::kWarning,
           "its own name is " + r_.name + ": mpirun treats names that differ in upper and lower case as two hosts",

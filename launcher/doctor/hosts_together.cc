@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <set>
@@ -85,9 +84,8 @@ std::optional<Address> parse_address(const std::string& text) {
 bool same_network(const Address& a, const Address& b) {
   if (a.family != b.family || a.prefix != b.prefix) return false;
   const int whole = a.prefix / 8, rest = a.prefix % 8;
-  if (std::memcmp(a.bytes.data(), b.bytes.data(), static_cast<size_t>(whole)) != 0) return false;
-  const auto at = static_cast<size_t>(whole);
-  return rest == 0 || (a.bytes[at] ^ b.bytes[at]) >> (8 - rest) == 0;
+  if (std::memcmp(a.bytes.data(), b.bytes.data(), whole) != 0) return false;
+  return rest == 0 || (a.bytes[whole] ^ b.bytes[whole]) >> (8 - rest) == 0;
 }
 
 struct InterfaceAddress {
@@ -184,7 +182,7 @@ class Together {
       }
     }
     if (doubles.empty()) {
-      return add("different-machines", Severity::kGood, counted(static_cast<int64_t>(reports_.size()), "machine"));
+      return add("different-machines", Severity::kGood, counted(reports_.size(), "machine"));
     }
     add("different-machines", Severity::kError,
         join(doubles, ", ") + " are names of one machine, whose cores and GPUs would be used twice",
@@ -195,9 +193,7 @@ class Together {
     std::map<std::string, std::string> seen;
     std::vector<std::string> doubles;
     for (const HostReport& r : reports_) {
-      std::string lower = r.name;
-      std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
-      const auto [it, first] = seen.emplace(lower, label_of(r));
+      const auto [it, first] = seen.emplace(lower_case(r.name), label_of(r));
       if (!first) doubles.push_back(it->second + " and " + label_of(r) + " both have the name " + r.name);
     }
     if (doubles.empty()) return add("different-names", Severity::kGood, "each host has its own name");
@@ -277,9 +273,9 @@ class Together {
     const HostReport& behind = *std::min_element(
         reports_.begin(), reports_.end(), [&](const HostReport& a, const HostReport& b) { return most(a) < most(b); });
     if (least(ahead) - most(behind) < kMost) return add("clocks", Severity::kGood, "less than 1 s apart");
-    char text[64];
-    std::snprintf(text, sizeof text, " is %.1f s behind that of ", ahead.clock_offset - behind.clock_offset);
-    add("clocks", Severity::kWarning, "that of " + label_of(behind) + text + label_of(ahead),
+    const std::string seconds = rounded(ahead.clock_offset - behind.clock_offset, 1);
+    add("clocks", Severity::kWarning,
+        "that of " + label_of(behind) + " is " + seconds + " s behind that of " + label_of(ahead),
         "let the hosts follow one time server (chrony, systemd-timesyncd: timedatectl set-ntp true): otherwise logs "
         "and the times of files mislead, and tickets and certificates fail");
   }
@@ -302,8 +298,7 @@ class Together {
     const size_t count = apart.size();
     apart.resize(std::min(count, kPairs));
     add("common-network", Severity::kWarning,
-        join(apart, ", ") +
-            (count > kPairs ? " and " + counted(static_cast<int64_t>(count - kPairs), "more pair") : "") +
+        join(apart, ", ") + (count > kPairs ? " and " + counted(count - kPairs, "more pair") : "") +
             " have no network in common" +
             (request_.interfaces.empty() ? "" : " by " + join(request_.interfaces, ", ")) +
             ": what they send is routed, or does not arrive",
@@ -339,8 +334,7 @@ class Together {
     const size_t count = failed.size();
     failed.resize(std::min(count, kShown));
     add("reachable", Severity::kError,
-        join(failed, "; ") +
-            (count > kShown ? "; and " + counted(static_cast<int64_t>(count - kShown), "more case") : ""),
+        join(failed, "; ") + (count > kShown ? "; and " + counted(count - kShown, "more case") : ""),
         "let the firewall (iptables -L, nft list ruleset, ufw status) pass TCP between the hosts on all ports, or name "
         "interfaces on which it does with --interfaces");
   }

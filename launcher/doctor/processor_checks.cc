@@ -1,7 +1,6 @@
 // The checks of a host's processors, and of the threads that compute on them. See host_checks.h; docs/clusters.md has a
 // table of these checks.
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <string>
 #include <system_error>
@@ -17,9 +16,7 @@ namespace {
 // variable may also be a word, "infinite".
 bool spins_long(const std::string& spin_count) {
   if (spin_count.empty()) return false;
-  double turns = 0;
-  const char* const end = spin_count.data() + spin_count.size();
-  return std::from_chars(spin_count.data(), end, turns).ec != std::errc() || turns >= 100000;
+  return number_of_text<double>(spin_count).value_or(100000) >= 100000;
 }
 
 Finding cores(const HostReport& report, int ranks) {
@@ -39,9 +36,8 @@ Finding cores(const HostReport& report, int ranks) {
                    "start fewer ranks on this host, or let the process have more cores (taskset, cgroup, Slurm's "
                    "--cpus-per-task, docker's --cpuset-cpus and --cpus)");
   }
-  int64_t wanted = 0;
   const std::string omp = variable_of(report, "OMP_NUM_THREADS");
-  std::from_chars(omp.data(), omp.data() + omp.size(), wanted);
+  const auto wanted = leading_number<int64_t>(omp);
   const bool over_quota = quota > 0 && static_cast<double>(wanted * ranks) >= quota + 1;
   if (wanted * ranks > threads || over_quota) {
     return finding(Severity::kWarning,

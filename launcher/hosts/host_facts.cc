@@ -22,6 +22,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -32,27 +33,19 @@
 
 #include "comm/nccl/nccl_communicator.h"
 #include "common/checksum.h"
+#include "common/environment.h"
 #include "common/error.h"
+#include "common/files.h"
 #include "common/simd/instruction_set.h"
 #include "common/version.h"
-#include "launcher/hosts/driver_facts.h"
 #include "launcher/hosts/mpirun.h"
-#include "launcher/hosts/survey_words.h"
-#include "launcher/network/use.h"
-
-extern char** environ;
+#include "launcher/network/network.h"
+#include "launcher/topology/nvidia_driver.h"
 
 namespace annulus {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string first_line(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
 
 std::string link_target(const std::string& path) {
   std::error_code error;
@@ -239,10 +232,10 @@ bool cma_works() {
 }
 
 // Whether this is a variable with which a user configures annulus, NCCL, UCX or MPI. Variables with which mpirun and
-// `launch` identify a rank are excluded, because they differ between ranks, and so is the back channel's secret token.
+// `launch` identify a rank are excluded, because they differ between ranks, and so is the launcher's secret token.
 bool is_of_interest(std::string_view name) {
-  for (const std::string_view own : {"ANNULUS_BACK", "ANNULUS_SCRIPT", "ANNULUS_PROGRAM", "ANNULUS_LAUNCH",
-                                     "ANNULUS_WORLD_SIZE", "ANNULUS_PROGRESS", "ANNULUS_COLUMNS"}) {
+  for (const std::string_view own : {"ANNULUS_SCRIPT", "ANNULUS_PROGRAM", "ANNULUS_LAUNCH", "ANNULUS_WORLD_SIZE",
+                                     "ANNULUS_PROGRESS", "ANNULUS_COLUMNS"}) {
     if (name.starts_with(own)) return false;
   }
   for (const std::string_view word :
@@ -253,18 +246,9 @@ bool is_of_interest(std::string_view name) {
   return name.starts_with("ANNULUS_") || is_of_openmp(name) || is_network_variable(name);
 }
 
-std::map<std::string, std::string> environment_of_interest() {
-  std::map<std::string, std::string> found;
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    const size_t equals = text.find('=');
-    if (equals == std::string_view::npos || !is_of_interest(text.substr(0, equals))) continue;
-    found.emplace(text.substr(0, equals), text.substr(equals + 1));
-  }
-  return found;
-}
-
 }  // namespace
+
+double utc_now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
 std::string digest_of_file(const std::string& path) {
   constexpr off_t kWhole = off_t{64} << 20, kPart = off_t{1} << 20;
@@ -281,14 +265,14 @@ std::string digest_of_file(const std::string& path) {
   if (S_ISDIR(found.st_mode)) return "folder";
   if (!S_ISREG(found.st_mode)) return "no regular file";
   Checksum sum;
-  std::vector<char> buffer(static_cast<size_t>(kPart));
+  std::vector<char> buffer(kPart);
   const auto add = [&](off_t from, off_t to) {
     while (from < to) {
       const ssize_t n = pread(fd, buffer.data(), std::min(buffer.size(), static_cast<size_t>(to - from)), from);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) return false;
       if (n == 0) break;  // the file has become shorter
-      sum.update(buffer.data(), static_cast<size_t>(n));
+      sum.update(buffer.data(), n);
       from += n;
     }
     return true;
@@ -330,7 +314,7 @@ HostReport report_of_this_host(const FactsRequest& request) {
   report.cma = cma_works();
   report.host = this_host();
   if (request.devices) add_devices(report);
-  report.environment = environment_of_interest();
+  report.environment = variables_from_environment(is_of_interest);
   for (const std::string& file : request.files) report.files[file] = digest_of_file(file);
   report.clock_seconds = utc_now();
   return report;

@@ -1,5 +1,5 @@
-// Makes the report of the host that this process runs on. The hidden verb `host`, which a survey starts on every host,
-// sends it to the launcher; `doctor` makes that of its own host.
+// Makes the report of the host that this process runs on. The hidden verb `host`, which host discovery starts on every
+// host, sends it to the launcher; `doctor` makes that of its own host.
 #pragma once
 
 #include <string>
@@ -18,6 +18,9 @@ struct FactsRequest {
 // Error(kUnavailable) only if the machine cannot be read at all, and Error(kUsage) if ANNULUS_ISA has an unknown value.
 // Thread safety: one caller at a time, because it forks to try process_vm_readv.
 HostReport report_of_this_host(const FactsRequest& request);
+
+// The current UTC time in seconds since 1970.
+double utc_now();
 
 // A text that stands for the content of a file: its checksum; for a file of more than 64 MiB (a shard of tokens), its
 // size and the checksum of its first and last MiB; "folder" for a folder; "missing: No such file or directory" (with

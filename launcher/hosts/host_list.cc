@@ -10,7 +10,6 @@
 #include <array>
 #include <cctype>
 #include <cerrno>
-#include <charconv>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
@@ -28,6 +27,7 @@
 #include "common/error.h"
 #include "common/text.h"
 #include "launcher/topology/host.h"
+#include "launcher/topology/placement.h"
 
 namespace annulus {
 namespace {
@@ -47,17 +47,8 @@ bool is_name(std::string_view text) {
 }
 
 std::optional<int> whole_number(std::string_view text, int low, int high) {
-  int value = 0;
-  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || rest != text.data() + text.size() || value < low || value > high) return std::nullopt;
-  return value;
-}
-
-std::string lower(std::string_view text) {
-  std::string out(text);
-  std::transform(out.begin(), out.end(), out.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return out;
+  const std::optional<int> value = number_of_text<int>(text);
+  return value && *value >= low && *value <= high ? value : std::nullopt;
 }
 
 // Builds a HostList from names one by one, of which one may occur several times, as in the file of a PBS job, which has
@@ -78,7 +69,7 @@ class ListMaker {
              "\"" + std::string(name) +
                  "\" is not the name of a host: letters, digits and -._ were expected, as in node1 or 10.0.0.1");
     }
-    const auto [at, fresh] = places_.emplace(lower(name), list_.hosts.size());
+    const auto [at, fresh] = places_.emplace(lower_case(name), list_.hosts.size());
     if (fresh) {
       if (list_.hosts.size() >= kMostHosts) refuse(kind_, where, "more than " + std::to_string(kMostHosts) + " hosts");
       list_.hosts.push_back({std::string(name), slots});
@@ -96,6 +87,14 @@ class ListMaker {
     if (host.slots + unsaid_[at->second] > kMostSlots) {
       refuse(kind_, where, "host " + host.name + " has more than " + std::to_string(kMostSlots) + " slots");
     }
+  }
+
+  // Splits "a:8" into a name and slots, which are 0 if they are not given. An IPv6 address is all name.
+  std::pair<std::string, int> name_and_slots(std::string_view where, const std::string& text) const {
+    const size_t colon = text.find(':');
+    if (colon == std::string::npos || text.find(':', colon + 1) != std::string::npos) return {text, 0};
+    const std::string name = text.substr(0, colon);
+    return {name, slots(where, name, text.substr(colon + 1))};
   }
 
   int slots(std::string_view where, std::string_view name, std::string_view text) const {
@@ -193,11 +192,8 @@ void expand_names(const std::string& text, size_t at, const std::function<void(c
 HostList parse_hosts(std::string_view text, std::string_view where) {
   ListMaker maker(ErrorKind::kUsage, std::string(where));
   for (const std::string& part : split(text, ',')) {
-    const size_t colon = part.find(':');
-    const bool address = part.find(':', colon + 1) != std::string::npos && colon != std::string::npos;
-    const std::string name = address ? part : part.substr(0, colon);
-    maker.add(where, name,
-              colon == std::string::npos || address ? 0 : maker.slots(where, name, part.substr(colon + 1)));
+    const auto [name, slots] = maker.name_and_slots(where, part);
+    maker.add(where, name, slots);
   }
   return maker.finish();
 }
@@ -214,10 +210,7 @@ HostList read_hostfile(const std::string& path) {
     const std::string where = source + ", line " + std::to_string(++number);
     const std::vector<std::string> words = words_in(line);
     if (words.empty()) continue;
-    const size_t colon = words.front().find(':');
-    const bool address = colon != std::string::npos && words.front().find(':', colon + 1) != std::string::npos;
-    const std::string name = address ? words.front() : words.front().substr(0, colon);
-    int slots = colon == std::string::npos || address ? 0 : maker.slots(where, name, words.front().substr(colon + 1));
+    auto [name, slots] = maker.name_and_slots(where, words.front());
     int most = 0;
     for (size_t i = 1; i < words.size(); i += 3) {
       const bool of_slots = is_one_of(words[i], {"slots", "cpu", "count"});
@@ -257,8 +250,8 @@ std::optional<HostList> hosts_of_slurm() {
     slots = slurm_tasks_per_node("SLURM_TASKS_PER_NODE");
     if (slots.size() != names.size()) {
       refuse(ErrorKind::kUsage, "SLURM_TASKS_PER_NODE",
-             "\"" + std::string(tasks) + "\" lists " + counted(static_cast<int64_t>(slots.size()), "host") +
-                 ", but SLURM_JOB_NODELIST, \"" + nodes + "\", lists " + std::to_string(names.size()));
+             "\"" + std::string(tasks) + "\" lists " + counted(slots.size(), "host") + ", but SLURM_JOB_NODELIST, \"" +
+                 nodes + "\", lists " + std::to_string(names.size()));
     }
   }
   ListMaker maker(ErrorKind::kUsage, "Slurm's allocation (SLURM_JOB_NODELIST)");
@@ -269,6 +262,12 @@ std::optional<HostList> hosts_of_slurm() {
   HostList list = maker.finish();
   list.remedy = "ask Slurm for more tasks (--ntasks-per-node=N)";
   return list;
+}
+
+std::optional<HostList> hosts_of_options(const std::optional<std::string>& hosts,
+                                         const std::optional<std::string>& hostfile) {
+  if (hosts && hostfile) refuse(ErrorKind::kUsage, "--hosts and --hostfile", "only one of them may be given, not both");
+  return hosts ? parse_hosts(*hosts, "--hosts") : hostfile ? read_hostfile(*hostfile) : hosts_of_slurm();
 }
 
 std::vector<int> ranks_of_hosts(const HostList& list, int ranks) {
@@ -289,25 +288,11 @@ std::vector<int> ranks_of_hosts(const HostList& list, int ranks) {
     refuse(ErrorKind::kUsage, list.source,
            counted(ranks, "rank") + " do not fit into the " + counted(sum, "slot") + " of the hosts; " + list.remedy);
   }
-  // Gives the same number to every host that has room, and repeats that with the rest; at last, when fewer ranks are
-  // left than hosts have room, the first of these get one each.
-  std::vector<int> given(most.size(), 0);
-  int left = ranks;
-  while (left > 0) {
-    const auto open = std::count_if(given.begin(), given.end(),
-                                    [&](const int& g) { return g < most[static_cast<size_t>(&g - given.data())]; });
-    const int each = std::max(1, left / static_cast<int>(open));
-    for (size_t i = 0; i < given.size() && left > 0; ++i) {
-      const int more = std::min({each, most[i] - given[i], left});
-      given[i] += more;
-      left -= more;
-    }
-  }
-  return given;
+  return deal_ranks(most, ranks, 0);
 }
 
 bool is_this_host(std::string_view name) {
-  const std::string own = lower(host_name()), asked = lower(name);
+  const std::string own = lower_case(host_name()), asked = lower_case(name);
   if (asked == own || asked == "localhost") return true;
   const auto first = [](const std::string& text) { return text.substr(0, text.find('.')); };
   const bool alike = first(asked) == first(own) && (first(asked) == asked || first(own) == own);

@@ -1,5 +1,5 @@
 // The names of a job's hosts, and how many ranks each may have. They come from --hosts, a host file, or the Slurm
-// allocation that this process is in. Used by `launch`, `topology` and `doctor`, and by the survey.
+// allocation that this process is in. Used by `launch`, `topology` and `doctor`, and by host discovery.
 //
 // Names are checked before anything uses them: they consist of letters, digits and "-._" and do not begin with "-", so
 // that no name can act as an option or as shell syntax. Thread safe: functions without state.
@@ -39,6 +39,11 @@ HostList read_hostfile(const std::string& path);
 // ("n[1-3,07],login"), with the slots of SLURM_TASKS_PER_NODE ("2(x3),1") if tasks were requested (SLURM_NTASKS,
 // SLURM_NTASKS_PER_NODE). Nothing outside of an allocation. Throws Error(kUsage) if a variable cannot be parsed.
 std::optional<HostList> hosts_of_slurm();
+
+// The hosts that the options --hosts and --hostfile of a verb name, else those of Slurm's allocation. Throws as these
+// functions do, and Error(kUsage) if both are given.
+std::optional<HostList> hosts_of_options(const std::optional<std::string>& hosts,
+                                         const std::optional<std::string>& hostfile);
 
 // The number of ranks on each host. With `ranks` > 0, these are distributed as evenly as the slots allow, and the first
 // hosts get one more each if they do not divide evenly: 8 ranks on slots 2, 4 and 4 give 2, 3 and 3. With `ranks` = 0,

@@ -1,5 +1,5 @@
 // The report of a host, made before a job starts there or for `doctor`: versions, limits, devices, interfaces, clock.
-// host_facts.h makes it on each host, a survey sends it as JSON through the back channel, and host_checks.h checks it.
+// host_facts.h makes it on each host, host discovery sends it as JSON to the launcher, and host_checks.h checks it.
 //
 // Thread safe: plain data and functions without state.
 #pragma once
@@ -32,7 +32,7 @@ struct Space {
 
 struct HostReport {
   std::string name;     // the system's host name
-  std::string listed;   // the name in the job's list of hosts, set by the survey; empty without one
+  std::string listed;   // the name in the job's list of hosts, set by host discovery; empty without one
   std::string boot_id;  // identifies the kernel and its network namespace: the same for two names of one machine
   std::string user;
   bool root = false;
@@ -51,7 +51,7 @@ struct HostReport {
   std::string mpirun_version;  // "4.1.4"; empty: there is no mpirun
 
   double clock_seconds = 0;   // UTC in seconds, when the report was made
-  double clock_offset = 0;    // this clock minus the launcher's in seconds, set by the survey; 0 without one
+  double clock_offset = 0;    // this clock minus the launcher's in seconds, set by host discovery; 0 without one
   double clock_accuracy = 0;  // half of the round trip in which the offset was measured, in seconds
 
   Limits limits;
@@ -68,7 +68,7 @@ struct HostReport {
   std::string torch_cuda;                      // the major version of the CUDA that LibTorch was built for; empty: none
   std::string nccl, nccl_loaded;               // the NCCL version that it was built for, and the loaded version
   std::string nccl_path, nccl_of_torch;        // the file of the loaded NCCL, and of LibTorch's own; empty: none
-  std::vector<std::vector<bool>> peer_access;  // [gpu][gpu] (driver_facts.h); empty: not known
+  std::vector<std::vector<bool>> peer_access;  // [gpu][gpu] (nvidia_driver.h); empty: not known
 
   // ANNULUS_*, those of OpenMP (is_of_openmp), NCCL_*, UCX_*, OMPI_*, CUDA_VISIBLE_DEVICES
   std::map<std::string, std::string> environment;

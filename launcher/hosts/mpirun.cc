@@ -1,30 +1,26 @@
 // See mpirun.h.
 #include "launcher/hosts/mpirun.h"
 
-#include <fcntl.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 #include <wordexp.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
+#include <cctype>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <system_error>
 
 #include "comm/hosts.h"
 #include "common/environment.h"
 #include "common/error.h"
+#include "common/files.h"
 #include "common/text.h"
 #include "launcher/hosts/host_list.h"
-
-extern char** environ;
 
 namespace annulus {
 namespace {
@@ -42,6 +38,13 @@ std::string search_path(const std::string& name) {
 }
 
 }  // namespace
+
+std::string own_program() {
+  std::error_code error;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) throw Error(ErrorKind::kResource, "launcher", "cannot read /proc/self/exe: " + error.message());
+  return self.string();
+}
 
 Mpirun parse_mpirun_version(const std::string& path, std::string_view output) {
   const std::string_view mark = "(Open MPI) ";
@@ -114,7 +117,7 @@ bool keeps_full_names(const std::vector<std::pair<std::string, int>>& hosts) {
 std::string names_of(const std::vector<std::pair<std::string, int>>& hosts, std::string_view between, bool own) {
   std::vector<std::string> names;
   for (const auto& [name, ranks] : hosts) {
-    names.insert(names.end(), static_cast<size_t>(ranks), own && is_this_host(name) ? host_name() : name);
+    names.insert(names.end(), ranks, own && is_this_host(name) ? host_name() : name);
   }
   return join(names, between);
 }
@@ -207,11 +210,7 @@ bool need_hostfile(const std::vector<std::pair<std::string, int>>& hosts) {
 }
 
 void write_hostfile(const std::string& path, const std::vector<std::pair<std::string, int>>& hosts) {
-  errno = 0;
-  std::ofstream file(path);
-  file << names_of(hosts, "\n", /*own=*/true) << "\n";
-  file.close();
-  if (!file) throw Error(ErrorKind::kResource, "launcher", "cannot write " + path + ": " + std::strerror(errno));
+  write_atomically(FileSystem::real(), path, names_of(hosts, "\n", /*own=*/true) + "\n");
 }
 
 bool daemons_need_shield() {
@@ -224,50 +223,39 @@ bool is_of_openmp(std::string_view name) {
 }
 
 std::vector<std::string> forwarded_variables() {
-  std::vector<std::string> names;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    const std::string_view name = text.substr(0, text.find('='));
+  const auto wanted = [](std::string_view name) {
     // The script ./annulus sets the last four: three pass ANNULUS_ISA on to libraries, and one asks for huge pages.
     const bool ours = name.starts_with("ANNULUS_") || is_of_openmp(name) || name == "ATEN_CPU_CAPABILITY" ||
                       name == "MKL_ENABLE_INSTRUCTIONS" || name == "ONEDNN_MAX_CPU_ISA" || name == "GLIBC_TUNABLES";
     const bool network = name.starts_with("NCCL_") || name.starts_with("UCX_");
-    if (ours || (network && name != "NCCL_HOSTID")) names.emplace_back(name);
-  }
-  std::sort(names.begin(), names.end());
+    return ours || (network && name != "NCCL_HOSTID");
+  };
+  std::vector<std::string> names;
+  for (const auto& [name, value] : variables_from_environment(wanted)) names.push_back(name);
   return names;
 }
 
-MpirunProcess start_mpirun(const std::vector<std::string>& command, const sigset_t& mask) {
-  const auto refuse_call = [](const char* what) {
-    throw Error(ErrorKind::kResource, "launcher", std::string(what) + " failed: " + std::strerror(errno));
-  };
-  std::array<int, 2> pipe_fds{};
-  if (pipe2(pipe_fds.data(), O_CLOEXEC) != 0) refuse_call("pipe");
-  std::vector<char*> argv;
-  for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
-  argv.push_back(nullptr);
-  const pid_t launcher = getpid();
-  const pid_t pid = fork();
-  if (pid < 0) refuse_call("fork");
-  if (pid == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // if the launcher is killed, mpirun and the job are killed as well
-    if (getppid() != launcher) _exit(137);
-    setsid();  // so that Ctrl-C reaches only the launcher, which asks the ranks to stop
-    setenv("ANNULUS_LAUNCH_MPIRUN", std::to_string(getpid()).c_str(), 1);
-    const int null = open("/dev/null", O_RDONLY);
-    dup2(null, STDIN_FILENO);
-    dup2(pipe_fds[1], STDOUT_FILENO);
-    dup2(pipe_fds[1], STDERR_FILENO);
-    signal(SIGPIPE, SIG_DFL);
-    sigprocmask(SIG_SETMASK, &mask, nullptr);
-    execv(argv[0], argv.data());
-    std::fprintf(stderr, "cannot run %s: %s\n", argv[0], std::strerror(errno));
-    _exit(127);
+std::string mpirun_complaint(std::string_view text) {
+  std::vector<std::string> outside, inside, warnings;
+  bool frame = false, complete = false;
+  for (std::string line : split(text, '\n')) {
+    while (!line.empty() && std::isspace(static_cast<unsigned char>(line.back())) != 0) line.pop_back();
+    line.erase(0, std::min(line.find_first_not_of(" \t"), line.size()));
+    if (line.starts_with("-----")) {
+      frame = !frame;
+      complete = complete || (!frame && !inside.empty());
+    } else if (!line.empty() && !frame) {
+      // Neither a host that ssh meets for the first time nor mpirun's lost race for a process group is why it failed.
+      const bool warning = line.starts_with("Warning: ") || line.find("plm:rsh: Warning: ") != std::string::npos;
+      (warning ? warnings : outside).push_back(line);
+    } else if (!line.empty() && !complete && !line.starts_with("This usually is caused by")) {
+      inside.push_back(line);
+      if (line.ends_with("daemons.")) complete = true;  // a list of possible causes follows
+    }
   }
-  close(pipe_fds[1]);
-  fcntl(pipe_fds[0], F_SETFL, O_NONBLOCK);
-  return {pid, pipe_fds[0]};
+  std::vector<std::string> words = !outside.empty() ? outside : !inside.empty() ? inside : warnings;
+  words.resize(std::min<size_t>(words.size(), 6));
+  return join(words, " ");
 }
 
 std::vector<std::string> shell_split(const std::string& text, std::string_view where) {

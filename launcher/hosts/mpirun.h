@@ -1,9 +1,6 @@
-// Finds the machine's mpirun and its version, and makes and starts the command that starts ranks. Used by launch,
-// doctor and the survey. Thread safety: these functions read and change the environment; call them from one thread.
+// Finds the machine's mpirun and its version, and makes the command that starts ranks. Used by launch,
+// doctor and host discovery. Thread safety: these functions read and change the environment; call them from one thread.
 #pragma once
-
-#include <signal.h>
-#include <sys/types.h>
 
 #include <string>
 #include <string_view>
@@ -11,6 +8,9 @@
 #include <vector>
 
 namespace annulus {
+
+// The path of the program that runs. Throws Error(kResource).
+std::string own_program();
 
 // An mpirun of Open MPI 4.1 or newer.
 struct Mpirun {
@@ -73,15 +73,10 @@ bool is_of_openmp(std::string_view name);
 // passes its own. NCCL_HOSTID is left out, because it identifies a host.
 std::vector<std::string> forwarded_variables();
 
-// A started mpirun: its process, which is killed when this one ends, and a pipe with what it prints.
-struct MpirunProcess {
-  pid_t pid = -1;
-  int output = -1;  // non-blocking, close-on-exec; the caller must close it
-};
-// Starts mpirun with the signal mask `mask`. Ctrl-C does not reach it, and its standard input is empty. It has no
-// terminal, so that an ssh that would ask for a password or about a host key fails at once, instead of waiting for an
-// answer that nobody can give. Throws Error(kResource).
-MpirunProcess start_mpirun(const std::vector<std::string>& command, const sigset_t& mask);
+// The few lines of mpirun's output that say what went wrong, joined into one line: those outside its frames of dashes,
+// which come from ssh or a shell, or else the first frame up to its list of possible causes. Warnings are left out
+// unless there is nothing else.
+std::string mpirun_complaint(std::string_view output);
 
 // Splits text as a shell does, with quotes and $VARIABLES, but runs no commands. Throws Error(kUsage); `where` is the
 // name of the option in the message.

@@ -13,6 +13,7 @@
 #include <system_error>
 
 #include "common/error.h"
+#include "common/files.h"
 
 namespace annulus {
 namespace {
@@ -28,9 +29,9 @@ std::string base() {
   return tmp != nullptr && *tmp == '/' && std::strlen(tmp) < 40 ? tmp : "/tmp";
 }
 
-// Removes folders whose process has ended. A running launch or survey holds a lock in its folder, which the kernel
-// releases when the process ends, whatever the cause. A folder without a lock file may just be being made, so it is
-// removed only if it is older than a minute.
+// Removes folders whose process has ended. A running launch or host discovery holds a lock in its folder, which the
+// kernel releases when the process ends, whatever the cause. A folder without a lock file may just be being made, so it
+// is removed only if it is older than a minute.
 void remove_abandoned() {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(base(), ignored)) {
@@ -56,7 +57,7 @@ SessionDir::SessionDir() {
   path_ = pattern();
   if (mkdtemp(path_.data()) == nullptr) {
     throw Error(ErrorKind::kResource, "launcher",
-                "cannot make a folder like " + path_ + ": " + std::strerror(errno) + "; is the disk full?");
+                "cannot make a folder like " + path_ + ": " + writing_error_text(errno));
   }
   const std::string making = path_ + "/lock.new";
   lock_ = open(making.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -65,7 +66,7 @@ SessionDir::SessionDir() {
     const int error = errno;
     std::error_code ignored;
     fs::remove_all(path_, ignored);
-    throw Error(ErrorKind::kResource, "launcher", "cannot write in " + path_ + ": " + std::strerror(error));
+    throw Error(ErrorKind::kResource, "launcher", "cannot write in " + path_ + ": " + writing_error_text(error));
   }
 }
 

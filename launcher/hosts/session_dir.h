@@ -1,5 +1,5 @@
-// SessionDir: a folder in shared memory for one launch or one survey. It holds Open MPI's own files and the pipes of
-// the ranks. Used by launcher/launch/ and launcher/hosts/survey.cc.
+// SessionDir: a folder in shared memory for one launch or one host discovery. It holds Open MPI's own files and
+// the socket of the launcher. Used by launcher/launch/ and launcher/hosts/host_discovery.cc.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@ namespace annulus {
 class SessionDir {
  public:
   // Makes a new folder in /dev/shm (or, if that cannot be written, in TMPDIR or /tmp), which only this user can enter,
-  // and removes folders of launches and surveys that were killed. Throws Error(kResource).
+  // and removes folders of launches that were killed. Throws Error(kResource).
   SessionDir();
   ~SessionDir();
   SessionDir(const SessionDir&) = delete;

@@ -8,12 +8,15 @@
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <nlohmann/json.hpp>
+#include <utility>
 
 #include "common/error.h"
 #include "common/text.h"
@@ -26,11 +29,21 @@ namespace {
   throw Error(ErrorKind::kResource, "launcher", std::string(what) + " failed: " + std::strerror(errno));
 }
 
+constexpr int kBacklog = 1024;
+
 bool is_ipv6(const std::string& address) { return address.find(':') != std::string::npos; }
 
+bool is_path(const std::string& address) { return address.starts_with('/'); }
+
+// `size` is 0 if there is no such address.
 sockaddr_storage socket_address(const std::string& address, int port, socklen_t& size) {
   sockaddr_storage storage{};
-  if (is_ipv6(address)) {
+  if (is_path(address)) {
+    auto* const local = reinterpret_cast<sockaddr_un*>(&storage);
+    local->sun_family = AF_UNIX;
+    size = address.size() < sizeof local->sun_path ? sizeof *local : 0;
+    if (size > 0) address.copy(local->sun_path, address.size());
+  } else if (is_ipv6(address)) {
     auto* const six = reinterpret_cast<sockaddr_in6*>(&storage);
     six->sin6_family = AF_INET6;
     six->sin6_port = htons(static_cast<uint16_t>(port));
@@ -76,16 +89,16 @@ std::vector<std::string> own_addresses(const std::vector<std::string>& interface
   return found;
 }
 
-Listener listen_anywhere() {
+Listener listen_tcp(const std::vector<std::string>& interfaces) {
+  Listener listener{.addresses = own_addresses(interfaces)};
   for (const int family : {AF_INET6, AF_INET}) {
-    Listener listener;
     listener.fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (listener.fd < 0) continue;  // a kernel without IPv6
     const int off = 0;
     if (family == AF_INET6) setsockopt(listener.fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
     socklen_t size = 0;
     sockaddr_storage address = socket_address(family == AF_INET6 ? "::" : "0.0.0.0", 0, size);
-    if (bind(listener.fd, reinterpret_cast<sockaddr*>(&address), size) == 0 && listen(listener.fd, 1024) == 0 &&
+    if (bind(listener.fd, reinterpret_cast<sockaddr*>(&address), size) == 0 && listen(listener.fd, kBacklog) == 0 &&
         getsockname(listener.fd, reinterpret_cast<sockaddr*>(&address), &size) == 0) {
       // The port is at the same offset in the addresses of both families.
       listener.port = ntohs(reinterpret_cast<sockaddr_in*>(&address)->sin_port);
@@ -96,7 +109,18 @@ Listener listen_anywhere() {
   refuse_call("listening on a TCP port");
 }
 
+Listener listen_unix(const std::string& path) {
+  socklen_t size = 0;
+  const sockaddr_storage address = socket_address(path, 0, size);
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0 || bind(fd, reinterpret_cast<const sockaddr*>(&address), size) != 0 || listen(fd, kBacklog) != 0) {
+    refuse_call(("listening at " + path).c_str());
+  }
+  return {fd, 0, {path}};
+}
+
 std::string endpoint_text(const std::string& address, int port) {
+  if (is_path(address)) return address;
   return (is_ipv6(address) ? "[" + address + "]" : address) + ":" + std::to_string(port);
 }
 
@@ -107,11 +131,16 @@ int begin_connect(const std::string& address, int port) {
     errno = EINVAL;
     return -1;
   }
-  const int fd = socket(target.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  // A non-blocking connect to a Unix socket fails if many connect at once, instead of waiting in the queue.
+  const int now = is_path(address) ? 0 : SOCK_NONBLOCK;
+  const int fd = socket(target.ss_family, SOCK_STREAM | SOCK_CLOEXEC | now, 0);
   if (fd < 0) return -1;
   const int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // short messages are sent at once
-  if (connect(fd, reinterpret_cast<const sockaddr*>(&target), size) == 0 || errno == EINPROGRESS) return fd;
+  if (connect(fd, reinterpret_cast<const sockaddr*>(&target), size) == 0 || errno == EINPROGRESS) {
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    return fd;
+  }
   const int error = errno;
   close(fd);
   errno = error;
@@ -132,16 +161,43 @@ int64_t raise_file_limit() {
   return files.rlim_max > INT64_MAX ? INT64_MAX : static_cast<int64_t>(files.rlim_max);
 }
 
-bool wait_for(int fd, short events, std::chrono::steady_clock::time_point deadline) {
-  for (;;) {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
-    pollfd one{fd, events, 0};
-    const int got = poll(&one, 1, static_cast<int>(std::clamp<int64_t>(left, 0, 60000)));
-    if (got > 0) return true;
-    if (got == 0 && left <= 0) return false;
-    if (got < 0 && errno != EINTR) return false;
+int poll_until(std::vector<pollfd>& fds, std::optional<std::chrono::steady_clock::time_point> deadline) {
+  using std::chrono::milliseconds;
+  int64_t left = -1;
+  if (deadline) {
+    const auto time = std::chrono::ceil<milliseconds>(*deadline - std::chrono::steady_clock::now());
+    left = std::clamp<int64_t>(time.count(), 0, 60000);
   }
+  return poll(fds.data(), fds.size(), static_cast<int>(left));
+}
+
+bool wait_for(int fd, short events, std::chrono::steady_clock::time_point deadline) {
+  std::vector<pollfd> one = {{fd, events, 0}};
+  for (;;) {
+    const int got = poll_until(one, deadline);
+    if (got > 0) return true;
+    if (got == 0 ? std::chrono::steady_clock::now() >= deadline : errno != EINTR) return false;
+  }
+}
+
+std::string read_available(int& fd) {
+  std::string text;
+  std::array<char, 16384> buffer;
+  for (int i = 0; fd >= 0 && i < 16; ++i) {
+    const ssize_t n = read(fd, buffer.data(), buffer.size());
+    if (n > 0) {
+      text.append(buffer.data(), n);
+    } else if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+      break;
+    } else if (n == 0 || errno != EINTR) {
+      close(std::exchange(fd, -1));
+    }
+  }
+  return text;
+}
+
+std::string message_line(const nlohmann::json& message) {
+  return message.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 LineState read_line(int fd, std::string& text, size_t longest) {
@@ -164,7 +220,7 @@ bool write_all(int fd, std::string_view bytes, std::chrono::steady_clock::time_p
   while (!bytes.empty()) {
     const ssize_t sent = send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (sent > 0) {
-      bytes.remove_prefix(static_cast<size_t>(sent));
+      bytes.remove_prefix(sent);
     } else if (errno != EINTR && (errno != EAGAIN || !wait_for(fd, POLLOUT, deadline))) {
       return false;
     }

@@ -1,11 +1,15 @@
-// TCP between the hosts of a job, with non-blocking sockets and deadlines. Used by back_channel.cc, survey.cc,
-// survey_answer.cc and launcher/launch/.
+// Connections between the processes of a job: TCP between hosts, Unix sockets on one host. They are non-blocking and
+// have deadlines. Messages are JSON values, one a line. Used by launcher/hosts/ and launcher/launch/.
 //
 // Thread safe: functions without state.
 #pragma once
 
+#include <poll.h>
+
 #include <chrono>
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,14 +22,19 @@ namespace annulus {
 // one.
 std::vector<std::string> own_addresses(const std::vector<std::string>& interfaces);
 
-// A non-blocking socket that listens on a free port on all addresses. Throws Error(kResource).
+// A non-blocking socket that listens. `port` is 0 for a Unix socket, whose only address is its path.
 struct Listener {
   int fd = -1;
   int port = 0;
+  std::vector<std::string> addresses = {};
 };
-Listener listen_anywhere();
+// Listens on a free TCP port on all addresses, and lists own_addresses(interfaces). Throws what that throws, and
+// Error(kResource).
+Listener listen_tcp(const std::vector<std::string>& interfaces);
+// Listens at a path that does not exist yet. Throws Error(kResource).
+Listener listen_unix(const std::string& path);
 
-// "10.0.0.1:4000", "[fd00::2]:4000"
+// "10.0.0.1:4000", "[fd00::2]:4000", "/dev/shm/launcher"
 std::string endpoint_text(const std::string& address, int port);
 
 // Begins to connect. Returns a non-blocking descriptor, or -1 and sets errno.
@@ -37,16 +46,28 @@ int connect_error(int fd);
 // rank. Returns the limit.
 int64_t raise_file_limit();
 
+// poll(), but until a point in time, or without an end.
+int poll_until(std::vector<pollfd>& fds, std::optional<std::chrono::steady_clock::time_point> deadline);
 // Waits for `events` on one descriptor until `deadline`. Returns false if the time is over or polling failed.
 bool wait_for(int fd, short events, std::chrono::steady_clock::time_point deadline);
+
+// Reads what is available, at most about as much as a pipe or a socket holds, so that a process that prints without
+// pause does not delay anything else. At the end of file it closes fd and sets it to -1.
+std::string read_available(int& fd);
+
+constexpr size_t kLongestMessage = size_t{64} << 20;
+
+// The line of a message. Texts of the system may not be UTF-8; such bytes are replaced.
+std::string message_line(const nlohmann::json& message);
 
 // Appends to `text` what has arrived of one line, without the line break, and returns kWhole once the line is complete;
 // the bytes after it stay in the socket. Returns kClosed if the connection has ended, or if the line is longer than
 // `longest` bytes.
 enum class LineState { kWaiting, kWhole, kClosed };
-LineState read_line(int fd, std::string& text, size_t longest);
+LineState read_line(int fd, std::string& text, size_t longest = kLongestMessage);
 
-// Writes all bytes, and waits for room until `deadline`. Returns false if the other side has gone or does not read.
+// Writes all bytes, and waits until `deadline` where the socket is full. Returns false if the other side has gone or
+// does not read.
 bool write_all(int fd, std::string_view bytes, std::chrono::steady_clock::time_point deadline);
 
 }  // namespace annulus

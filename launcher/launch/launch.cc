@@ -20,11 +20,11 @@
 #include "common/terminal.h"
 #include "common/text.h"
 #include "launcher/doctor/host_checks.h"
-#include "launcher/hosts/back_channel.h"
+#include "launcher/hosts/host_discovery.h"
+#include "launcher/hosts/launcher_socket.h"
 #include "launcher/hosts/mpirun.h"
 #include "launcher/hosts/session_dir.h"
 #include "launcher/hosts/sockets.h"
-#include "launcher/hosts/survey.h"
 #include "launcher/launch/host_plan.h"
 #include "launcher/launch/log_folder.h"
 #include "launcher/launch/rank.h"
@@ -39,7 +39,7 @@ namespace fs = std::filesystem;
 
 void set_env(const char* name, const std::string& value) { setenv(name, value.c_str(), 1); }
 
-// The variables that are passed to ranks: forwarded_variables() and ANNULUS_LAUNCH_MPIRUN, which start_mpirun sets.
+// The variables that are passed to ranks: forwarded_variables() and ANNULUS_LAUNCH_MPIRUN, which MpirunProcess sets.
 std::vector<std::string> variables_of_ranks() {
   std::vector<std::string> names = forwarded_variables();
   if (std::getenv("ANNULUS_LAUNCH_MPIRUN") == nullptr) names.emplace_back("ANNULUS_LAUNCH_MPIRUN");
@@ -102,19 +102,19 @@ std::string check_hosts(const std::vector<HostReport>& reports, const std::vecto
                   first->remedy);
 }
 
-// Plans a job on several hosts, or on one other host, after a survey. Returns nothing if a signal stopped the survey;
+// Plans a job on several hosts, or on one other host, after asking them. Returns nothing if a signal stopped that;
 // `stop_signal` is then its number.
-std::optional<Planned> plan_over_hosts(const LaunchOptions& options, BackChannel& channel, const Signals* signals,
+std::optional<Planned> plan_over_hosts(const LaunchOptions& options, LauncherSocket& socket, const Signals* signals,
                                        int& stop_signal) {
-  SurveyOptions asked{.hosts = *options.hosts,
-                      .interfaces = options.network.interfaces,
-                      .mpi_args = options.mpi_args,
-                      .facts = {.files = options.files, .devices = options.device != "cpu"}};
+  DiscoveryOptions asked{.hosts = *options.hosts,
+                         .interfaces = options.network.interfaces,
+                         .mpi_args = options.mpi_args,
+                         .facts = {.files = options.files, .devices = options.device != "cpu"}};
   if (signals != nullptr) {
     asked.stop_fd = signals->fd;
     asked.stop = [&] { return (stop_signal = signals->take_request()) != 0; };
   }
-  const std::vector<HostReport> reports = survey(asked, channel);
+  const std::vector<HostReport> reports = discover_hosts(asked, socket);
   if (reports.empty()) return std::nullopt;
   std::vector<Host> hosts;
   for (const HostReport& report : reports) hosts.push_back(report.host);
@@ -170,7 +170,7 @@ void require_file_size() {
   if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= kNeeded) return;
   throw Error(ErrorKind::kResource, "launcher",
               "MPI needs files of " + with_commas(kNeeded, "byte") + " in shared memory, but this process may write " +
-                  "files of at most " + with_commas(static_cast<int64_t>(limit.rlim_cur), "byte") +
+                  "files of at most " + with_commas(limit.rlim_cur, "byte") +
                   "; use ulimit -f unlimited before the start");
 }
 
@@ -189,19 +189,19 @@ int run_launch(const LaunchOptions& options) {
     require_files(options.ranks);
     require_file_size();
   }
-  // Several names are surveyed even if all mean this host, because the survey finds that error.
+  // Several names are asked even if all mean this host, because that finds the error.
   const bool elsewhere = options.hosts
                              ? options.hosts->hosts.size() > 1 || !is_this_host(options.hosts->hosts.front().name)
                              : !hosts_named_by(options.mpi_args).empty();
-  std::optional<BackChannel> channel;
-  if (elsewhere) channel.emplace(options.network.interfaces);
+  std::optional<LauncherSocket> socket;
+  if (elsewhere) socket.emplace(listen_tcp(options.network.interfaces));
   // --dry-run keeps the default action of signals.
   std::optional<Signals> signals;
   if (!options.dry_run) signals.emplace();
   std::optional<Planned> planned;
   if (elsewhere && options.hosts) {
     int stop_signal = 0;
-    planned = plan_over_hosts(options, *channel, signals ? &*signals : nullptr, stop_signal);
+    planned = plan_over_hosts(options, *socket, signals ? &*signals : nullptr, stop_signal);
     if (!planned) {
       log_warn("", "stopped before any rank was started");
       return 128 + stop_signal;
@@ -214,7 +214,6 @@ int run_launch(const LaunchOptions& options) {
   set_env("ANNULUS_LAUNCH_COMMAND", words_to_line(options.typed));
   set_env("ANNULUS_PROGRAM", options.typed.front());  // for the commands that ranks suggest
   set_env("ANNULUS_LAUNCH_PLACE", process_place());
-  if (channel) set_env("ANNULUS_BACK", channel->address());
   if (std::getenv("ANNULUS_PROGRESS") == nullptr)
     set_env("ANNULUS_PROGRESS", takes_escapes(STDOUT_FILENO) ? "live" : "plain");
   set_env("ANNULUS_COLUMNS", std::to_string(terminal_columns(STDOUT_FILENO)));
@@ -226,13 +225,11 @@ int run_launch(const LaunchOptions& options) {
   request.shield_daemons = elsewhere && daemons_need_shield();
   request.interfaces = options.network.interfaces;
   request.extra = options.mpi_args;
-  std::error_code error;
-  const fs::path self = fs::read_symlink("/proc/self/exe", error);
-  if (error) throw Error(ErrorKind::kResource, "launcher", "cannot read /proc/self/exe: " + error.message());
-  request.program = {self.string()};
+  request.program = {own_program()};
   request.program.insert(request.program.end(), options.program.begin(), options.program.end());
 
   if (options.dry_run) {
+    set_env("ANNULUS_LAUNCHER", "");
     set_env("ANNULUS_LAUNCH_DIR", SessionDir::pattern());
     request.session_dir = SessionDir::pattern();
     if (need_hostfile(request.hosts)) request.hostfile = request.session_dir + "/hosts";
@@ -247,6 +244,8 @@ int run_launch(const LaunchOptions& options) {
   const LogFolder logs(options.log_dir);
   const std::string& log_dir = logs.path();
   if (options.log_dir.empty()) prune_log_folders(fs::path(log_dir).parent_path(), options.keep_logs);
+  if (!socket) socket.emplace(listen_unix(session.path() + "/launcher"));
+  set_env("ANNULUS_LAUNCHER", socket->address());
   set_env("ANNULUS_LAUNCH_DIR", session.path());
   set_env("ANNULUS_LOG_DIR", log_dir);
   if (std::getenv("HOME") == nullptr) set_env("HOME", session.path());
@@ -262,10 +261,10 @@ int run_launch(const LaunchOptions& options) {
   request.forward = variables_of_ranks();
   const std::vector<std::string> command = mpirun_command(mpirun, request);
 
-  return supervise(command, options, *signals, session.path(), log_dir,
+  return supervise(command, options, *signals, log_dir,
                    shell_quote(options.typed) + "\n" + now_text("%Y-%m-%d %H:%M:%S") + "\n\n" + planned->text + "\n" +
                        shell_quote(command) + "\n\n",
-                   channel ? &*channel : nullptr);
+                   *socket);
 }
 
 }  // namespace annulus

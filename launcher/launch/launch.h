@@ -1,10 +1,9 @@
 // launch: starts the ranks of a verb through mpirun, on this host or on several, watches them, merges what they print,
 // stops them and reports how they ended. The verb `launch` (verb_launch.cc) and benchmarks call it.
 //
-// The launcher starts mpirun, and mpirun starts the ranks, which run the launcher's own program. Ranks send the
-// launcher what they print and how they end (launcher/launch/rank.h): on its host through named pipes in a folder of
-// this launch, on other hosts through the back channel. Other hosts are surveyed before any rank starts
-// (launcher/hosts/survey.h).
+// The launcher starts mpirun, and mpirun starts the ranks, which run the launcher's own program. Ranks connect to the
+// launcher and send it what they print and how they end (launcher/launch/rank.h). Other hosts are asked for a report
+// before any rank starts (launcher/hosts/host_discovery.h).
 #pragma once
 
 #include <cstdint>

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "common/error.h"
+#include "common/files.h"
 
 namespace annulus {
 namespace {
@@ -77,7 +78,8 @@ std::pair<std::string, int> make_folder(const std::string& wanted) {
       if (const int lock = claim(dir, error); lock >= 0) return {dir, lock};
       if (error != std::errc::file_exists) break;
     }
-    throw Error(ErrorKind::kResource, "launcher", "--log-dir " + wanted + " cannot be written: " + error.message());
+    throw Error(ErrorKind::kResource, "launcher",
+                "--log-dir " + wanted + " cannot be written: " + writing_error_text(error.value()));
   }
   const char* tmp = std::getenv("TMPDIR");
   const std::string fallback = std::string(tmp && *tmp ? tmp : "/tmp") + "/annulus-logs-" + std::to_string(getuid());

@@ -71,7 +71,7 @@ std::optional<int> RankPlace::take(const LaunchInfo& info, HostRequest request) 
   host_ = std::move(host);
   ranks_ = place_on(*host_, request_).placement.ranks;
   if (!may_bind()) return std::nullopt;
-  return bind(ranks_.at(static_cast<size_t>(info.local_rank)));
+  return bind(ranks_.at(info.local_rank));
 }
 
 void RankPlace::place_on_gpus(const std::vector<std::string>& pci_bus_ids, int ranks, int job_ranks) {
@@ -100,7 +100,7 @@ std::optional<int> RankPlace::carry_out(int local_rank, bool gpu) {
     request.device = "cpu";
     ranks_ = place_on(*host_, request).placement.ranks;
   }
-  const RankPlacement& own = ranks_.at(static_cast<size_t>(local_rank));
+  const RankPlacement& own = ranks_.at(local_rank);
   if (!bound_) return std::nullopt;
   text_ = describe(ranks_);  // even if this rank keeps its place, others may have moved
   if (bound_->cpus == own.cpus && bound_->memory_nodes == own.memory_nodes) return std::nullopt;

@@ -8,9 +8,9 @@
 #include <cstring>
 
 #include "common/error.h"
+#include "common/files.h"
 #include "common/text.h"
 #include "launcher/hosts/sockets.h"
-#include "launcher/launch/pipes.h"
 
 namespace annulus {
 namespace {
@@ -21,7 +21,7 @@ std::string prefix(size_t i) { return "[rank " + std::to_string(i) + "] "; }
 
 LogFile::LogFile(const std::string& log_dir, const std::string& name)
     : path_(log_dir + "/" + name), file_(path_, std::ios::trunc) {
-  if (!file_) throw Error(ErrorKind::kResource, "launcher", "cannot write " + path_ + ": " + std::strerror(errno));
+  if (!file_) throw Error(ErrorKind::kResource, "launcher", "cannot write " + path_ + ": " + writing_error_text(errno));
 }
 
 void LogFile::add(std::string_view text) {
@@ -42,15 +42,9 @@ void LogFile::note_failure() {
 
 std::string LogFile::lost() const { return error_ == 0 ? "" : path_ + ": " + std::strerror(error_); }
 
-RankStreams::RankStreams(int ranks, const std::string& session_dir, const std::string& log_dir, Terminal& terminal)
-    : terminal_(terminal), ranks_(static_cast<size_t>(ranks)) {
-  raise_file_limit();  // each rank takes four descriptors, including its pidfd
-  for (size_t i = 0; i < ranks_.size(); ++i) {
-    const std::string base = "rank-" + std::to_string(i);
-    ranks_[i].out.fd = open_fifo(session_dir + "/" + base + ".out");
-    ranks_[i].err.fd = open_fifo(session_dir + "/" + base + ".err");
-    ranks_[i].log = LogFile(log_dir, base + ".log");
-  }
+RankStreams::RankStreams(int ranks, const std::string& log_dir, Terminal& terminal)
+    : terminal_(terminal), ranks_(ranks) {
+  for (size_t i = 0; i < ranks_.size(); ++i) ranks_[i].log = LogFile(log_dir, "rank-" + std::to_string(i) + ".log");
 }
 
 RankStreams::~RankStreams() {
@@ -62,17 +56,14 @@ RankStreams::~RankStreams() {
 }
 
 void RankStreams::adopt(int rank, Terminal::Stream stream, int fd) {
-  Rank& r = ranks_[static_cast<size_t>(rank)];
+  Rank& r = ranks_[rank];
   Source& source = stream == Terminal::kOut ? r.out : r.err;
   if (source.fd >= 0) close(source.fd);
   source.fd = fd;
-  source.adopted = true;
 }
 
 bool RankStreams::expects_more() const {
-  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) {
-    return (r.out.adopted && r.out.fd >= 0) || (r.err.adopted && r.err.fd >= 0);
-  });
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.out.fd >= 0 || r.err.fd >= 0; });
 }
 
 void RankStreams::watch(std::vector<pollfd>& fds) const {
@@ -86,8 +77,10 @@ void RankStreams::watch(std::vector<pollfd>& fds) const {
 void RankStreams::read(int rank) {
   const auto i = static_cast<size_t>(rank);
   Rank& r = ranks_[i];
-  drain(r.out.fd, [&](std::string_view bytes) { take(i, r.out, Terminal::kOut, bytes); });
-  drain(r.err.fd, [&](std::string_view bytes) { take(i, r.err, Terminal::kErr, bytes); });
+  for (const auto& [source, stream] : {std::pair(&r.out, Terminal::kOut), std::pair(&r.err, Terminal::kErr)}) {
+    const std::string bytes = read_available(source->fd);
+    if (!bytes.empty()) take(i, *source, stream, bytes);
+  }
 }
 
 void RankStreams::read_all() {
@@ -96,20 +89,13 @@ void RankStreams::read_all() {
 
 void RankStreams::take(size_t i, Source& source, Terminal::Stream stream, std::string_view bytes) {
   ranks_[i].shown = ++shown_;
-  if (stream == Terminal::kErr && hidden_) {
-    // told_ shows it.
-  } else if (i == 0) {
-    terminal_.write_raw(stream, bytes);
-  } else {
-    source.terminal.feed(bytes, [&](std::string_view line, bool replaced) {
-      if (!replaced) terminal_.write_line(stream, prefix(i) + std::string(line));
-    });
-  }
-  source.log.feed(bytes, [&](std::string_view line, bool replaced) { log_line(i, stream, line, replaced); });
+  if (i == 0 && !is_hidden(stream)) terminal_.write_raw(stream, bytes);
+  source.lines.feed(bytes, [&](std::string_view line, bool replaced) { take_line(i, stream, line, replaced); });
   ranks_[i].log.flush();
 }
 
-void RankStreams::log_line(size_t i, Terminal::Stream stream, std::string_view line, bool replaced) {
+void RankStreams::take_line(size_t i, Terminal::Stream stream, std::string_view line, bool replaced) {
+  if (i != 0 && !replaced && !is_hidden(stream)) terminal_.write_line(stream, prefix(i) + std::string(line));
   Rank& r = ranks_[i];
   if (replaced) {
     // A live line is overwritten many times a second. The log keeps one every ten seconds.
@@ -144,18 +130,14 @@ void RankStreams::finish() {
   for (size_t i = 0; i < ranks_.size(); ++i) {
     for (const Terminal::Stream stream : {Terminal::kOut, Terminal::kErr}) {
       Source& source = stream == Terminal::kOut ? ranks_[i].out : ranks_[i].err;
-      if (i != 0) {
-        source.terminal.finish(
-            [&](std::string_view line, bool) { terminal_.write_line(stream, prefix(i) + std::string(line)); });
-      }
-      source.log.finish([&](std::string_view line, bool) { log_line(i, stream, line, false); });
+      source.lines.finish([&](std::string_view line, bool) { take_line(i, stream, line, false); });
     }
     ranks_[i].log.flush();
   }
 }
 
 void RankStreams::note(int rank, const std::string& line) {
-  LogFile& log = ranks_[static_cast<size_t>(rank)].log;
+  LogFile& log = ranks_[rank].log;
   log.add(line + "\n");
   log.flush();
 }
@@ -169,7 +151,7 @@ std::vector<std::string> RankStreams::lost_logs() const {
 }
 
 std::vector<std::string> RankStreams::unseen(int rank) const {
-  const Rank& r = ranks_[static_cast<size_t>(rank)];
+  const Rank& r = ranks_[rank];
   if (shown_ - r.shown <= 10) return {};
   return {r.tail.begin(), r.tail.end()};
 }

@@ -39,17 +39,15 @@ class LogFile {
 
 class RankStreams {
  public:
-  // Makes the pipes SESSION_DIR/rank-R.out and .err, which ranks open (rank.h), and the files LOG_DIR/rank-R.log.
-  // `terminal` must outlive this object. Throws Error(kResource).
-  RankStreams(int ranks, const std::string& session_dir, const std::string& log_dir, Terminal& terminal);
+  // Makes the files LOG_DIR/rank-R.log. `terminal` must outlive this object. Throws Error(kResource).
+  RankStreams(int ranks, const std::string& log_dir, Terminal& terminal);
   ~RankStreams();
   RankStreams(const RankStreams&) = delete;
   RankStreams& operator=(const RankStreams&) = delete;
 
-  // Reads the standard output or error of a rank on another host, which has called back, from `fd` instead of from its
-  // pipe. Takes ownership of `fd`.
+  // Reads the standard output or error of a rank from `fd`, which this object then owns.
   void adopt(int rank, Terminal::Stream stream, int fd);
-  // Whether a stream of a rank on another host is still open.
+  // Whether a stream of a rank is still open.
   bool expects_more() const;
 
   // Adds the descriptors to poll.
@@ -80,9 +78,7 @@ class RankStreams {
  private:
   struct Source {
     int fd = -1;
-    bool adopted = false;
-    LineSplitter terminal;  // lines for the terminal; unused where bytes pass through
-    LineSplitter log;
+    LineSplitter lines;
   };
   struct Rank {
     Source out, err;
@@ -93,7 +89,8 @@ class RankStreams {
   };
 
   void take(size_t i, Source& source, Terminal::Stream stream, std::string_view bytes);
-  void log_line(size_t i, Terminal::Stream stream, std::string_view line, bool replaced);
+  bool is_hidden(Terminal::Stream stream) const { return stream == Terminal::kErr && hidden_; }
+  void take_line(size_t i, Terminal::Stream stream, std::string_view line, bool replaced);
   void keep_error_line(size_t i, std::string_view line);
 
   Terminal& terminal_;

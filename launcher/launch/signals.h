@@ -1,5 +1,5 @@
 // Lets the launcher read its signals from a descriptor: Ctrl-C, SIGTERM, SIGUSR1, SIGHUP and the end of a child. Used
-// by launch.cc and supervisor.cc; verdict.cc uses signal_text.
+// by launch.cc and supervisor.cc; exit_report.cc uses signal_text.
 #pragma once
 
 #include <signal.h>

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <utility>
 
+#include "common/environment.h"
 #include "common/error.h"
 #include "common/names.h"
 #include "common/text.h"
@@ -19,15 +20,10 @@ constexpr const char* kHcas = "ANNULUS_HCAS";
 constexpr const char* kRankHca = "ANNULUS_RANK_HCA";
 
 // For a variable that annulus sets, the variable that MPI refuses to have beside it.
-constexpr std::array<std::pair<std::string_view, const char*>, 2> kOpposites = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kOpposites = {{
     {"OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude"},
     {"OMPI_MCA_btl_openib_if_include", "OMPI_MCA_btl_openib_if_exclude"},
 }};
-
-const char* set_value(const char* name) {
-  const char* const value = std::getenv(name);
-  return value != nullptr && *value != '\0' ? value : nullptr;
-}
 
 std::vector<std::string> names_in(std::string_view list) {
   return list.empty() ? std::vector<std::string>{} : split(list, ',');
@@ -70,7 +66,10 @@ Network parse_network(std::string_view interfaces, std::string_view hcas, std::s
 }
 
 Network network_from_environment(Network configured) {
-  const auto value = [](const char* name) { return std::string(set_value(name) == nullptr ? "" : set_value(name)); };
+  const auto value = [](const char* name) {
+    const char* const text = text_from_environment(name);
+    return std::string(text == nullptr ? "" : text);
+  };
   const std::string choice = value(kRankHca);
   const Network typed = parse_network(value(kInterfaces), value(kHcas), choice.empty() ? "auto" : choice,
                                       "the environment (ANNULUS_...)");
@@ -107,28 +106,46 @@ std::vector<Variable> network_variables(const Network& network, const std::strin
   return out;
 }
 
-Applied apply_network(const std::vector<Variable>& variables) {
+Applied settings(const std::vector<Variable>& variables, const std::map<std::string, std::string>& environment) {
+  const auto value_of = [&](std::string_view name) {
+    const auto found = environment.find(std::string(name));
+    return found == environment.end() ? std::string() : found->second;
+  };
   Applied applied;
   for (const Variable& variable : variables) {
-    const char* opposite = nullptr;
+    std::string_view opposite;
     for (const auto& [name, other] : kOpposites) {
-      if (variable.name == name && set_value(other) != nullptr) opposite = other;
+      if (variable.name == name && !value_of(other).empty()) opposite = other;
     }
-    if (const char* const own = set_value(variable.name.c_str())) {
+    if (const std::string own = value_of(variable.name); !own.empty()) {
       const bool same = variable.value == own;
       applied.lines.push_back(variable.name + "=" + own + " is set in the environment" +
                               (same ? "" : " and stays, instead of " + variable.value));
-    } else if (opposite != nullptr) {
+    } else if (!opposite.empty()) {
       applied.lines.push_back(std::string(opposite) + " is set in the environment and stays, instead of " +
                               variable.name + "=" + variable.value);
     } else {
-      setenv(variable.name.c_str(), variable.value.c_str(), 1);
       applied.lines.push_back(variable.name + "=" + variable.value);
       applied.set.push_back(variable);
     }
   }
   return applied;
 }
+
+Applied apply_network(const std::vector<Variable>& variables) {
+  Applied applied = settings(variables, network_environment());
+  for (const Variable& variable : applied.set) setenv(variable.name.c_str(), variable.value.c_str(), 1);
+  return applied;
+}
+
+bool is_network_variable(std::string_view name) {
+  constexpr std::array<std::string_view, 11> kBegin = {
+      "NCCL_",         "UCX_",         "OMPI_MCA_btl",  "OMPI_MCA_pml", "OMPI_MCA_mtl",     "OMPI_MCA_oob",
+      "OMPI_MCA_coll", "OMPI_MCA_osc", "OMPI_MCA_opal", "PRTE_MCA_oob", "PRTE_MCA_prte_if_"};
+  return std::any_of(kBegin.begin(), kBegin.end(), [&](std::string_view begin) { return name.starts_with(begin); });
+}
+
+std::map<std::string, std::string> network_environment() { return variables_from_environment(is_network_variable); }
 
 void apply_for_nccl(const std::vector<Variable>& variables, Applied& applied) {
   const auto is_nccls = [](const Variable& variable) { return variable.name.starts_with("NCCL_"); };

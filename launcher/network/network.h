@@ -1,13 +1,13 @@
 // The job's network: the interfaces and RDMA devices (HCAs) that its ranks use, and the environment variables that tell
-// NCCL and MPI. A rank applies them before MPI starts and before it uses NCCL (seats.h). `launch` also passes the
-// interfaces to mpirun's own daemons (launcher/hosts/mpirun.h). What concerns NCCL and RDMA has not run on hardware.
+// NCCL and MPI. A rank applies them before MPI starts and before it uses NCCL (rank_locations.h). `launch` also passes
+// the interfaces to mpirun's own daemons (launcher/hosts/mpirun.h). What concerns NCCL and RDMA has not run on
+// hardware.
 //
 // Thread safety: apply_network and apply_for_nccl change the environment. Call the first before any thread starts, and
 // the second while no other thread reads the environment. The other functions have no state.
 #pragma once
 
-#include <functional>
-#include <optional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -59,9 +59,20 @@ struct Applied {
   std::vector<Variable> set = {};       // the variables that annulus set
 };
 
-// Sets the variables that are not set; those that the user has set are kept. A variable is also not set if its opposite
-// is (btl_tcp_if_exclude), because MPI refuses both together.
+// What annulus sets where the variables of `environment` are set: those of `variables` that are not. A variable is also
+// not set if its opposite is (btl_tcp_if_exclude), because MPI refuses both together. Variables with empty values count
+// as not set.
+Applied settings(const std::vector<Variable>& variables, const std::map<std::string, std::string>& environment);
+
+// Sets those in the environment of this process.
 Applied apply_network(const std::vector<Variable>& variables);
+
+// Whether this is a variable with which a user configures how NCCL, UCX, MPI or mpirun's daemons communicate. Variables
+// with which mpirun identifies its ranks (OMPI_MCA_ess, ...) are not.
+bool is_network_variable(std::string_view name);
+
+// The variables of this process for which is_network_variable is true.
+std::map<std::string, std::string> network_environment();
 
 // Call it after MPI has started and before NCCL is first used. Unsets the variables of NCCL that annulus set, and sets
 // those in `variables`. Variables of MPI are left as they are, because MPI has already read them.

@@ -143,7 +143,7 @@ std::optional<TokenTable> table_beside(const std::string& folder, const std::str
 
 void print_beginning(const TokenFile& file, const std::optional<TokenTable>& table) {
   constexpr int64_t kShown = 64;
-  std::vector<int64_t> ids(static_cast<size_t>(std::min(kShown, file.tokens())));
+  std::vector<int64_t> ids(std::min(kShown, file.tokens()));
   file.read(0, static_cast<int64_t>(ids.size()), ids.data());
   const auto some = std::span<const int64_t>(ids).first(std::min<size_t>(ids.size(), 16));
   std::printf("\n  the first tokens\n    %s\n", list_text(some).c_str());
@@ -179,7 +179,7 @@ void inspect_tokens(const std::string& path, const SourceConfig& source) {
   const std::optional<TokenTable> table = table_beside(shards.folder, first->tokenizer());
   std::printf("%s\n", path.c_str());
   line("format", std::string(format_name(first->format())) + ", " + counted(first->bits(), "bit") + " a token");
-  line("shards", with_commas(static_cast<int64_t>(shards.paths.size())));
+  line("shards", with_commas(shards.paths.size()));
   line("documents", with_commas(report.documents()));
   line("tokens", with_commas(report.tokens()));
   line("vocabulary", first->vocab() ? with_commas(*first->vocab()) : "not known");
@@ -209,12 +209,12 @@ void verify_tokens(const std::string& path, const SourceConfig& source) {
     }
   }
   const bool table = shards.made && table_beside(shards.folder, shards.made->tokenizer).has_value();
-  std::printf(
-      "%s: %s of %s, whole%s\n", path.c_str(), with_commas(static_cast<int64_t>(shards.paths.size()), "shard").c_str(),
-      with_commas(tokens, "token").c_str(),
-      table         ? ", and their tokens.table"
-      : shards.made ? ""
-                    : "; there is no tokenization.json beside them, so only what the format itself stores was checked");
+  std::printf("%s: %s of %s, whole%s\n", path.c_str(), with_commas(shards.paths.size(), "shard").c_str(),
+              with_commas(tokens, "token").c_str(),
+              table ? ", and their tokens.table"
+              : shards.made
+                  ? ""
+                  : "; there is no tokenization.json beside them, so only what the format itself stores was checked");
 }
 
 }  // namespace annulus

@@ -8,7 +8,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -68,17 +67,6 @@ pid_t start(std::vector<std::string> words, int in, int out) {
   return child;
 }
 
-std::string read_all(int descriptor) {
-  std::string all;
-  std::array<char, 4096> piece;
-  while (true) {
-    const ssize_t n = read(descriptor, piece.data(), piece.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return all;
-    all.append(piece.data(), static_cast<size_t>(n));
-  }
-}
-
 // Runs the tokenizer and returns what it prints, or "" if a signal has interrupted this process. `what` completes "the
 // process that ..." in messages.
 std::string ask_tokenizer(const std::vector<std::string>& words, const std::string& input, const std::string& what) {
@@ -91,7 +79,7 @@ std::string ask_tokenizer(const std::vector<std::string>& words, const std::stri
     const Descriptor to{ends[1]};
     child = start(tokenizer_command(words), in.number, to.number);
   }
-  const std::string answer = read_all(from.number);
+  const std::string answer = read_to_end(from.number);
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) continue;
   if (interrupted()) return {};

@@ -45,7 +45,7 @@ nlohmann::json ports_to_json(const std::vector<RdmaPort>& ports) {
 void put_devices(const Machine& machine, nlohmann::json& out) {
   const auto ids = [&](const std::vector<int>& indices) {
     nlohmann::json list = nlohmann::json::array();
-    for (int i : indices) list.push_back(machine.numa_nodes[static_cast<size_t>(i)].id);
+    for (int i : indices) list.push_back(machine.numa_nodes[i].id);
     return list;
   };
   out["gpus"] = nlohmann::json::array();
@@ -146,22 +146,17 @@ class MachineReader {
 
   void read_cores() {
     std::set<int> seen;
-    std::map<int, std::vector<int>> by_package;
-    std::map<int, std::vector<int>> by_numa;
     for (const CheckedJson& item : json_.at("cores").list(CpuSet::kMaxPu)) {
       Core core{known(package_of_id_, item.at("package"), "a package"),
                 known(numa_of_id_, item.at("numa"), "a NUMA node"), cpu_set(item.at("cpus")).pus()};
       if (core.pus.empty()) item.at("cpus").refuse("at least one processor");
       for (int pu : core.pus) {
         if (!seen.insert(pu).second) item.at("cpus").refuse("processors of no other core");
-        by_package[core.package].push_back(pu);
-        by_numa[core.numa].push_back(pu);
       }
       machine_.cores.push_back(std::move(core));
     }
     if (machine_.cores.empty()) json_.at("cores").refuse("at least one core");
-    for (auto& [i, pus] : by_package) machine_.packages[static_cast<size_t>(i)].cpus = CpuSet(std::move(pus));
-    for (auto& [i, pus] : by_numa) machine_.numa_nodes[static_cast<size_t>(i)].cpus = CpuSet(std::move(pus));
+    machine_.set_cpus();
   }
 
   std::vector<int> nodes(const CheckedJson& json) const {
@@ -296,14 +291,14 @@ nlohmann::json host_to_json(const Host& host) {
   out["numa_nodes"] = nlohmann::json::array();
   for (const NumaNode& node : machine.numa_nodes) {
     out["numa_nodes"].push_back({{"id", node.id},
-                                 {"package", machine.packages[static_cast<size_t>(node.package)].id},
+                                 {"package", machine.packages[node.package].id},
                                  {"memory_bytes", node.memory_bytes},
                                  {"cpus", node.cpus.to_string()}});
   }
   out["cores"] = nlohmann::json::array();
   for (const Core& core : machine.cores) {
-    out["cores"].push_back({{"package", machine.packages[static_cast<size_t>(core.package)].id},
-                            {"numa", machine.numa_nodes[static_cast<size_t>(core.numa)].id},
+    out["cores"].push_back({{"package", machine.packages[core.package].id},
+                            {"numa", machine.numa_nodes[core.numa].id},
                             {"cpus", CpuSet(core.pus).to_string()}});
   }
   if (machine.cpu_quota > 0) out["cpu_quota"] = machine.cpu_quota;

@@ -34,7 +34,7 @@ CpuSet CpuSet::parse(std::string_view list) {
       if (error != std::errc() || value < 0 || value > kMaxPu) {
         fail("expected a number in 0-" + std::to_string(kMaxPu));
       }
-      rest.remove_prefix(static_cast<size_t>(end - rest.data()));
+      rest.remove_prefix(end - rest.data());
       return value;
     };
     const int first = number();

@@ -65,8 +65,8 @@ std::vector<int> deal_ranks(const std::vector<int>& room, int ranks, int context
   const int64_t all = std::accumulate(room.begin(), room.end(), int64_t{0});
   if (ranks < 1 || ranks > all) {
     throw Error(ErrorKind::kPlan, "topology",
-                counted(ranks, "rank") + " cannot be dealt out to " +
-                    counted(static_cast<int64_t>(room.size()), "host") + " with room for " + std::to_string(all));
+                counted(ranks, "rank") + " cannot be dealt out to " + counted(room.size(), "host") + " with room for " +
+                    std::to_string(all));
   }
   if (context < 1) return even_shares(room, ranks);
   std::vector<int> whole;  // number of whole rings that fit on each host

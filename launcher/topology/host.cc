@@ -18,7 +18,7 @@
 #include <system_error>
 
 #include "common/error.h"
-#include "launcher/topology/nvml.h"
+#include "launcher/topology/nvidia_driver.h"
 #include "launcher/topology/rdma.h"
 
 namespace annulus {

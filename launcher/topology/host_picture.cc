@@ -108,13 +108,13 @@ void HostPicture::draw(SvgCanvas& canvas) const {
 }
 
 std::optional<int> HostPicture::nic_of(int rank) const {
-  const int nic = placement_.ranks[static_cast<size_t>(rank)].nic;
+  const int nic = placement_.ranks[rank].nic;
   return nic < 0 ? std::nullopt : std::optional<int>(nic);
 }
 
 std::optional<int> HostPicture::next_here(int rank) const {
   if (placement_.hops.empty()) return std::nullopt;
-  const Hop& hop = placement_.hops[static_cast<size_t>(rank)];
+  const Hop& hop = placement_.hops[rank];
   return hop.other_host ? std::nullopt : std::optional<int>(hop.to);
 }
 
@@ -125,7 +125,7 @@ size_t HostPicture::column_of(const std::vector<int>& near, int preferred_id) co
   bool found = false;
   for (size_t c = 0; c < columns_.size(); ++c) {
     if (std::find(near.begin(), near.end(), columns_[c].numa) == near.end()) continue;
-    const bool preferred = machine_.numa_nodes[static_cast<size_t>(columns_[c].numa)].id == preferred_id;
+    const bool preferred = machine_.numa_nodes[columns_[c].numa].id == preferred_id;
     if (!found || preferred) best = c;
     found = true;
   }
@@ -143,13 +143,13 @@ void HostPicture::make_columns() {
   for (int numa : shown) columns_.push_back({numa, {}, {}, {}, {}});
   for (size_t g = 0; g < machine_.gpus.size(); ++g) {
     const auto rank = rank_of_gpu_.find(static_cast<int>(g));
-    const int id = rank == rank_of_gpu_.end() ? -1 : placement_.ranks[static_cast<size_t>(rank->second)].numa_node;
+    const int id = rank == rank_of_gpu_.end() ? -1 : placement_.ranks[rank->second].numa_node;
     columns_[column_of(machine_.gpus[g].numa, id)].gpus.push_back(static_cast<int>(g));
   }
   for (int r : ranks_) {
-    const int id = placement_.ranks[static_cast<size_t>(r)].numa_node;
+    const int id = placement_.ranks[r].numa_node;
     for (NodeColumn& column : columns_) {
-      if (!on_gpus_ && machine_.numa_nodes[static_cast<size_t>(column.numa)].id == id) column.ranks.push_back(r);
+      if (!on_gpus_ && machine_.numa_nodes[column.numa].id == id) column.ranks.push_back(r);
     }
   }
   place_nics();
@@ -176,7 +176,7 @@ void HostPicture::place_nics() {
     if (slot < row.size() && column.nics[slot] < 0) {
       column.nics[slot] = static_cast<int>(n);
     } else {
-      later[static_cast<size_t>(&column - columns_.data())].push_back(static_cast<int>(n));
+      later[&column - columns_.data()].push_back(static_cast<int>(n));
     }
   }
   for (size_t c = 0; c < columns_.size(); ++c) {
@@ -195,7 +195,7 @@ void HostPicture::lay_out() {
   const int step = sizes_.box_width + sizes_.gap;
   int package = -1;
   for (NodeColumn& column : columns_) {
-    const int owner = machine_.numa_nodes[static_cast<size_t>(column.numa)].package;
+    const int owner = machine_.numa_nodes[column.numa].package;
     if (owner != package) {
       if (package >= 0) x += sizes_.pad + sizes_.gap;  // the end of the package before
       package = owner;
@@ -235,7 +235,7 @@ void HostPicture::draw_frames(SvgCanvas& canvas) const {
   if (sizes_.words) canvas.text({title.x, title.y + 18}, summary(), 12, room, kFaint);
   for (const auto& [index, box] : packages_) {
     canvas.box(box, 7, "#e9eef3", "#b8c2cc");
-    const Package& package = machine_.packages[static_cast<size_t>(index)];
+    const Package& package = machine_.packages[index];
     std::string text = "package " + std::to_string(package.id);
     if (sizes_.words && !package.model.empty()) text += ": " + package.model;
     canvas.text({box.x + sizes_.pad, box.y + (sizes_.words ? 17 : 12)}, text, sizes_.words ? 12 : 10,
@@ -243,7 +243,7 @@ void HostPicture::draw_frames(SvgCanvas& canvas) const {
   }
   for (const NodeColumn& column : columns_) {
     canvas.box(column.box, 5, "#ffffff", "#cbd2d9");
-    const NumaNode& node = machine_.numa_nodes[static_cast<size_t>(column.numa)];
+    const NumaNode& node = machine_.numa_nodes[column.numa];
     const auto cores = std::count_if(machine_.cores.begin(), machine_.cores.end(),
                                      [&](const Core& core) { return core.numa == column.numa; });
     const int left = column.box.x + sizes_.pad, width = column.box.width - 2 * sizes_.pad;
@@ -260,7 +260,7 @@ void HostPicture::draw_frames(SvgCanvas& canvas) const {
 }
 
 std::string HostPicture::summary() const {
-  std::string text = counted(static_cast<int64_t>(machine_.cores.size()), "core");
+  std::string text = counted(machine_.cores.size(), "core");
   std::map<std::string, int> models;
   for (const Gpu& gpu : machine_.gpus) ++models[gpu.model];
   for (const auto& [model, count] : models) text += ", " + std::to_string(count) + " x " + model;
@@ -299,8 +299,8 @@ void HostPicture::draw_arcs(SvgCanvas& canvas) const {
                              std::to_string(a.x + aside) + " " + std::to_string(up) + " " +
                              std::to_string(b.x - aside) + " " + std::to_string(up) + " " +
                              std::to_string(b.x - aside) + " " + std::to_string(b.y - 1);
-    canvas.line(path, color_of(placement_, r).line, sizes_.words ? 2 : 1,
-                dash_of(placement_.hops[static_cast<size_t>(r)].link), /*arrow=*/true);
+    canvas.line(path, color_of(placement_, r).line, sizes_.words ? 2 : 1, dash_of(placement_.hops[r].link),
+                /*arrow=*/true);
   }
 }
 
@@ -320,12 +320,12 @@ void HostPicture::draw_gpu(SvgCanvas& canvas, int gpu, const Box& box) const {
               used ? kInk : kFaint, used, SvgCanvas::Anchor::kMiddle);
   canvas.text({middle.x, middle.y + 32}, used ? name : "no rank", 11, box.width - 6, kFaint, false,
               SvgCanvas::Anchor::kMiddle);
-  canvas.text({middle.x, middle.y + 46}, machine_.gpus[static_cast<size_t>(gpu)].pci, 10, box.width - 6, kFaint, false,
+  canvas.text({middle.x, middle.y + 46}, machine_.gpus[gpu].pci, 10, box.width - 6, kFaint, false,
               SvgCanvas::Anchor::kMiddle);
 }
 
 void HostPicture::draw_cpu_rank(SvgCanvas& canvas, int r, const Box& box) const {
-  const RankPlacement& rank = placement_.ranks[static_cast<size_t>(r)];
+  const RankPlacement& rank = placement_.ranks[r];
   const RingColor& ring = color_of(placement_, r);
   canvas.box(box, 5, ring.tint, ring.line);
   const Point middle = box.top_middle();
@@ -337,7 +337,7 @@ void HostPicture::draw_cpu_rank(SvgCanvas& canvas, int r, const Box& box) const 
 }
 
 void HostPicture::draw_nic(SvgCanvas& canvas, int index, const Box& box) const {
-  const Nic& nic = machine_.nics[static_cast<size_t>(index)];
+  const Nic& nic = machine_.nics[index];
   canvas.box(box, 4, nic.active ? kNicFill : "#ffffff", nic.active ? kNicLine : kIdle);
   if (!sizes_.words) return;
   const Point middle = box.top_middle();

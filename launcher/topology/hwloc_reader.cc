@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "common/error.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -157,9 +157,8 @@ class Reader {
     const std::vector<int> near = numa_of(core->nodeset);
     if (!near.empty()) {
       // Ordinary memory comes before high-bandwidth memory in the system's numbering.
-      return *std::min_element(near.begin(), near.end(), [&](int a, int b) {
-        return machine_.numa_nodes[static_cast<size_t>(a)].id < machine_.numa_nodes[static_cast<size_t>(b)].id;
-      });
+      return *std::min_element(near.begin(), near.end(),
+                               [&](int a, int b) { return machine_.numa_nodes[a].id < machine_.numa_nodes[b].id; });
     }
     // This process may not use the core's own node, so take another one of the package, else the first.
     for (size_t i = 0; i < machine_.numa_nodes.size(); ++i) {
@@ -201,16 +200,7 @@ class Reader {
     if (machine_.cores.empty()) fail("it has no processor that this process may use");
     std::stable_sort(machine_.cores.begin(), machine_.cores.end(),
                      [](const Core& a, const Core& b) { return a.numa < b.numa; });
-    std::map<int, std::vector<int>> by_package;
-    std::map<int, std::vector<int>> by_numa;
-    for (const Core& core : machine_.cores) {
-      auto& p = by_package[core.package];
-      p.insert(p.end(), core.pus.begin(), core.pus.end());
-      auto& n = by_numa[core.numa];
-      n.insert(n.end(), core.pus.begin(), core.pus.end());
-    }
-    for (auto& [i, list] : by_package) machine_.packages[static_cast<size_t>(i)].cpus = CpuSet(std::move(list));
-    for (auto& [i, list] : by_numa) machine_.numa_nodes[static_cast<size_t>(i)].cpus = CpuSet(std::move(list));
+    machine_.set_cpus();
   }
 
   // Returns the nodes near a device: those of the first object above it that is neither a bridge nor a device.
@@ -246,10 +236,8 @@ class Reader {
       gpu.pci = id;
       for (hwloc_obj_t child = object->io_first_child; child != nullptr; child = child->next_sibling) {
         if (gpu.model.empty()) gpu.model = info(child, "GPUModel");
-        const std::string kib = info(child, "CUDAGlobalMemorySize");
-        int64_t value = 0;
-        std::from_chars(kib.data(), kib.data() + kib.size(), value);
-        if (value > 0 && value < (int64_t{1} << 40)) gpu.memory_bytes = value * 1024;
+        const auto kib = leading_number<int64_t>(info(child, "CUDAGlobalMemorySize"));
+        if (kib > 0 && kib < (int64_t{1} << 40)) gpu.memory_bytes = kib * 1024;
       }
       if (gpu.model.empty()) gpu.model = info(object, "PCIDevice");
       if (gpu.model.empty()) {
@@ -274,9 +262,8 @@ class Reader {
     for (unsigned i = 0; i < rdma->infos_count; ++i) {
       std::string_view name = rdma->infos[i].name;
       if (!name.starts_with("Port") || !name.ends_with("State")) continue;
-      name.remove_prefix(4);
       RdmaPort port;
-      std::from_chars(name.data(), name.data() + name.size(), port.number);
+      port.number = leading_number<int>(name.substr(4));
       if (port.number < 1 || port.number > kMaxRdmaPorts) continue;
       port.active = std::string_view(rdma->infos[i].value) == "4";  // IBV_PORT_ACTIVE
       ports.emplace(port.number, port);

@@ -21,28 +21,28 @@ int Lanes::take(int from, int to) {
 // Lines to a lower row use the right gutter, lines to a higher row the left one, so a ring over all hosts is a loop.
 void Router::add(const Route& route, int right) {
   Line line{route};
-  Lanes& from = bands_[static_cast<size_t>(route.from_row)];
+  Lanes& from = bands_[route.from_row];
   if (route.from_row == route.to_row) {
     line.from_lane = from.take(route.from_x, route.to_x);
   } else {
     line.gutter = route.from_row < route.to_row ? 1 : 0;
     const int side = line.gutter == 1 ? right : 0;
     line.from_lane = from.take(route.from_x, side);
-    line.to_lane = bands_[static_cast<size_t>(route.to_row)].take(route.to_x, side);
+    line.to_lane = bands_[route.to_row].take(route.to_x, side);
     line.gutter_lane = gutters_[line.gutter].take(route.from_row, route.to_row);
   }
   lines_.push_back(line);
 }
 
 int Router::band_height(int row) const {
-  const int lanes = bands_[static_cast<size_t>(row)].count();
+  const int lanes = bands_[row].count();
   return lanes == 0 ? 0 : (lanes + 1) * kLane;
 }
 
 std::string Router::path(size_t i, int from_y, int to_y, const std::vector<int>& band_tops, int left, int right) const {
   const Line& line = lines_[i];
   const Route& route = line.route;
-  const auto y_of = [&](int row, int lane) { return band_tops[static_cast<size_t>(row)] + (lane + 1) * kLane; };
+  const auto y_of = [&](int row, int lane) { return band_tops[row] + (lane + 1) * kLane; };
   const int first = y_of(route.from_row, line.from_lane);
   std::string path =
       "M" + std::to_string(left + route.from_x) + " " + std::to_string(from_y) + "V" + std::to_string(first);

@@ -30,7 +30,7 @@ class Router {
  public:
   static constexpr int kLane = 9;  // pixels between lanes
 
-  explicit Router(int rows) : bands_(static_cast<size_t>(rows)) {}
+  explicit Router(int rows) : bands_(rows) {}
 
   // Adds a line. Add all lines before calling the functions below. `right` is where the right gutter begins.
   void add(const Route& route, int right);

@@ -6,11 +6,13 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <map>
 #include <set>
 #include <system_error>
 #include <utility>
 
 #include "common/error.h"
+#include "common/text.h"
 #include "launcher/topology/hwloc_reader.h"
 
 namespace annulus {
@@ -45,7 +47,7 @@ std::string normalize_pci_bus_id(std::string_view id) {
     const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), value, 16);
     if (error != std::errc()) fail();
     parts.push_back(value);
-    rest.remove_prefix(static_cast<size_t>(end - rest.data()));
+    rest.remove_prefix(end - rest.data());
     if (rest.empty()) break;
     if (*separators == '\0') fail();
     // If the domain is left out, a dot follows the second number.
@@ -71,7 +73,7 @@ LinkKind pci_distance(const Machine& machine, const PciPath& a_path, const std::
   // kPackage only if both are known to be in the same package.
   std::set<int> packages;
   for (const auto* list : {&a_numa, &b_numa}) {
-    for (int node : *list) packages.insert(machine.numa_nodes[static_cast<size_t>(node)].package);
+    for (int node : *list) packages.insert(machine.numa_nodes[node].package);
   }
   return packages.size() == 1 ? LinkKind::kPackage : LinkKind::kSystem;
 }
@@ -107,6 +109,16 @@ void Nic::set_ports(std::vector<RdmaPort> of_device) {
   port = up == ports.end() ? 0 : up->number;
 }
 
+void Machine::set_cpus() {
+  std::map<int, std::vector<int>> by_package, by_numa;
+  for (const Core& core : cores) {
+    by_package[core.package].insert(by_package[core.package].end(), core.pus.begin(), core.pus.end());
+    by_numa[core.numa].insert(by_numa[core.numa].end(), core.pus.begin(), core.pus.end());
+  }
+  for (auto& [i, pus] : by_package) packages[i].cpus = CpuSet(std::move(pus));
+  for (auto& [i, pus] : by_numa) numa_nodes[i].cpus = CpuSet(std::move(pus));
+}
+
 CpuSet Machine::cpus() const {
   std::vector<int> all;
   for (const Core& core : cores) all.insert(all.end(), core.pus.begin(), core.pus.end());
@@ -129,9 +141,7 @@ void Machine::keep_hcas(const std::vector<std::string>& hcas) {
       const size_t colon = hca.find(':');
       if (!nic.rdma || hca.substr(0, colon) != nic.name) continue;
       named = true;
-      if (colon != std::string::npos) {
-        std::from_chars(hca.data() + colon + 1, hca.data() + hca.size(), nic.port);
-      }
+      if (colon != std::string::npos) nic.port = leading_number<int>(hca.substr(colon + 1));
     }
     if (named) kept.push_back(std::move(nic));
   }
@@ -151,7 +161,7 @@ void Machine::hide_gpus_from_cuda(std::string_view visible_devices) {
     const auto [past, error] = std::from_chars(visible_devices.data() + begin, end, number);
     if (error != std::errc() || past != end) return;
     ended = ended || number < 0 || number >= static_cast<int64_t>(gpus.size());
-    if (!ended) shown.push_back(gpus[static_cast<size_t>(number)].pci);
+    if (!ended) shown.push_back(gpus[number].pci);
     begin = comma + 1;
   }
   set_visible_gpus(shown);

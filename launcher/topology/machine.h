@@ -114,6 +114,9 @@ struct Machine {
   CpuSet cpus() const;  // all allowed PUs
   int64_t memory_bytes() const;
 
+  // Sets the processors of packages and NUMA nodes from those of the cores.
+  void set_cpus();
+
   // Describes this process's machine, restricted to the processors of its cgroup and, with `respect_affinity`, of its
   // current affinity mask (taskset). Pass false in a rank that mpirun or srun has already bound, whose mask is its own
   // share and not the processors of all ranks of the host. hwloc honors HWLOC_XMLFILE and HWLOC_SYNTHETIC; the result
@@ -131,7 +134,7 @@ struct Machine {
   // Parses hwloc's synthetic description, "pack:2 [numa] l3:1 core:4 pu:2", which has no devices. Errors: kInput.
   static Machine from_synthetic(const std::string& description, const std::string& host = "synthetic");
 
-  // Keeps only the given GPUs, adds those that hwloc did not find (near every node), and sorts by PCI bus id. nvml.cc
+  // Keeps only the given GPUs, adds those that hwloc did not find (near every node), and sorts by PCI bus id. add_nvml
   // passes the GPUs that the driver reports, because in a container the PCI bus also has GPUs that the process cannot
   // open; launcher/launch/rank_place.cc passes those that CUDA reports. Any spelling of an id is accepted
   // ("00000000:1B:00.0"). Errors: kInput for an invalid PCI bus id, or for more than 1,024 GPUs.

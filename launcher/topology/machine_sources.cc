@@ -8,26 +8,24 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <optional>
-#include <system_error>
 #include <utility>
 
 #include "common/control_groups/control_groups.h"
 #include "common/error.h"
 #include "common/files.h"
+#include "common/text.h"
 #include "launcher/topology/hwloc_reader.h"
 #include "launcher/topology/machine.h"
 
 namespace annulus {
 namespace {
 
-constexpr int64_t kMaxXmlBytes = int64_t{64} << 20;
+constexpr size_t kMaxXmlBytes = size_t{64} << 20;
 constexpr char kFine = '\1';  // what the checking child sends if it could read the text
 
 // Returns the processors on which this process may run, or an empty set if the kernel does not say.
@@ -55,8 +53,7 @@ void check_format(const std::string& text, const std::string& source) {
   constexpr std::string_view kMark = "<topology version=\"";
   const size_t at = text.find(kMark);
   if (at == std::string::npos) return;
-  unsigned major = 0;
-  std::from_chars(text.data() + at + kMark.size(), text.data() + text.size(), major);
+  const auto major = leading_number<unsigned>(std::string_view(text).substr(at + kMark.size()));
   const unsigned own = hwloc_get_api_version() >> 16;
   if (major <= own) return;
   throw Error(ErrorKind::kInput, "topology",
@@ -108,6 +105,8 @@ void check_in_child(const std::string& text, const std::string& source) {
     std::string answer(1, kFine);
     try {
       read_xml(text, source);
+    } catch (const Error& error) {
+      answer = error.message();
     } catch (const std::exception& error) {
       answer = error.what();
     }
@@ -115,45 +114,13 @@ void check_in_child(const std::string& text, const std::string& source) {
   }
   close(pipe_ends[1]);
   // The answer comes through the pipe, not as an exit status: a launcher may reap or ignore its children elsewhere.
-  std::string answer;
-  std::array<char, 4096> part{};
-  for (;;) {
-    const ssize_t n = read(pipe_ends[0], part.data(), part.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) break;
-    answer.append(part.data(), static_cast<size_t>(n));
-  }
+  const std::string answer = read_to_end(pipe_ends[0]);
   close(pipe_ends[0]);
   while (waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
   }
   if (answer.empty()) fail_xml(source, "not a consistent description of a machine: hwloc itself fails on it");
   if (answer.front() == kFine) return;
-  constexpr std::string_view kRoom = "[topology] ";
-  throw Error(ErrorKind::kInput, "topology", answer.starts_with(kRoom) ? answer.substr(kRoom.size()) : answer);
-}
-
-std::string read_file(const std::string& path) {
-  const auto fail = [&](const std::string& why) { fail_xml(path, why); };
-  std::error_code error;
-  const auto status = std::filesystem::status(path, error);
-  const auto unreadable = [&](int reason) {
-    throw Error(kind_of_errno(reason), "topology", path + ": it cannot be read (" + std::strerror(reason) + ")");
-  };
-  if (status.type() == std::filesystem::file_type::not_found) fail("no such file");
-  if (!std::filesystem::exists(status)) unreadable(error.value());
-  if (!std::filesystem::is_regular_file(status)) fail("not a file");
-  const auto size = std::filesystem::file_size(path, error);
-  if (error) unreadable(error.value());
-  if (size == 0) fail("it is empty");
-  if (size > static_cast<uintmax_t>(kMaxXmlBytes)) {
-    fail("it has " + std::to_string(size) + " bytes; a description of a machine has at most 64 MiB");
-  }
-  std::ifstream in(path, std::ios::binary);
-  std::string text(static_cast<size_t>(size), '\0');
-  if (!in.read(text.data(), static_cast<std::streamsize>(text.size()))) {
-    unreadable(errno);
-  }
-  return text;
+  throw Error(ErrorKind::kInput, "topology", answer);
 }
 
 }  // namespace
@@ -184,10 +151,12 @@ Machine Machine::this_machine(bool respect_affinity) {
   return machine;
 }
 
-Machine Machine::from_xml(const std::string& path) { return from_xml_text(read_file(path), path); }
+Machine Machine::from_xml(const std::string& path) {
+  return from_xml_text(read_small_file("topology", path, kMaxXmlBytes), path);
+}
 
 Machine Machine::from_xml_text(std::string_view xml, const std::string& source) {
-  if (static_cast<int64_t>(xml.size()) > kMaxXmlBytes) fail_xml(source, "it is longer than 64 MiB");
+  if (xml.size() > kMaxXmlBytes) fail_xml(source, "it is longer than 64 MiB");
   const std::string text(xml);
   check_in_child(text, source);
   return read_xml(text, source);
@@ -203,9 +172,7 @@ Machine Machine::from_synthetic(const std::string& description, const std::strin
   // hwloc would build a machine of any size, so the processors are counted first.
   double pus = 1;
   for (size_t at = 0; (at = description.find(':', at)) != std::string::npos;) {
-    ++at;
-    unsigned long long count = 1;
-    std::from_chars(description.data() + at, description.data() + description.size(), count);
+    const auto count = leading_number<unsigned long long>(std::string_view(description).substr(++at));
     pus *= static_cast<double>(std::max(1ULL, count));
   }
   if (pus > CpuSet::kMaxPu) fail();

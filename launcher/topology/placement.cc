@@ -51,10 +51,10 @@ int share(int i, int total, int parts) { return static_cast<int>(static_cast<int
 class HostPlacer {
  public:
   HostPlacer(const Machine& machine, RingPieces pieces, int count)
-      : machine_(machine), ranks_(static_cast<size_t>(count)), pieces_(std::move(pieces)) {
+      : machine_(machine), ranks_(count), pieces_(std::move(pieces)) {
     cores_of_.resize(machine.numa_nodes.size());
     for (size_t i = 0; i < machine.cores.size(); ++i) {
-      cores_of_[static_cast<size_t>(machine.cores[i].numa)].push_back(static_cast<int>(i));
+      cores_of_[machine.cores[i].numa].push_back(static_cast<int>(i));
     }
     for (size_t i = 0; i < cores_of_.size(); ++i) {
       if (!cores_of_[i].empty()) nodes_.push_back(static_cast<int>(i));
@@ -79,12 +79,12 @@ class HostPlacer {
   }
 
  private:
-  int cores(int node) const { return static_cast<int>(cores_of_[static_cast<size_t>(node)].size()); }
+  int cores(int node) const { return static_cast<int>(cores_of_[node].size()); }
 
   int threads(int node) const {
     int count = 0;
-    for (int core : cores_of_[static_cast<size_t>(node)]) {
-      count += static_cast<int>(machine_.cores[static_cast<size_t>(core)].pus.size());
+    for (int core : cores_of_[node]) {
+      count += static_cast<int>(machine_.cores[core].pus.size());
     }
     return count;
   }
@@ -94,7 +94,7 @@ class HostPlacer {
     const std::vector<int> gpus = best_ring_order(graph, best_members(graph, pieces_), pieces_);
     for (size_t i = 0; i < ranks_.size(); ++i) {
       ranks_[i].gpu = gpus[i];
-      ranks_[i].gpu_pci = machine_.gpus[static_cast<size_t>(gpus[i])].pci;
+      ranks_[i].gpu_pci = machine_.gpus[gpus[i]].pci;
     }
 
     // Ranks whose GPU is near only one node choose first; those with a choice come later and even the nodes out.
@@ -105,10 +105,10 @@ class HostPlacer {
                      [&](size_t a, size_t b) { return near_nodes(ranks_[a]).size() < near_nodes(ranks_[b]).size(); });
     for (size_t r : by_choice) {
       const std::vector<int> near = near_nodes(ranks_[r]);
-      members[static_cast<size_t>(choose_node(near, members))].push_back(static_cast<int>(r));
+      members[choose_node(near, members)].push_back(static_cast<int>(r));
     }
     for (int node : nodes_) {
-      auto& list = members[static_cast<size_t>(node)];
+      auto& list = members[node];
       std::sort(list.begin(), list.end());
       divide(node, list);
     }
@@ -117,7 +117,7 @@ class HostPlacer {
   // Returns the nodes with cores near the rank's GPU, or all nodes with cores if there are none.
   std::vector<int> near_nodes(const RankPlacement& rank) const {
     std::vector<int> near;
-    for (int node : machine_.gpus[static_cast<size_t>(rank.gpu)].numa) {
+    for (int node : machine_.gpus[rank.gpu].numa) {
       if (cores(node) > 0) near.push_back(node);
     }
     return near.empty() ? nodes_ : near;
@@ -127,13 +127,13 @@ class HostPlacer {
   // else a near one.
   int choose_node(const std::vector<int>& near, const std::vector<std::vector<int>>& members) const {
     std::set<int> packages;
-    for (int node : near) packages.insert(machine_.numa_nodes[static_cast<size_t>(node)].package);
+    for (int node : near) packages.insert(machine_.numa_nodes[node].package);
     int best = nodes_.front();
     std::tuple<int, double, int> best_cost{9, 0, 0};
     for (int node : nodes_) {
-      const int taken = static_cast<int>(members[static_cast<size_t>(node)].size());
+      const int taken = static_cast<int>(members[node].size());
       const bool is_near = std::find(near.begin(), near.end(), node) != near.end();
-      const bool same_package = packages.contains(machine_.numa_nodes[static_cast<size_t>(node)].package);
+      const bool same_package = packages.contains(machine_.numa_nodes[node].package);
       const int full = taken < cores(node) ? 0 : taken < threads(node) ? 1 : 2;
       const int room = full == 0 ? cores(node) : threads(node);
       const int distance = is_near ? 0 : same_package ? 1 : 2;
@@ -160,7 +160,7 @@ class HostPlacer {
     std::vector<int> all;
     std::vector<int> borders;  // of the nodes: the numbers of cores before them
     for (int node : nodes_) {
-      const std::vector<int>& own = cores_of_[static_cast<size_t>(node)];
+      const std::vector<int>& own = cores_of_[node];
       borders.push_back(static_cast<int>(all.size()));
       all.insert(all.end(), own.begin(), own.end());
     }
@@ -180,8 +180,7 @@ class HostPlacer {
       }
       return best;
     };
-    for (int r = 0; r < n; ++r)
-      give_cores(ranks_[static_cast<size_t>(r)], {all.begin() + cut(r), all.begin() + cut(r + 1)});
+    for (int r = 0; r < n; ++r) give_cores(ranks_[r], {all.begin() + cut(r), all.begin() + cut(r + 1)});
   }
 
   // Divides hardware threads, or cores if there are fewer threads than ranks, among more ranks than there are cores.
@@ -197,7 +196,7 @@ class HostPlacer {
     }
     int r = 0;
     for (size_t i = 0; i < nodes_.size(); ++i) {
-      std::vector<int> list(static_cast<size_t>(count[i]));
+      std::vector<int> list(count[i]);
       std::iota(list.begin(), list.end(), r);
       r += count[i];
       divide(nodes_[i], list);
@@ -210,23 +209,23 @@ class HostPlacer {
     std::set<int> memory;
     for (int core : own) {
       add_pus(pus, core);
-      memory.insert(machine_.numa_nodes[static_cast<size_t>(machine_.cores[static_cast<size_t>(core)].numa)].id);
+      memory.insert(machine_.numa_nodes[machine_.cores[core].numa].id);
     }
-    const Core& first = machine_.cores[static_cast<size_t>(own.front())];
-    rank.numa_node = machine_.numa_nodes[static_cast<size_t>(first.numa)].id;
+    const Core& first = machine_.cores[own.front()];
+    rank.numa_node = machine_.numa_nodes[first.numa].id;
     rank.memory_nodes.assign(memory.begin(), memory.end());
     rank.cpus = CpuSet(std::move(pus));
     rank.cores = static_cast<int>(own.size());
   }
 
   void add_pus(std::vector<int>& out, int core) const {
-    const auto& pus = machine_.cores[static_cast<size_t>(core)].pus;
+    const auto& pus = machine_.cores[core].pus;
     out.insert(out.end(), pus.begin(), pus.end());
   }
 
   // Divides the cores of a node among the local ranks in `list`, or if there are too few, its hardware threads.
   void divide(int node, const std::vector<int>& list) {
-    const std::vector<int>& own = cores_of_[static_cast<size_t>(node)];
+    const std::vector<int>& own = cores_of_[node];
     const int c = static_cast<int>(own.size());
     const int k = static_cast<int>(list.size());
     std::vector<int> pus;
@@ -237,13 +236,13 @@ class HostPlacer {
     }
     const int p = static_cast<int>(pus.size());
     for (int i = 0; i < k; ++i) {
-      RankPlacement& rank = ranks_[static_cast<size_t>(list[static_cast<size_t>(i)])];
+      RankPlacement& rank = ranks_[list[i]];
       if (k <= c) {
         give_cores(rank, {own.begin() + share(i, c, k), own.begin() + share(i + 1, c, k)});
         continue;
       }
       // Of more ranks than threads, each gets the core of its share of the threads, on which it shares all threads.
-      give_cores(rank, {core_of_pu[static_cast<size_t>(share(i, p, k))]});
+      give_cores(rank, {core_of_pu[share(i, p, k)]});
       rank.oversubscribed = true;
       if (k > p) continue;
       const auto at = [&](int j) { return pus.begin() + share(j, p, k); };
@@ -268,8 +267,8 @@ class HostPlacer {
       std::vector<int> numa;
       PciPath path;
       if (rank.gpu >= 0) {
-        numa = machine_.gpus[static_cast<size_t>(rank.gpu)].numa;
-        path = machine_.gpus[static_cast<size_t>(rank.gpu)].path;
+        numa = machine_.gpus[rank.gpu].numa;
+        path = machine_.gpus[rank.gpu].path;
       } else {
         for (size_t i = 0; i < machine_.numa_nodes.size(); ++i) {
           if (machine_.numa_nodes[i].id == rank.numa_node) numa.push_back(static_cast<int>(i));
@@ -288,9 +287,9 @@ class HostPlacer {
           best = static_cast<int>(i);
         }
       }
-      ++used[static_cast<size_t>(best)];
+      ++used[best];
       rank.nic = best;
-      const Nic& nic = machine_.nics[static_cast<size_t>(best)];
+      const Nic& nic = machine_.nics[best];
       rank.nic_name = nic.name;
       if (nic.rdma) rank.hca = nic.name + (nic.port > 0 ? ":" + std::to_string(nic.port) : "");
     }
@@ -306,15 +305,15 @@ class HostPlacer {
 // Returns the parts of rings on a host with `count` ranks: whole rings of `context`, or a path that goes on elsewhere.
 RingPieces pieces_of(int count, int context) {
   if (count % context != 0) return {{count, false}};
-  return RingPieces(static_cast<size_t>(count / context), {context, true});
+  return RingPieces(count / context, {context, true});
 }
 
 Hop make_hop(const std::vector<Machine>& hosts, const RankPlacement& from, const RankPlacement& to) {
   Hop hop{from.rank, to.rank, from.host_index != to.host_index, {}};
   if (hop.other_host) return hop;
-  const Machine& machine = hosts[static_cast<size_t>(from.host_index)];
+  const Machine& machine = hosts[from.host_index];
   if (from.gpu >= 0) {
-    hop.link = machine.links[static_cast<size_t>(from.gpu)][static_cast<size_t>(to.gpu)];
+    hop.link = machine.links[from.gpu][to.gpu];
   } else {
     std::vector<int> numa;
     for (size_t i = 0; i < machine.numa_nodes.size(); ++i) {
@@ -392,7 +391,7 @@ Placement place_in_order(const std::vector<Machine>& hosts, const std::vector<in
   for (const RankPlacement& from : placement.ranks) {
     const int begin = from.rank / placement.context * placement.context;
     const int to = begin + (from.rank - begin + 1) % placement.context;
-    placement.hops.push_back(make_hop(hosts, from, placement.ranks[static_cast<size_t>(to)]));
+    placement.hops.push_back(make_hop(hosts, from, placement.ranks[to]));
   }
   return placement;
 }
@@ -424,9 +423,8 @@ Placement place(const std::vector<Machine>& hosts, int ranks, const PlacementOpt
   if (cuda && ranks > gpus) {
     if (hosts.size() == 1) check_gpus(hosts.front(), ranks);
     lack(
-        "the " + counted(static_cast<int64_t>(hosts.size()), "host") + " have " + counted(gpus, "GPU") +
-        " together, but " + counted(ranks, "rank") +
-        " with device = \"cuda\" were asked for, and each needs a GPU of its own; use " +
+        "the " + counted(hosts.size(), "host") + " have " + counted(gpus, "GPU") + " together, but " +
+        counted(ranks, "rank") + " with device = \"cuda\" were asked for, and each needs a GPU of its own; use " +
         (gpus == 0 ? std::string("device = \"cpu\"") : "-n " + std::to_string(gpus) + " or less, or device = \"cpu\""));
   }
   if (ranks > all) {

@@ -2,9 +2,7 @@
 #include "launcher/topology/rdma.h"
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <set>
 #include <string_view>
@@ -13,18 +11,13 @@
 #include <vector>
 
 #include "common/error.h"
+#include "common/files.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string first_line(const fs::path& file) {
-  std::string line;
-  std::ifstream in(file);
-  std::getline(in, line);
-  return line;
-}
 
 // Returns the names in a folder in order, or none if it cannot be read.
 std::set<std::string> names_in(const fs::path& folder) {
@@ -38,8 +31,7 @@ std::set<std::string> names_in(const fs::path& folder) {
 
 // "400 Gb/sec (4X NDR)" -> 400000, "2.5 Gb/sec (1X SDR)" -> 2500.
 int64_t megabits(std::string_view rate) {
-  double gigabits = 0;
-  std::from_chars(rate.data(), rate.data() + rate.size(), gigabits);
+  const auto gigabits = leading_number<double>(rate);
   return gigabits > 0 && gigabits < 1e6 ? static_cast<int64_t>(gigabits * 1000) : 0;
 }
 
@@ -48,8 +40,8 @@ std::vector<RdmaPort> ports_in(const fs::path& device) {
   for (const std::string& name : names_in(device / "ports")) {
     const fs::path folder = device / "ports" / name;
     RdmaPort port;
-    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), port.number);
-    if (error != std::errc() || *end != '\0' || port.number < 1 || port.number > kMaxRdmaPorts) continue;
+    port.number = number_of_text<int>(name).value_or(0);
+    if (port.number < 1 || port.number > kMaxRdmaPorts) continue;
     port.active = first_line(folder / "state").starts_with("4");  // "4: ACTIVE"
     port.ethernet = first_line(folder / "link_layer") == "Ethernet";
     port.megabits_per_s = megabits(first_line(folder / "rate"));

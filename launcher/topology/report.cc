@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -66,16 +65,12 @@ std::string bytes(int64_t n) {
     value /= 1024;
     ++unit;
   }
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), value < 10 && unit > 0 ? "%.1f %s" : "%.0f %s", value, kUnits[unit]);
-  return text.data();
+  return rounded(value, value < 10 && unit > 0 ? 1 : 0) + " " + kUnits[unit];
 }
 
 std::string gigabytes(int64_t megabytes_per_s) {
-  std::array<char, 32> text{};
   const double value = static_cast<double>(megabytes_per_s) / 1000;
-  std::snprintf(text.data(), text.size(), value < 10 ? "%.1f" : "%.0f", value);
-  return text.data();
+  return rounded(value, value < 10 ? 1 : 0);
 }
 
 // A long list of processors (such as every second one of 256) is cut and ends in their number.
@@ -87,7 +82,7 @@ std::string cpu_list(const CpuSet& cpus) {
 std::string node_ids(const Machine& machine, const std::vector<int>& indices) {
   std::vector<int> ids;
   ids.reserve(indices.size());
-  for (int i : indices) ids.push_back(machine.numa_nodes[static_cast<size_t>(i)].id);
+  for (int i : indices) ids.push_back(machine.numa_nodes[i].id);
   const std::string text = CpuSet(std::move(ids)).to_string();
   return text.size() <= 12 ? text : "any";
 }
@@ -174,8 +169,7 @@ std::string ring_lines(const Placement& placement) {
     }
     out += "\n";
   }
-  if (rings > kRings)
-    out += "  and " + counted(static_cast<int64_t>(rings - kRings), "more ring") + ", in the order of the ranks\n";
+  if (rings > kRings) out += "  and " + counted(rings - kRings, "more ring") + ", in the order of the ranks\n";
   return out;
 }
 
@@ -184,13 +178,11 @@ std::string ring_lines(const Placement& placement) {
 std::string to_table(const Machine& machine) {
   size_t packages = 0;
   for (const Package& package : machine.packages) packages += package.cpus.empty() ? 0 : 1;
-  std::string out = "host " + printable(machine.host, 40) + ": " + counted(static_cast<int64_t>(packages), "package") +
-                    ", " + counted(static_cast<int64_t>(machine.numa_nodes.size()), "NUMA node") + ", " +
-                    counted(static_cast<int64_t>(machine.cores.size()), "core") + " (" +
-                    counted(static_cast<int64_t>(machine.cpus().size()), "thread") + "), " +
-                    bytes(machine.memory_bytes()) + " memory, " +
-                    counted(static_cast<int64_t>(machine.gpus.size()), "GPU") + ", " +
-                    counted(static_cast<int64_t>(machine.nics.size()), "NIC") + "\n";
+  std::string out = "host " + printable(machine.host, 40) + ": " + counted(packages, "package") + ", " +
+                    counted(machine.numa_nodes.size(), "NUMA node") + ", " + counted(machine.cores.size(), "core") +
+                    " (" + counted(machine.cpus().size(), "thread") + "), " + bytes(machine.memory_bytes()) +
+                    " memory, " + counted(machine.gpus.size(), "GPU") + ", " + counted(machine.nics.size(), "NIC") +
+                    "\n";
   if (machine.cpu_quota > 0) {
     out += "  its control group has the time of " + significant(machine.cpu_quota, 4) + " processors\n";
   }
@@ -201,11 +193,11 @@ std::string to_table(const Machine& machine) {
   out += "\n";
   Table nodes({">NUMA", ">package", ">memory", ">cores", "<cpus"});
   std::vector<size_t> cores(machine.numa_nodes.size(), 0);
-  for (const Core& core : machine.cores) ++cores[static_cast<size_t>(core.numa)];
+  for (const Core& core : machine.cores) ++cores[core.numa];
   for (size_t i = 0; i < machine.numa_nodes.size(); ++i) {
     const NumaNode& node = machine.numa_nodes[i];
-    nodes.add({std::to_string(node.id), std::to_string(machine.packages[static_cast<size_t>(node.package)].id),
-               bytes(node.memory_bytes), std::to_string(cores[i]), cpu_list(node.cpus)});
+    nodes.add({std::to_string(node.id), std::to_string(machine.packages[node.package].id), bytes(node.memory_bytes),
+               std::to_string(cores[i]), cpu_list(node.cpus)});
   }
   out += nodes.print();
 
@@ -286,10 +278,10 @@ std::string to_table(const std::vector<Machine>& hosts, const Placement& placeme
   if (placement.oversubscribed) {
     size_t cores = 0;
     std::vector<bool> used(hosts.size(), false);
-    for (const RankPlacement& rank : placement.ranks) used[static_cast<size_t>(rank.host_index)] = true;
+    for (const RankPlacement& rank : placement.ranks) used[rank.host_index] = true;
     for (size_t h = 0; h < hosts.size(); ++h) cores += used[h] ? hosts[h].cores.size() : 0;
-    out += "  * shares a core with another rank: " + counted(static_cast<int64_t>(placement.ranks.size()), "rank") +
-           " on " + counted(static_cast<int64_t>(cores), "core") + "\n";
+    out += "  * shares a core with another rank: " + counted(placement.ranks.size(), "rank") + " on " +
+           counted(cores, "core") + "\n";
   }
   return out;
 }
@@ -339,8 +331,7 @@ std::string topology_table(const std::vector<Machine>& hosts, const Placement& p
     seen.push_back(machine.host);
     out += to_table(machine) + "\n";
   }
-  return out + "placement of " + counted(static_cast<int64_t>(placement.ranks.size()), "rank") + "\n\n" +
-         to_table(hosts, placement);
+  return out + "placement of " + counted(placement.ranks.size(), "rank") + "\n\n" + to_table(hosts, placement);
 }
 
 nlohmann::json topology_json(const std::vector<Host>& hosts, const Placement& placement) {

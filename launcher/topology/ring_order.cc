@@ -2,7 +2,6 @@
 #include "launcher/topology/ring_order.h"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -18,15 +17,13 @@ using Matrix = std::vector<std::vector<int64_t>>;
 constexpr size_t kExact = 9;
 constexpr size_t kTwoOpt = 32;  // 2-opt tries members^2 changes, each in members steps; hosts have fewer GPUs
 constexpr size_t kStarts = 4;
-constexpr int64_t kLinkShare = 256;  // exceeds the nearness of all ends together: 9 pieces * 2 ends * 7 = 126
-constexpr int64_t kNever = std::numeric_limits<int64_t>::min() / 4;
 
 GpuGraph subgraph(const GpuGraph& gpus, const std::vector<int>& members) {
   GpuGraph out{Matrix(members.size(), std::vector<int64_t>(members.size()))};
   for (size_t i = 0; i < members.size(); ++i) {
     const auto from = static_cast<size_t>(members[i]);
     for (size_t j = 0; j < members.size(); ++j) {
-      out.bandwidth[i][j] = gpus.bandwidth[from][static_cast<size_t>(members[j])];
+      out.bandwidth[i][j] = gpus.bandwidth[from][members[j]];
     }
     out.nearness.push_back(gpus.nearness.empty() ? 0 : gpus.nearness[from]);
   }
@@ -58,7 +55,7 @@ std::vector<After> links_of(const RingPieces& pieces) {
 // Returns how many connections to other hosts begin or end at each position of an order: two at a piece of a single
 // member whose ring continues elsewhere.
 std::vector<int> ways_out(const RingPieces& pieces) {
-  std::vector<int> ways(static_cast<size_t>(total(pieces)), 0);
+  std::vector<int> ways(total(pieces), 0);
   size_t begin = 0;
   for (const RingPiece& piece : pieces) {
     const size_t end = begin + static_cast<size_t>(piece.members);
@@ -71,105 +68,83 @@ std::vector<int> ways_out(const RingPieces& pieces) {
   return ways;
 }
 
-// Held-Karp, computed from the end: rest[mask][last][first] is the best worth of the remaining order when the members
-// in `mask` are visited, `last` was visited last, and its piece begins with `first`. Going forward, always taking the
-// lowest next index that keeps the best worth gives the order nearest to 0, 1, 2, ... `join` combines a link with the
-// worth of what follows it: their sum or their minimum. `at_place(position, member)` is added for every member.
-template <typename Join, typename AtPlace>
-class HeldKarp {
+// What the member at a position adds to the worth of an order whose piece begins at `first`: the link from the one
+// before it, the link back to the first, and its nearness to the network.
+class Worth {
  public:
-  HeldKarp(const Matrix& w, const std::vector<After>& after, int64_t nothing, Join join, AtPlace at_place)
-      : w_(w),
-        after_(after),
-        nothing_(nothing),
-        join_(join),
-        at_place_(at_place),
-        n_(w.size()),
-        rest_(n_ * n_ << n_, kNever) {
-    for (size_t mask = full(); mask > 0; --mask) {
-      for (size_t last = 0; last < n_; ++last) {
-        for (size_t first = 0; first < n_ && (mask >> last & 1); ++first) {
-          if (mask >> first & 1) at(mask, last, first) = solve(mask, last, first);
-        }
-      }
-    }
-  }
+  Worth(const GpuGraph& gpus, const RingPieces& pieces)
+      : gpus_(gpus), after_(links_of(pieces)), ways_(ways_out(pieces)) {}
 
-  std::pair<int64_t, std::vector<int>> best() {
-    const auto from = [&](size_t s) { return at(size_t{1} << s, s, s) + at_place_(0, s); };
-    size_t start = 0;
-    for (size_t s = 1; s < n_; ++s) {
-      if (from(s) > from(start)) start = s;
-    }
-    std::vector<int> order{static_cast<int>(start)};
-    size_t mask = size_t{1} << start;
-    const int64_t best = from(start);
-    for (size_t last = start, first = start; mask != full();) {
-      for (size_t next = 0; next < n_; ++next) {
-        if ((mask >> next & 1) || with(mask, last, first, next) != at(mask, last, first)) continue;
-        first = ends(mask) ? next : first;
-        mask |= size_t{1} << next;
-        order.push_back(static_cast<int>(next));
-        last = next;
-        break;
-      }
-    }
-    return {best, order};
+  size_t members() const { return after_.size(); }
+  bool ends_piece(size_t position) const { return after_[position] != After::kNext; }
+  // The number of links, and of connections to other hosts, that the member at a position adds.
+  int links(size_t position) const {
+    return (position > 0 && !ends_piece(position - 1) ? 1 : 0) + (after_[position] == After::kReturn ? 1 : 0);
+  }
+  int ways(size_t position) const { return ways_[position]; }
+
+  RingWorth with(RingWorth worth, const std::vector<int>& order, size_t position, size_t first) const {
+    const auto add = [&](int to) {
+      const int64_t link = gpus_.bandwidth[order[position]][to];
+      worth.slowest = std::min(worth.slowest, link);
+      worth.sum += link;
+    };
+    if (position > first) add(order[position - 1]);
+    if (after_[position] == After::kReturn) add(order[first]);
+    if (!gpus_.nearness.empty()) worth.ends += ways_[position] * gpus_.nearness[order[position]];
+    return worth;
   }
 
  private:
-  size_t full() const { return (size_t{1} << n_) - 1; }
-  int64_t& at(size_t mask, size_t last, size_t first) { return rest_[(mask * n_ + last) * n_ + first]; }
-  After after(size_t mask) const { return after_[static_cast<size_t>(std::popcount(mask)) - 1]; }
-  bool ends(size_t mask) const { return after(mask) != After::kNext; }
-
-  int64_t with(size_t mask, size_t last, size_t first, size_t next) {
-    int64_t then = at(mask | size_t{1} << next, next, ends(mask) ? next : first);
-    if (then != kNever) then += at_place_(static_cast<size_t>(std::popcount(mask)), next);
-    if (after(mask) == After::kNone) return then;
-    return join_(w_[last][after(mask) == After::kNext ? next : first], then);
-  }
-
-  int64_t solve(size_t mask, size_t last, size_t first) {
-    if (mask == full()) return after(mask) == After::kReturn ? join_(w_[last][first], nothing_) : nothing_;
-    int64_t best = kNever;
-    for (size_t next = 0; next < n_; ++next) {
-      if (!(mask >> next & 1)) best = std::max(best, with(mask, last, first, next));
-    }
-    return best;
-  }
-
-  const Matrix& w_;
-  const std::vector<After>& after_;
-  const int64_t nothing_;
-  const Join join_;
-  const AtPlace at_place_;
-  const size_t n_;
-  std::vector<int64_t> rest_;
+  const GpuGraph& gpus_;
+  const std::vector<After> after_;
+  const std::vector<int> ways_;
 };
 
-std::vector<int> exact_order(GpuGraph gpus, const RingPieces& pieces) {
-  const std::vector<After> after = links_of(pieces);
-  // The first pass finds the best possible slowest link. The second maximizes the sum over links that are at least that
-  // fast, so its result also has the best slowest link.
-  const int64_t slowest =
-      HeldKarp(
-          gpus.bandwidth, after, std::numeric_limits<int64_t>::max(),
-          [](int64_t link, int64_t then) { return std::min(link, then); }, [](size_t, size_t) { return int64_t{0}; })
-          .best()
-          .first;
-  // Any difference in the sum of links outweighs all nearness to the network.
-  for (auto& row : gpus.bandwidth) {
-    for (int64_t& value : row) value = value < slowest ? kNever : value * kLinkShare;
+constexpr RingWorth kNoLinks{std::numeric_limits<int64_t>::max(), 0, 0};
+
+// Tries all orders, beginning with 0, 1, 2, ..., but leaves out those that begin with members after which no order can
+// be better than the best so far.
+class ExactOrder {
+ public:
+  ExactOrder(const GpuGraph& gpus, const RingPieces& pieces) : worth_(gpus, pieces), order_(worth_.members()) {
+    for (const auto& row : gpus.bandwidth) fastest_ = std::max(fastest_, *std::max_element(row.begin(), row.end()));
+    for (const int nearness : gpus.nearness) nearest_ = std::max(nearest_, nearness);
+    std::iota(order_.begin(), order_.end(), 0);
+    extend(0, 0, kNoLinks);
   }
-  const std::vector<int> ways = ways_out(pieces);
-  return HeldKarp(
-             gpus.bandwidth, after, 0,
-             [](int64_t link, int64_t then) { return link == kNever || then == kNever ? kNever : link + then; },
-             [&](size_t position, size_t member) { return int64_t{ways[position]} * gpus.nearness[member]; })
-      .best()
-      .second;
-}
+  const std::vector<int>& best() const { return best_; }
+
+ private:
+  // `order_` is settled before `position`, and in ascending order from there on.
+  void extend(size_t position, size_t first, const RingWorth& before) {
+    if (position == order_.size()) {
+      best_ = order_;
+      best_worth_ = before;
+      return;
+    }
+    for (size_t i = position; i < order_.size(); ++i) {
+      const auto at = order_.begin() + position;
+      std::rotate(at, order_.begin() + i, order_.begin() + i + 1);
+      const RingWorth now = worth_.with(before, order_, position, first);
+      RingWorth at_most = now;
+      for (size_t later = position + 1; later < order_.size(); ++later) {
+        at_most.sum += worth_.links(later) * fastest_;
+        at_most.ends += worth_.ways(later) * nearest_;
+      }
+      if (best_.empty() || at_most > best_worth_) {
+        extend(position + 1, worth_.ends_piece(position) ? position + 1 : first, now);
+      }
+      std::rotate(at, at + 1, order_.begin() + i + 1);
+    }
+  }
+
+  const Worth worth_;
+  int64_t fastest_ = 0;
+  int nearest_ = 0;
+  std::vector<int> order_, best_;
+  RingWorth best_worth_;
+};
 
 std::vector<int> greedy_order(const GpuGraph& gpus, size_t start) {
   const Matrix& w = gpus.bandwidth;
@@ -177,7 +152,7 @@ std::vector<int> greedy_order(const GpuGraph& gpus, size_t start) {
   std::vector<bool> used(w.size(), false);
   used[start] = true;
   while (order.size() < w.size()) {
-    const auto& row = w[static_cast<size_t>(order.back())];
+    const auto& row = w[order.back()];
     size_t best = w.size();
     for (size_t i = 0; i < w.size(); ++i) {
       if (!used[i] && (best == w.size() || row[i] > row[best])) best = i;
@@ -197,8 +172,8 @@ void two_opt(const GpuGraph& w, std::vector<int>& order, const RingPieces& piece
     bool better = false;
     for (size_t i = one_ring(pieces) ? 1 : 0; i + 1 < order.size(); ++i) {
       for (size_t j = i + 1; j < order.size(); ++j) {
-        const auto first = order.begin() + static_cast<std::ptrdiff_t>(i);
-        const auto last = order.begin() + static_cast<std::ptrdiff_t>(j) + 1;
+        const auto first = order.begin() + i;
+        const auto last = order.begin() + j + 1;
         std::reverse(first, last);
         const RingWorth now = ring_worth(w, order, pieces);
         if (now > worth) {
@@ -236,23 +211,14 @@ std::vector<int> heuristic_order(const GpuGraph& w, const RingPieces& pieces) {
 }  // namespace
 
 RingWorth ring_worth(const GpuGraph& gpus, const std::vector<int>& order, const RingPieces& pieces) {
-  RingWorth worth{std::numeric_limits<int64_t>::max(), 0, 0};
-  const std::vector<int> ways = ways_out(pieces);
-  bool any = false;
-  const std::vector<After> after = links_of(pieces);
-  for (size_t i = 0, first = 0; i < after.size(); ++i) {
-    if (after[i] != After::kNone) {
-      const size_t to = after[i] == After::kNext ? i + 1 : first;
-      const int64_t link = gpus.bandwidth[static_cast<size_t>(order[i])][static_cast<size_t>(order[to])];
-      worth.slowest = std::min(worth.slowest, link);
-      worth.sum += link;
-      any = true;
-    }
-    if (after[i] != After::kNext) first = i + 1;
-    if (!gpus.nearness.empty()) worth.ends += ways[i] * gpus.nearness[static_cast<size_t>(order[i])];
+  const Worth worth(gpus, pieces);
+  RingWorth sum = kNoLinks;
+  for (size_t i = 0, first = 0; i < worth.members(); ++i) {
+    sum = worth.with(sum, order, i, first);
+    if (worth.ends_piece(i)) first = i + 1;
   }
-  if (!any) worth.slowest = 0;
-  return worth;
+  if (sum.slowest == kNoLinks.slowest) sum.slowest = 0;
+  return sum;
 }
 
 std::vector<int> best_ring_order(const GpuGraph& gpus, const std::vector<int>& members, const RingPieces& pieces) {
@@ -263,8 +229,8 @@ std::vector<int> best_ring_order(const GpuGraph& gpus, const std::vector<int>& m
   }
   if (members.size() < 2 || (members.size() == 2 && pieces.size() == 1)) return members;
   const GpuGraph w = subgraph(gpus, members);
-  std::vector<int> order = members.size() <= kExact ? exact_order(w, pieces) : heuristic_order(w, pieces);
-  for (int& i : order) i = members[static_cast<size_t>(i)];
+  std::vector<int> order = members.size() <= kExact ? ExactOrder(w, pieces).best() : heuristic_order(w, pieces);
+  for (int& i : order) i = members[i];
   return order;
 }
 
@@ -274,7 +240,7 @@ std::vector<int> best_members(const GpuGraph& gpus, const RingPieces& pieces) {
   const auto want = static_cast<size_t>(total(pieces));
   std::vector<int> all(n);
   std::iota(all.begin(), all.end(), 0);
-  if (want >= n || want == 0) return {all.begin(), all.begin() + static_cast<std::ptrdiff_t>(std::min(want, n))};
+  if (want >= n || want == 0) return {all.begin(), all.begin() + std::min(want, n)};
 
   std::vector<int> best;
   RingWorth worth;
@@ -287,7 +253,7 @@ std::vector<int> best_members(const GpuGraph& gpus, const RingPieces& pieces) {
   };
   if (n <= kExact) {
     std::vector<bool> chosen(n, false);
-    std::fill(chosen.begin(), chosen.begin() + static_cast<std::ptrdiff_t>(want), true);
+    std::fill(chosen.begin(), chosen.begin() + want, true);
     do {  // beginning with {0, 1, ..}, in lexicographic order of the members
       std::vector<int> members;
       for (size_t i = 0; i < n; ++i) {
@@ -297,12 +263,12 @@ std::vector<int> best_members(const GpuGraph& gpus, const RingPieces& pieces) {
     } while (std::prev_permutation(chosen.begin(), chosen.end()));
     return best;
   }
-  consider({all.begin(), all.begin() + static_cast<std::ptrdiff_t>(want)});
+  consider({all.begin(), all.begin() + want});
   for (size_t s = 0; s < std::min(n, kStarts); ++s) {
     // Add the GPU with the fastest link to any member so far: the ring will need just those links.
     std::vector<int> members{static_cast<int>(s * n / std::min(n, kStarts))};
     std::vector<bool> used(n, false);
-    used[static_cast<size_t>(members[0])] = true;
+    used[members[0]] = true;
     while (members.size() < want) {
       size_t next = n;
       RingWorth next_worth;
@@ -310,8 +276,8 @@ std::vector<int> best_members(const GpuGraph& gpus, const RingPieces& pieces) {
         if (used[i]) continue;
         RingWorth now;
         for (int m : members) {
-          now.slowest = std::max(now.slowest, bandwidth[i][static_cast<size_t>(m)]);
-          now.sum += bandwidth[i][static_cast<size_t>(m)];
+          now.slowest = std::max(now.slowest, bandwidth[i][m]);
+          now.sum += bandwidth[i][m];
         }
         if (next == n || now > next_worth) {
           next = i;

@@ -38,8 +38,8 @@ struct GpuGraph {
 RingWorth ring_worth(const GpuGraph& gpus, const std::vector<int>& order, const RingPieces& pieces);
 
 // Returns the best order of `members` (indices into `gpus`, as many as the pieces have members); a single closed piece
-// begins with the first member. Exact (Held-Karp) for up to 9 members, with ties to the order nearest to `members`;
-// greedy for more, with 2-opt for up to 32. Takes 2^9 * 9^3 steps or about members^3.
+// begins with the first member. Compares all orders of up to 9 members, with ties to the one nearest to `members`;
+// greedy for more, with 2-opt for up to 32.
 std::vector<int> best_ring_order(const GpuGraph& gpus, const std::vector<int>& members, const RingPieces& pieces);
 
 // Returns the ascending indices of the `gpus` with the best order, as many as the pieces have members, with ties to the

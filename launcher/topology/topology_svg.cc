@@ -80,13 +80,13 @@ class Page {
   // Returns the host and the box at which a rank's lines to other hosts end: a NIC, which may serve several ranks, or
   // the rank itself (-1 - rank).
   std::pair<int, int> port_of(int rank) const {
-    const int host = placement_.ranks[static_cast<size_t>(rank)].host_index;
-    const auto nic = pictures_[static_cast<size_t>(host)].nic_of(rank);
+    const int host = placement_.ranks[rank].host_index;
+    const auto nic = pictures_[host].nic_of(rank);
     return {host, nic ? *nic : -1 - rank};
   }
 
   Box box_of(const std::pair<int, int>& port) const {
-    const HostPicture& picture = pictures_[static_cast<size_t>(port.first)];
+    const HostPicture& picture = pictures_[port.first];
     return port.second < 0 ? picture.rank_box(-1 - port.second) : picture.nic_box(port.second);
   }
 
@@ -115,7 +115,7 @@ class Page {
     }
   }
 
-  size_t host_of(int rank) const { return static_cast<size_t>(placement_.ranks[static_cast<size_t>(rank)].host_index); }
+  size_t host_of(int rank) const { return static_cast<size_t>(placement_.ranks[rank].host_index); }
 
   void place() {
     left_ = kMargin + router_->left_width();
@@ -135,8 +135,7 @@ class Page {
 
   void draw_title() {
     const size_t ranks = placement_.ranks.size();
-    std::string text = counted(static_cast<int64_t>(hosts_.size()), "host") + ", " +
-                       counted(static_cast<int64_t>(ranks), "rank") +
+    std::string text = counted(hosts_.size(), "host") + ", " + counted(ranks, "rank") +
                        (placement_.ranks.front().gpu >= 0 ? " on GPUs" : " on processors");
     if (!placement_.hops.empty()) {
       text += ", " + counted(static_cast<int64_t>(ranks) / placement_.context, "ring") + " of " +
@@ -152,8 +151,7 @@ class Page {
   void draw_routes() {
     for (int row = 0; row < rows_; ++row) {
       const int height = router_->band_height(row);
-      if (height > 0)
-        canvas_.box({left_, band_tops_[static_cast<size_t>(row)], inner_width_, height}, 4, "#eef1f4", "#eef1f4");
+      if (height > 0) canvas_.box({left_, band_tops_[row], inner_width_, height}, 4, "#eef1f4", "#eef1f4");
     }
     for (size_t i = 0; i < drawn_.size(); ++i) {
       const Hop& hop = drawn_[i];
@@ -201,8 +199,7 @@ class Page {
            stroke(color_of(placement_, first).line, ""));
     }
     if (rings > kNamedRings) {
-      item("and " + counted(static_cast<int64_t>(rings - kNamedRings), "more ring") + ", in the same colours again",
-           [](int, int) {});
+      item("and " + counted(rings - kNamedRings, "more ring") + ", in the same colours again", [](int, int) {});
     }
     for (const auto& [dash, text, through_memory] : kKinds) {
       const bool any = std::any_of(placement_.hops.begin(), placement_.hops.end(), [&](const Hop& hop) {

@@ -28,8 +28,7 @@ int64_t file_bytes(const Manifest& manifest) {
 }
 
 std::string files_text(const Manifest& manifest) {
-  return counted(static_cast<int64_t>(manifest.files.size()), "file") + ", " +
-         bytes_text(static_cast<double>(file_bytes(manifest)));
+  return counted(manifest.files.size(), "file") + ", " + bytes_text(static_cast<double>(file_bytes(manifest)));
 }
 
 // Prints one line for each dtype: "F32: 12 tensors, 1,234 elements, 4.9 MB".
@@ -176,15 +175,14 @@ class CheckpointVerb : public Verb {
     std::vector<std::string> damage;
     CheckpointReader(path, manifest).check(CheckpointPart::kAll, 0, 1, &damage);
     if (damage.empty()) {
-      std::printf("%s: whole: %s, %s\n", path.c_str(),
-                  counted(static_cast<int64_t>(manifest.tensors.size()), "tensor").c_str(),
+      std::printf("%s: whole: %s, %s\n", path.c_str(), counted(manifest.tensors.size(), "tensor").c_str(),
                   files_text(manifest).c_str());
       return;
     }
     for (const std::string& line : damage) std::printf("%s\n", line.c_str());
     std::fflush(stdout);
     throw Error(ErrorKind::kInput, "checkpoint",
-                path + " is damaged in " + counted(static_cast<int64_t>(damage.size()), "place") +
+                path + " is damaged in " + counted(damage.size(), "place") +
                     "; training and sampling use the newest undamaged checkpoint");
   }
 

@@ -16,10 +16,10 @@
 #include "common/version.h"
 #include "launcher/device.h"
 #include "launcher/doctor/host_checks.h"
-#include "launcher/hosts/back_channel.h"
+#include "launcher/hosts/host_discovery.h"
 #include "launcher/hosts/host_facts.h"
 #include "launcher/hosts/host_list.h"
-#include "launcher/hosts/survey.h"
+#include "launcher/hosts/launcher_socket.h"
 #include "launcher/network/network.h"
 #include "launcher/threads.h"
 #include "launcher/topology/binding.h"
@@ -66,7 +66,7 @@ Inventory look(const HostReport& report) {
                                                    : "Open MPI " + report.mpirun_version + ", " + report.mpirun});
   const Machine& machine = report.host.machine;
   f.found.push_back({"machine", "machine",
-                     counted(static_cast<int64_t>(machine.cores.size()), "core") +
+                     counted(machine.cores.size(), "core") +
                          ", NUMA nodes: " + std::to_string(machine.numa_nodes.size()) + ", " +
                          std::to_string(machine.memory_bytes() >> 30) + " GiB"});
   f.found.push_back(
@@ -187,15 +187,9 @@ class DoctorVerb : public Verb {
     // The command line has precedence over the environment, as for `launch`.
     network_ = parse_network(interfaces_, "", "auto", "doctor --interfaces");
     if (network_.interfaces.empty()) network_ = network_from_environment({});
-    if (hosts_ && hostfile_) {
-      throw Error(ErrorKind::kUsage, "launcher", "doctor takes --hosts or --hostfile, not both");
-    }
-    if (hosts_) list_ = parse_hosts(*hosts_, "--hosts");
-    if (hostfile_) list_ = read_hostfile(*hostfile_);
-    if (!list_) {
-      list_ = hosts_of_slurm();
-      if (list_ && list_->hosts.size() < 2 && is_this_host(list_->hosts.front().name)) list_.reset();
-    }
+    list_ = hosts_of_options(hosts_, hostfile_);
+    const bool typed = hosts_ || hostfile_;
+    if (list_ && !typed && list_->hosts.size() < 2 && is_this_host(list_->hosts.front().name)) list_.reset();
     const bool counted = list_ && std::all_of(list_->hosts.begin(), list_->hosts.end(),
                                               [](const HostSlots& host) { return host.slots > 0; });
     if (counted || (list_ && ranks_ > 0)) shares_ = ranks_of_hosts(*list_, ranks_);
@@ -225,15 +219,15 @@ class DoctorVerb : public Verb {
     return d;
   }
 
-  // If the survey of the hosts fails, that is the first finding, followed by those about this host.
+  // If the discovery of the hosts fails, that is the first finding, followed by those about this host.
   Diagnosis diagnose_hosts() const {
     Diagnosis d;
     try {
-      BackChannel channel(network_.interfaces);
-      SurveyOptions options;
+      LauncherSocket socket(listen_tcp(network_.interfaces));
+      DiscoveryOptions options;
       options.hosts = *list_;
       options.interfaces = network_.interfaces;
-      d.reports = survey(options, channel);
+      d.reports = discover_hosts(options, socket);
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::kUsage) throw;
       HostReport here = report_of_this_host({});

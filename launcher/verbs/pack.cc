@@ -103,10 +103,8 @@ class PackVerb : public Verb {
       how = index->path() + " (was there)";
     } else {
       index = RowIndex::find_or_make(corpus, settings, folder);
-      char seconds[32];
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-      std::snprintf(seconds, sizeof seconds, " (made in %.1f s)", took.count());
-      how = index->path() + seconds;
+      how = index->path() + " (made in " + rounded(took.count(), 1) + " s)";
     }
     say("  rows of " + with_commas(settings.context) + ", " + std::string(packing_name(settings.packing)) + ": " + how);
     say("    training    " + counts_text(index->counts(Split::kTrain), settings.context));

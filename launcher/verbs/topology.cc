@@ -16,13 +16,12 @@
 #include "common/files.h"
 #include "common/names.h"
 #include "common/text.h"
-#include "launcher/hosts/back_channel.h"
+#include "launcher/hosts/host_discovery.h"
 #include "launcher/hosts/host_list.h"
 #include "launcher/hosts/host_report.h"
-#include "launcher/hosts/survey.h"
+#include "launcher/hosts/launcher_socket.h"
 #include "launcher/launch/host_plan.h"
 #include "launcher/network/network.h"
-#include "launcher/network/use.h"
 #include "launcher/topology/cluster.h"
 #include "launcher/topology/machine.h"
 #include "launcher/topology/placement.h"
@@ -33,32 +32,31 @@
 namespace annulus {
 namespace {
 
-nlohmann::json network_json(const std::vector<std::vector<NetworkUse>>& uses) {
-  nlohmann::json out = nlohmann::json::array();
-  for (const auto& of_host : uses) {
-    nlohmann::json list = nlohmann::json::array();
-    for (const NetworkUse& use : of_host) {
-      nlohmann::json devices = nlohmann::json::array();
-      for (const std::string& device : use.devices) devices.push_back(printable(device));
-      list.push_back({{"user", use.user}, {"devices", devices}, {"how", use.how}, {"why", printable(use.why)}});
-    }
-    out.push_back(std::move(list));
+using Environment = std::map<std::string, std::string>;
+
+// What NCCL and MPI are told on a host: by annulus for the job, and by variables that are set there.
+std::vector<std::string> told(const Network& network, const Environment& environment) {
+  const std::vector<Variable> variables = network_variables(network, "");
+  std::vector<std::string> lines = settings(variables, environment).lines;
+  for (const auto& [name, value] : environment) {
+    const bool of_job = std::any_of(variables.begin(), variables.end(),
+                                    [&](const Variable& variable) { return variable.name == name; });
+    if (!of_job && !value.empty() && is_network_variable(name))
+      lines.push_back(name + "=" + value + " is set in the environment");
   }
-  return out;
+  for (std::string& line : lines) line = printable(line, 200);
+  return lines;
 }
 
 // A text for each distinct host whose network is known.
-std::string network_text(const std::vector<Host>& hosts, const std::vector<std::vector<NetworkUse>>& uses) {
+std::string network_text(const std::vector<Host>& hosts, const std::vector<std::vector<std::string>>& told) {
   std::string out;
   std::set<std::string> seen;
   for (size_t h = 0; h < hosts.size(); ++h) {
     if (hosts[h].interfaces.empty() || !seen.insert(hosts[h].machine.host).second) continue;
     out += "\nnetwork of host " + printable(hosts[h].machine.host, 40) + "\n\n" + to_table(hosts[h].interfaces) +
-           "\n  between hosts\n";
-    for (const NetworkUse& use : uses[h]) {
-      const std::string devices = use.devices.empty() ? "nothing that is up" : printable(join(use.devices, " "), 80);
-      out += "  " + use.user + ": " + devices + "\n    " + use.how + "; " + printable(use.why, 100) + "\n";
-    }
+           (told[h].empty() ? "\n  NCCL and MPI choose what they use\n" : "\n  NCCL and MPI are told\n");
+    for (const std::string& line : told[h]) out += "  " + line + "\n";
   }
   return out;
 }
@@ -77,11 +75,11 @@ class TopologyVerb : public Verb {
         ->type_name("FILE")
         ->excludes("--xml");
     app.add_option("--hosts", hosts_,
-                   "survey these hosts, a,b, or with the slots that a job may use on each: a:8,b:8 (default: the hosts "
+                   "show these hosts, a,b, or with the slots that a job may use on each: a:8,b:8 (default: the hosts "
                    "of the Slurm allocation, else this host)")
         ->type_name("LIST")
         ->excludes("--xml", "--load");
-    app.add_option("--hostfile", hostfile_, "survey the hosts in a file that names one per line: NAME slots=8")
+    app.add_option("--hostfile", hostfile_, "show the hosts in a file that names one per line: NAME slots=8")
         ->type_name("FILE")
         ->excludes("--xml", "--load", "--hosts");
     app.add_option("--save", save_, "write a description of the hosts to FILE, for --load on other machines")
@@ -134,10 +132,8 @@ class TopologyVerb : public Verb {
     const Gathered gathered = gather();
     std::vector<Host> hosts = gathered.hosts;
     if (!save_.empty()) write_cluster(save_, hosts);
-    std::vector<std::vector<NetworkUse>> uses;
-    for (size_t h = 0; h < hosts.size(); ++h) {
-      uses.push_back(network_use(hosts[h], network_, gathered.environments[h]));
-    }
+    std::vector<std::vector<std::string>> network;
+    for (const Environment& environment : gathered.environments) network.push_back(told(network_, environment));
     std::vector<Machine> machines;
     size_t gpus = 0, nodes = 0;
     for (Host& host : hosts) {
@@ -159,10 +155,10 @@ class TopologyVerb : public Verb {
     std::string text;
     if (json_) {
       nlohmann::json json = topology_json(hosts, placement);
-      json["network"] = network_json(uses);
+      json["network"] = network;
       text = json.dump(2) + "\n";
     } else {
-      text = topology_table(machines, placement) + network_text(hosts, uses);
+      text = topology_table(machines, placement) + network_text(hosts, network);
     }
     std::fputs(text.c_str(), stdout);
     if (!svg_.empty()) write_atomically(FileSystem::real(), svg_, topology_svg(machines, placement));
@@ -173,17 +169,13 @@ class TopologyVerb : public Verb {
   // One element per host in each vector.
   struct Gathered {
     std::vector<Host> hosts;
-    std::vector<std::map<std::string, std::string>> environments;
+    std::vector<Environment> environments;
     std::vector<int> slots;
   };
 
   Gathered gather() const {
     Gathered all;
-    std::optional<HostList> list;
-    if (hosts_) list = parse_hosts(*hosts_, "topology --hosts");
-    if (hostfile_) list = read_hostfile(*hostfile_);
-    if (!list && load_.empty() && xml_.empty()) list = hosts_of_slurm();
-    if (list) {
+    if (const auto list = load_.empty() && xml_.empty() ? hosts_of_options(hosts_, hostfile_) : std::nullopt) {
       for (const HostSlots& host : list->hosts) all.slots.push_back(host.slots);
       if (list->hosts.size() > 1 || !is_this_host(list->hosts.front().name)) return ask(*list, std::move(all));
     }
@@ -198,8 +190,8 @@ class TopologyVerb : public Verb {
   }
 
   Gathered ask(const HostList& list, Gathered all) const {
-    BackChannel channel(network_.interfaces);
-    for (HostReport& report : survey({.hosts = list, .interfaces = network_.interfaces}, channel)) {
+    LauncherSocket socket(listen_tcp(network_.interfaces));
+    for (HostReport& report : discover_hosts({.hosts = list, .interfaces = network_.interfaces}, socket)) {
       all.hosts.push_back(std::move(report.host));
       all.environments.push_back(std::move(report.environment));
     }

@@ -14,10 +14,10 @@
 #include "common/text.h"
 #include "launcher/command_line.h"
 #include "launcher/device.h"
+#include "launcher/launch/exit_report.h"
 #include "launcher/launch/rank.h"
 #include "launcher/launch/rank_place.h"
-#include "launcher/launch/verdict.h"
-#include "launcher/seats.h"
+#include "launcher/rank_locations.h"
 #include "launcher/verb.h"
 #include "launcher/verbs/start_job.h"
 #include "runtime/config/config.h"
@@ -104,7 +104,7 @@ class TrainVerb : public Verb {
     options.device = choice.device;
     options.device_reason = choice.reason;
     options.placement = rank_place().text();
-    options.ring = ring_lines(gather_seats(job, choice.device.is_cuda()), context(job.size));
+    options.ring = ring_lines(gather_rank_locations(job, choice.device.is_cuda()), context(job.size));
     options.ring.insert(options.ring.end(), network_lines().begin(), network_lines().end());
     options.command = typed_words(job.size);
     options.program = typed_program();

@@ -9,12 +9,12 @@ import os
 import sys
 
 from errors import INPUT, Refused, unreadable
-from state import read_json
+from state import FINAL, read_json
 from tokenizer import Tokenizer
 
 
 def encode_prompt(path, text):
-    made = read_json(os.path.join(os.path.expanduser(path), "tokenization.json")) or {}  # how the shards there were made
+    made = read_json(os.path.join(os.path.expanduser(path), FINAL)) or {}  # how the shards in that folder were made
     settings = made.get("settings", {})
     options = {"specials_as_text": settings.get("specials_as_text", False)}
     tokenizer = Tokenizer(path, settings.get("special_tokens", True), **options)

@@ -3,9 +3,9 @@
 
 #include <cmath>
 
+#include "common/checked_json.h"
 #include "common/error.h"
 #include "common/text.h"
-#include "runtime/tensor_files/bounded_json.h"
 
 namespace annulus::huggingface {
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "common/checked_json.h"
 #include "common/error.h"
 #include "common/files.h"
 #include "common/nearest.h"
@@ -13,7 +14,6 @@
 #include "runtime/huggingface/config_reader.h"
 #include "runtime/huggingface/families.h"
 #include "runtime/huggingface/rope_config.h"
-#include "runtime/tensor_files/bounded_json.h"
 
 namespace annulus {
 

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "common/checked_json.h"
 #include "common/error.h"
 #include "common/text.h"
 #include "runtime/huggingface/config_keys.h"
-#include "runtime/tensor_files/bounded_json.h"
 
 namespace annulus::huggingface {
 namespace {

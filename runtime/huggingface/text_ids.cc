@@ -5,10 +5,10 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
+#include "common/checked_json.h"
 #include "common/error.h"
 #include "common/files.h"
 #include "runtime/huggingface/config_reader.h"
-#include "runtime/tensor_files/bounded_json.h"
 
 namespace annulus {
 

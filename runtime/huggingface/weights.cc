@@ -14,13 +14,13 @@
 #include <system_error>
 #include <utility>
 
+#include "common/checked_json.h"
 #include "common/checksum.h"
 #include "common/error.h"
 #include "common/files.h"
 #include "common/nearest.h"
 #include "common/text.h"
 #include "runtime/run/checkpoint_manifest.h"
-#include "runtime/tensor_files/bounded_json.h"
 
 namespace annulus {
 namespace {

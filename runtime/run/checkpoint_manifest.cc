@@ -11,11 +11,11 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
+#include "common/checked_json.h"
 #include "common/checksum.h"
 #include "common/descriptor.h"
 #include "common/error.h"
 #include "common/text.h"
-#include "runtime/tensor_files/bounded_json.h"
 #include "runtime/tensor_files/safetensors.h"
 
 namespace annulus {

@@ -13,10 +13,10 @@
 #include <nlohmann/json.hpp>
 #include <unordered_set>
 
+#include "common/checked_json.h"
 #include "common/error.h"
 #include "common/nearest.h"
 #include "common/text.h"
-#include "runtime/tensor_files/bounded_json.h"
 
 namespace annulus {
 namespace {

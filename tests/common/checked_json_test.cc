@@ -22,17 +22,54 @@ std::string refusal(const std::function<void()>& call) {
   return "nothing was refused";
 }
 
+std::string bounded_refusal(const std::string& text, size_t deepest) {
+  try {
+    parse_bounded_json(text, deepest);
+  } catch (const JsonRefused& refused) {
+    return refused.what();
+  }
+  return "";
+}
+
+TEST(BoundedJson, MatchesTheJsonParser) {
+  const std::string text = R"({"a":[1,-2,2.5,null,true],"b":{"a":"x"},"c":{"a":{}}})";
+  EXPECT_EQ(parse_bounded_json(text, 3), nlohmann::json::parse(text));
+  EXPECT_EQ(parse_bounded_json("3", 0), 3);
+}
+
+TEST(BoundedJson, RefusesDeepNesting) {
+  for (const std::string text : {"[[[]]]", "{\"a\":[{}]}", "{\"a\":{\"a\":{\"b\":1}}}"}) {
+    EXPECT_EQ(bounded_refusal(text, 3), "") << text;
+    EXPECT_EQ(bounded_refusal(text, 2), "nested too deeply") << text;
+  }
+  EXPECT_EQ(bounded_refusal(std::string(10'000'000, '['), 8), "nested too deeply");
+}
+
+TEST(BoundedJson, RefusesRepeatedNames) {
+  EXPECT_EQ(bounded_refusal(R"({"a":1,"b":{"a":1},"a":2})", 9), "\"a\" appears twice");
+  EXPECT_EQ(bounded_refusal(R"([{"a":1},{"a":{"b":1,"b":1}}])", 9), "\"b\" appears twice");
+  EXPECT_EQ(bounded_refusal(R"({"\u0001":1,"\u0001":2})", 9), "\"?\" appears twice");
+  EXPECT_EQ(bounded_refusal(R"([{"a":1},{"a":1}])", 9), "");  // the names are in different objects
+}
+
+TEST(BoundedJson, RefusesMalformedJson) {
+  for (const std::string text : {"", "{", "{\"a\":}", "[1,]", "{} {}", "\"\xff\""}) {
+    EXPECT_TRUE(bounded_refusal(text, 9).starts_with("not JSON, or cut off, at byte ")) << text;
+  }
+  EXPECT_EQ(bounded_refusal("1e999", 9), "a number in it is too large");
+}
+
 TEST(CheckedJson, RefusesInvalidAndOversizedJson) {
   const auto parsed = [](const std::string& text) {
     return refusal([&] { parse_checked_json(text, "room", "here.json"); });
   };
-  EXPECT_EQ(parsed(""), "[room] here.json: it is not JSON, or is cut off, at byte 1 of 0");
-  EXPECT_EQ(parsed("{\"a\": 1"), "[room] here.json: it is not JSON, or is cut off, at byte 8 of 7");
+  EXPECT_EQ(parsed(""), "[room] here.json: not JSON, or cut off, at byte 1 of 0");
+  EXPECT_EQ(parsed("{\"a\": 1"), "[room] here.json: not JSON, or cut off, at byte 8 of 7");
   EXPECT_EQ(parsed("[1e999]"), "[room] here.json: a number in it is too large");
-  EXPECT_EQ(parsed(std::string(1'000'000, '[')), "[room] here.json: it is nested deeper than 32 values");
+  EXPECT_EQ(parsed(std::string(1'000'000, '[')), "[room] here.json: nested too deeply");
   std::string many = "[0";
   for (int i = 0; i < 4'000'000; ++i) many += ",0";
-  EXPECT_EQ(parsed(many + "]"), "[room] here.json: it has more than 4,000,000 values");
+  EXPECT_EQ(parsed(many + "]"), "[room] here.json: more than 4,000,000 values");
   EXPECT_EQ(parse_checked_json("[[1, \"a\"]]", "room", "here.json"), nlohmann::json::parse("[[1, \"a\"]]"));
 }
 

@@ -1,4 +1,4 @@
-// Takes the place of libcuda.so.1 and libnvidia-ml.so.1 in driver_facts_test.cc: a driver for CUDA 12.4 with three
+// Takes the place of libcuda.so.1 and libnvidia-ml.so.1 in nvidia_driver_test.cc: a driver for CUDA 12.4 with three
 // GPUs, of which the first and the last cannot access each other's memory. With FAKE_DRIVER=old the query of peer
 // access is not supported.
 #include <cstdint>

@@ -108,7 +108,7 @@ TEST(HostReport, ReadsOtherVersionsAsFarAsPossible) {
 TEST(HostFacts, DescribeThisHost) {
   setenv("NCCL_DEBUG", "WARN", 1);
   setenv("PRTE_MCA_prte_if_include", "eth7", 1);
-  setenv("ANNULUS_BACK", "a secret", 1);
+  setenv("ANNULUS_LAUNCHER", "a secret", 1);
   const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / "facts of a host";
   std::filesystem::create_directories(folder);
   const std::string file = folder / "a; file";
@@ -141,7 +141,7 @@ TEST(HostFacts, DescribeThisHost) {
   EXPECT_NE(report.boot_id.find("net:["), std::string::npos) << report.boot_id;
   EXPECT_EQ(report.environment.at("NCCL_DEBUG"), "WARN");
   EXPECT_EQ(report.environment.at("PRTE_MCA_prte_if_include"), "eth7");
-  EXPECT_EQ(report.environment.count("ANNULUS_BACK"), 0u);
+  EXPECT_EQ(report.environment.count("ANNULUS_LAUNCHER"), 0u);
   EXPECT_EQ(report.files.at(file), digest_of_file(file));
   EXPECT_EQ(report.files.at("no such file"), "missing: No such file or directory");
   // The texts of this system can be written as JSON and read back.

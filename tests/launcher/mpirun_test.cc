@@ -3,16 +3,15 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include <signal.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <fstream>
 
 #include "common/error.h"
 #include "common/text.h"
+#include "launcher/hosts/mpirun_process.h"
 
 namespace annulus::mpirun_test {
 namespace {
@@ -114,19 +113,16 @@ TEST(Mpirun, ForgetsDefaultHostfiles) {
 TEST(Mpirun, RunsWithoutATerminal) {
   sigset_t none;
   sigemptyset(&none);
-  const MpirunProcess process = start_mpirun({"/bin/sh", "-c", "cut -d' ' -f6 /proc/self/stat"}, none);
-  std::string said;
-  std::array<char, 64> buffer;
-  ssize_t n = 0;
-  do {
-    pollfd one{process.output, POLLIN, 0};
-    poll(&one, 1, 30000);
-    n = read(process.output, buffer.data(), buffer.size());
-    if (n > 0) said.append(buffer.data(), static_cast<size_t>(n));
-  } while (n > 0);
-  close(process.output);
-  EXPECT_EQ(waitpid(process.pid, nullptr, 0), process.pid);
-  EXPECT_EQ(said, std::to_string(process.pid) + "\n") << "a session of its own";
+  MpirunProcess process({"/bin/sh", "-c", "cut -d' ' -f6 /proc/self/stat; echo $$"}, none);
+  while (process.running()) {
+    std::vector<pollfd> fds;
+    process.watch(fds);
+    EXPECT_GT(poll(fds.data(), fds.size(), 30000), 0);
+    process.read();
+  }
+  process.read();
+  const std::vector<std::string> lines = split(process.text(), '\n');
+  EXPECT_EQ(lines.at(0), lines.at(1)) << "a session of its own";
 }
 
 TEST(Mpirun, ShieldsDaemonsFromSlurmSignals) {
@@ -199,6 +195,46 @@ TEST(Mpirun, ListsHostsInRankOrder) {
   EXPECT_TRUE(has(four, {"--oversubscribe"}));
   EXPECT_TRUE(
       has(mpirun_command({"mpirun", "5.0.3", 5, 0}, r), {"--map-by", "seq:OVERSUBSCRIBE", "--host", "b,a,a,a"}));
+}
+
+constexpr const char* kNoDaemon = R"(
+ORTE was unable to reliably start one or more daemons.
+This usually is caused by:
+
+* not finding the required libraries and/or binaries on
+  one or more nodes. Please check your PATH and LD_LIBRARY_PATH
+--------------------------------------------------------------------------
+)";
+
+TEST(MpirunComplaint, PreferShellErrorsToMpirunText) {
+  const std::string frame = std::string(74, '-');
+  EXPECT_EQ(mpirun_complaint("ssh: Could not resolve hostname b: Name or service not known\r\n" + frame + kNoDaemon),
+            "ssh: Could not resolve hostname b: Name or service not known");
+  EXPECT_EQ(mpirun_complaint(frame + kNoDaemon), "ORTE was unable to reliably start one or more daemons.");
+  EXPECT_EQ(mpirun_complaint(frame + R"(
+mpirun was unable to launch the specified application as it could not access
+or execute an executable:
+
+Executable: /opt/annulus/bin/annulus
+Node: Host2
+
+while attempting to start process rank 1.
+)" + frame + "\n"),
+            "mpirun was unable to launch the specified application as it could not access or execute an executable: "
+            "Executable: /opt/annulus/bin/annulus Node: Host2 while attempting to start process rank 1.");
+  EXPECT_EQ(mpirun_complaint(""), "");
+}
+
+TEST(MpirunComplaint, QuoteWarningsOnlyWithoutErrors) {
+  const std::string frame = std::string(74, '-');
+  const std::string group =
+      "[host1:00249] plm:rsh: Warning: setpgid(255,255) failed in parent with errno=Permission denied(13)";
+  const std::string added = "Warning: Permanently added 'host3' (ED25519) to the list of known hosts.";
+  EXPECT_EQ(mpirun_complaint(group + "\n" + added + "\nbash: annulus: No such file or directory\n" + frame + kNoDaemon),
+            "bash: annulus: No such file or directory");
+  EXPECT_EQ(mpirun_complaint(group + "\n" + frame + kNoDaemon),
+            "ORTE was unable to reliably start one or more daemons.");
+  EXPECT_EQ(mpirun_complaint(added), added);
 }
 
 }  // namespace

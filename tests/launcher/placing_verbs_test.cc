@@ -105,21 +105,29 @@ TEST(TopologyVerb, SavesAllDevicesWhateverTheJobUses) {
   EXPECT_EQ(said.at("hosts").at(0).at("nics").size(), 4U);
 }
 
-TEST(TopologyVerb, ShowsWhichInterfacesAreUsed) {
+TEST(TopologyVerb, ShowsInterfacesAndWhatLibrariesAreTold) {
   Host host{Machine::from_xml("tests/launcher/topology/testdata/h200_node.xml"), /*cuda=*/true};
   host.interfaces.push_back({"eth0", true, false, 10000, {"10.0.0.1/24"}, ""});
-  host.interfaces.push_back({"eth1", true, false, 1000, {"10.0.1.1/24"}, ""});
   const std::string path = ::testing::TempDir() + "/network.json";
   write_cluster(path, {host, host});
   const std::string all = said_by("topology", {"--load", path});
-  EXPECT_NE(all.find("  mpirun's daemons: eth0 eth1\n    TCP; all that are up\n"), std::string::npos) << all;
-  EXPECT_NE(all.find("RDMA, each GPU the nearest; connecting over eth0 eth1; active ports"), std::string::npos) << all;
+  EXPECT_NE(all.find("10.0.0.1/24"), std::string::npos) << all;
+  EXPECT_NE(all.find("  NCCL and MPI choose what they use\n"), std::string::npos) << all;
   const nlohmann::json one = nlohmann::json::parse(
       said_by("topology", {"--load", path, "--interfaces", "eth1", "--hcas", "mlx5_3", "--json"}));
-  EXPECT_EQ(one.at("network").size(), 2U);
-  EXPECT_EQ(one.at("network").at(1).at(0).at("devices"), nlohmann::json({"eth1"}));
-  EXPECT_EQ(one.at("network").at(1).at(2).at("devices"), nlohmann::json({"mlx5_3:1"}));
-  EXPECT_NE(said_by("topology", {"-n", "1"}).find("network of host "), std::string::npos);
+  const nlohmann::json told = {"NCCL_SOCKET_IFNAME==eth1", "OMPI_MCA_btl_tcp_if_include=eth1", "NCCL_IB_HCA==mlx5_3",
+                               "OMPI_MCA_btl_openib_if_include=mlx5_3", "UCX_NET_DEVICES=mlx5_3:1,eth1"};
+  EXPECT_EQ(one.at("network"), nlohmann::json({told, told}));
+  setenv("NCCL_SOCKET_IFNAME", "ib", 1);
+  setenv("UCX_TLS", "tcp", 1);
+  const std::string here = said_by("topology", {"-n", "1", "--interfaces", "eth1"});
+  EXPECT_NE(here.find("network of host "), std::string::npos);
+  EXPECT_NE(here.find("  NCCL_SOCKET_IFNAME=ib is set in the environment and stays, instead of =eth1\n"),
+            std::string::npos)
+      << here;
+  EXPECT_NE(here.find("  UCX_TLS=tcp is set in the environment\n"), std::string::npos) << here;
+  unsetenv("NCCL_SOCKET_IFNAME");
+  unsetenv("UCX_TLS");
 }
 
 TEST(TopologyVerb, RefusesSeveralSourcesOfHosts) {

@@ -11,7 +11,7 @@
 
 #include "launcher/launch/host_plan.h"
 #include "launcher/network/network.h"
-#include "launcher/seats.h"
+#include "launcher/rank_locations.h"
 #include "launcher/topology/machine.h"
 
 namespace annulus::rank_place_test {
@@ -104,7 +104,7 @@ TEST_F(RankPlaceTest, UnboundRankKnowsItsHca) {
   EXPECT_EQ(place.take(launched(8, 5, 8), {}), std::nullopt);
   EXPECT_TRUE(bound.empty());
   EXPECT_EQ(place.text(), "");
-  join_network({.nearest_hca = true}, launched(8, 5, 8), place);
+  set_job_network({.nearest_hca = true}, launched(8, 5, 8), place);
   EXPECT_EQ(variable("NCCL_IB_HCA"), "=" + place.ranks().at(5).hca);
   EXPECT_EQ(place.ranks().at(5).hca.substr(0, 6), "mlx5_2");
 }
@@ -114,13 +114,13 @@ TEST_F(RankPlaceTest, SetsNearestHcaForNcclWhenLocalSizeIsKnownLate) {
   const Host host = h200();
   RankPlace place = place_on_this(host);
   EXPECT_EQ(place.take(launched(8, 5, -1), {.hcas = {"mlx5_0", "mlx5_3"}}), std::nullopt);
-  join_network({.hcas = {"mlx5_0", "mlx5_3"}, .nearest_hca = true}, launched(8, 5, -1), place);
+  set_job_network({.hcas = {"mlx5_0", "mlx5_3"}, .nearest_hca = true}, launched(8, 5, -1), place);
   EXPECT_EQ(variable("NCCL_IB_HCA"), "=mlx5_0,mlx5_3");
   EXPECT_NE(network_lines().back().find("does not say how many ranks share this host"), std::string::npos);
   place.place_on_gpus(gpus(host.machine, {0, 1, 2, 3, 4, 5, 6, 7}), 8, 8);
   EXPECT_EQ(place.carry_out(5, /*gpu=*/true), std::nullopt);
   EXPECT_TRUE(bound.empty()) << "srun has bound the rank";
-  rejoin_network(5, /*gpu=*/true, place);
+  update_job_network(5, /*gpu=*/true, place);
   EXPECT_EQ(variable("NCCL_IB_HCA"), "=mlx5_3");
   EXPECT_EQ(variable("UCX_NET_DEVICES"), "mlx5_0:1,mlx5_3:1") << "MPI has started";
   EXPECT_EQ(network_lines().front(), "  network: NCCL_IB_HCA==mlx5_3");
@@ -134,13 +134,13 @@ TEST_F(RankPlaceTest, RebindsWhenCudaShowsOtherGpus) {
   EXPECT_TRUE(place.take(launched(2, 0, 2), {}));
   ASSERT_EQ(bound.size(), 1U);
   const std::vector<int> before = bound[0].memory_nodes;
-  join_network({.nearest_hca = true}, launched(2, 0, 2), place);
+  set_job_network({.nearest_hca = true}, launched(2, 0, 2), place);
   const std::string told = variable("NCCL_IB_HCA");
   // The GPUs of the other socket.
   const bool first = before == std::vector<int>{0};
   place.place_on_gpus(gpus(host.machine, first ? std::vector<size_t>{4, 5} : std::vector<size_t>{0, 1}), 2, 2);
   EXPECT_EQ(place.carry_out(0, /*gpu=*/true), place.ranks()[0].threads);
-  rejoin_network(0, /*gpu=*/true, place);
+  update_job_network(0, /*gpu=*/true, place);
   ASSERT_EQ(bound.size(), 2U);
   EXPECT_EQ(bound[1].memory_nodes, std::vector<int>{first ? 1 : 0});
   EXPECT_NE(variable("NCCL_IB_HCA"), told);
@@ -153,10 +153,10 @@ TEST_F(RankPlaceTest, KeepsUserNcclSettings) {
   setenv("NCCL_IB_HCA", "mlx5", 1);
   RankPlace place = place_on_this(host);
   place.take(launched(2, 0, 2), {});
-  join_network({.nearest_hca = true}, launched(2, 0, 2), place);
+  set_job_network({.nearest_hca = true}, launched(2, 0, 2), place);
   const bool first = place.ranks()[0].numa_node == 0;
   place.place_on_gpus(gpus(host.machine, first ? std::vector<size_t>{4, 5} : std::vector<size_t>{0, 1}), 2, 2);
-  rejoin_network(0, /*gpu=*/true, place);
+  update_job_network(0, /*gpu=*/true, place);
   EXPECT_EQ(variable("NCCL_IB_HCA"), "mlx5");
 }
 

@@ -15,7 +15,7 @@
 #include "attention/plan/plan.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/threads/threads.h"
-#include "launcher/seats.h"
+#include "launcher/rank_locations.h"
 #include "launcher/topology/machine.h"
 #include "launcher/topology/placement.h"
 #include "runtime/training/mesh.h"
@@ -87,17 +87,17 @@ Crossed crossed(const std::set<Pair>& pairs, const std::vector<Machine>& hosts, 
   return count;
 }
 
-struct Seating {
+struct RankPlaces {
   std::vector<int> host, gpu;
 };
 
-Seating placed(const std::vector<Machine>& hosts, int ranks, int context) {
-  Seating seating;
+RankPlaces placed(const std::vector<Machine>& hosts, int ranks, int context) {
+  RankPlaces places;
   for (const RankPlacement& rank : place(hosts, ranks, {.device = DeviceKind::kCuda, .context = context}).ranks) {
-    seating.host.push_back(rank.host_index);
-    seating.gpu.push_back(rank.gpu);
+    places.host.push_back(rank.host_index);
+    places.gpu.push_back(rank.gpu);
   }
-  return seating;
+  return places;
 }
 
 // GPUs of one socket: NVLink connects 0 with 2 and 1 with 3; all other pairs are connected by PCI.
@@ -105,25 +105,25 @@ TEST(PlacedRing, FollowsNvlinkWithinASocket) {
   const std::vector<Machine> host = {load("one_socket_gpus.xml")};
   const std::set<Pair> pairs = exchanging(4, 1, as_launched(4), ScheduleKind::kRing);
   EXPECT_EQ(pairs, (std::set<Pair>{{0, 1}, {1, 2}, {2, 3}, {0, 3}}));
-  const Seating seating = placed(host, 4, 4);
-  const Crossed got = crossed(pairs, host, seating.host, seating.gpu);
+  const RankPlaces places = placed(host, 4, 4);
+  const Crossed got = crossed(pairs, host, places.host, places.gpu);
   EXPECT_EQ(got, (Crossed{.nvlink = 2, .pci = 2}));
   // No order of the GPUs crosses fewer slow links; the order of the PCI bus ids crosses only slow ones.
   std::vector<int> gpu = {0, 1, 2, 3};
-  EXPECT_EQ(crossed(pairs, host, seating.host, gpu), (Crossed{.pci = 4}));
+  EXPECT_EQ(crossed(pairs, host, places.host, gpu), (Crossed{.pci = 4}));
   do {
-    EXPECT_GE(crossed(pairs, host, seating.host, gpu).pci, got.pci);
+    EXPECT_GE(crossed(pairs, host, places.host, gpu).pci, got.pci);
   } while (std::next_permutation(gpu.begin(), gpu.end()));
 }
 
 TEST(PlacedRing, EachDataGroupHasAFastRing) {
   const std::vector<Machine> host = {load("one_socket_gpus.xml")};
   const std::set<Pair> pairs = exchanging(4, 2, as_launched(4), ScheduleKind::kRing);
-  const Seating seating = placed(host, 4, 2);
-  EXPECT_EQ(crossed(pairs, host, seating.host, seating.gpu), (Crossed{.nvlink = 2}));
-  EXPECT_EQ(crossed(pairs, host, seating.host, {0, 1, 2, 3}), (Crossed{.pci = 2}));
+  const RankPlaces places = placed(host, 4, 2);
+  EXPECT_EQ(crossed(pairs, host, places.host, places.gpu), (Crossed{.nvlink = 2}));
+  EXPECT_EQ(crossed(pairs, host, places.host, {0, 1, 2, 3}), (Crossed{.pci = 2}));
   // If they were cut out of the ring of all four GPUs, the groups would not be the fast pairs.
-  EXPECT_EQ(crossed(pairs, host, seating.host, placed(host, 4, 4).gpu), (Crossed{.pci = 2}));
+  EXPECT_EQ(crossed(pairs, host, places.host, placed(host, 4, 4).gpu), (Crossed{.pci = 2}));
 }
 
 // Eight GPUs of two sockets: NVLink connects the even GPUs with each other, and the odd ones with each other.
@@ -139,10 +139,10 @@ TEST(PlacedRing, StaysWithinNvlinkCliques) {
   std::vector<int> pci(8);
   std::iota(pci.begin(), pci.end(), 0);
   const std::set<Pair> one = exchanging(8, 1, as_launched(8), ScheduleKind::kRing);
-  const Seating whole = placed(host, 8, 8);
+  const RankPlaces whole = placed(host, 8, 8);
   EXPECT_EQ(crossed(one, host, whole.host, whole.gpu), (Crossed{.nvlink = 6, .pci = 2}));
   EXPECT_EQ(crossed(one, host, whole.host, pci), (Crossed{.pci = 8}));
-  const Seating halves = placed(host, 8, 4);
+  const RankPlaces halves = placed(host, 8, 4);
   // With every schedule, a context group sends only within its clique.
   for (const ScheduleKind schedule : {ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast}) {
     const std::set<Pair> two = exchanging(8, 2, as_launched(8), schedule);
@@ -155,8 +155,8 @@ TEST(PlacedRing, StaysWithinNvlinkCliques) {
 TEST(PlacedRing, CrossesTheNetworkTwiceForCyclicRankNumbers) {
   const Machine m = load("one_socket_gpus.xml");
   const std::vector<Machine> hosts = {m, m};
-  const Seating seating = placed(hosts, 8, 8);
-  EXPECT_EQ(seating.host, (std::vector<int>{0, 0, 0, 0, 1, 1, 1, 1}));
+  const RankPlaces places = placed(hosts, 8, 8);
+  EXPECT_EQ(places.host, (std::vector<int>{0, 0, 0, 0, 1, 1, 1, 1}));
   // Rank r of the launcher is on host r % 2, so ranks r - 1 and r + 1 are on the other host.
   const std::vector<std::string> cyclic = {"a", "b", "a", "b", "a", "b", "a", "b"};
   const std::vector<int> order = rank_order_by_host(cyclic);
@@ -165,12 +165,12 @@ TEST(PlacedRing, CrossesTheNetworkTwiceForCyclicRankNumbers) {
   for (size_t place = 0; place < 8; ++place) number[static_cast<size_t>(order[place])] = static_cast<int>(place);
 
   const std::set<Pair> pairs = exchanging(8, 1, number, ScheduleKind::kRing);
-  EXPECT_EQ(crossed(pairs, hosts, seating.host, seating.gpu), (Crossed{.nvlink = 4, .pci = 2, .network = 2}));
-  EXPECT_EQ(crossed(pairs, hosts, seating.host, {0, 1, 2, 3, 0, 1, 2, 3}), (Crossed{.pci = 6, .network = 2}));
-  EXPECT_EQ(crossed(pairs, hosts, {0, 1, 0, 1, 0, 1, 0, 1}, seating.gpu).network, 8);
+  EXPECT_EQ(crossed(pairs, hosts, places.host, places.gpu), (Crossed{.nvlink = 4, .pci = 2, .network = 2}));
+  EXPECT_EQ(crossed(pairs, hosts, places.host, {0, 1, 2, 3, 0, 1, 2, 3}), (Crossed{.pci = 6, .network = 2}));
+  EXPECT_EQ(crossed(pairs, hosts, {0, 1, 0, 1, 0, 1, 0, 1}, places.gpu).network, 8);
 
   // With one group on each host, nothing crosses the network.
-  const Seating groups = placed(hosts, 8, 4);
+  const RankPlaces groups = placed(hosts, 8, 4);
   const std::set<Pair> two = exchanging(8, 2, number, ScheduleKind::kRing);
   EXPECT_EQ(crossed(two, hosts, groups.host, groups.gpu), (Crossed{.nvlink = 4, .pci = 4}));
 }
@@ -182,23 +182,23 @@ TEST(RankOrderByHost, FollowsTheLowestRankOfEachHost) {
 }
 
 TEST(RingLines, ListRingsHostsDevicesAndNics) {
-  std::vector<Seat> seats = {{"a", "0000:17:00.0", "mlx5_0", "mlx5_0:1", 0},
-                             {"a", "0000:65:00.0", "mlx5_1", "mlx5_0:1", 2},
-                             {"b", "0000:17:00.0", "mlx5_0", "", 1},
-                             {"b", "0000:65:00.0", "mlx5_0", "", 3}};
-  EXPECT_EQ(ring_lines(seats, 4),
+  std::vector<RankLocation> locations = {{"a", "0000:17:00.0", "mlx5_0", "mlx5_0:1", 0},
+                                         {"a", "0000:65:00.0", "mlx5_1", "mlx5_0:1", 2},
+                                         {"b", "0000:17:00.0", "mlx5_0", "", 1},
+                                         {"b", "0000:65:00.0", "mlx5_0", "", 3}};
+  EXPECT_EQ(ring_lines(locations, 4),
             (std::vector<std::string>{
                 "ring: ranks 0-3, each to the next and the last to the first",
                 "  host a: ranks 0-1 on 0000:17:00.0 0000:65:00.0, nearest NIC mlx5_0 mlx5_1, NCCL took mlx5_0:1",
                 "  host b: ranks 2-3 on 0000:17:00.0 0000:65:00.0, nearest NIC mlx5_0",
                 "  ranks are numbered host by host; the launcher numbers them 0 2 1 3",
             }));
-  EXPECT_EQ(ring_lines(seats, 2).front(), "rings: ranks 0-1, 2-3, each to the next and the last to the first");
+  EXPECT_EQ(ring_lines(locations, 2).front(), "rings: ranks 0-1, 2-3, each to the next and the last to the first");
   EXPECT_EQ(ring_lines({{"a", "cpu", "", "", 0}}, 1),
             std::vector<std::string>{"  host a: rank 0 on cpu, nearest NIC none"});
-  seats.clear();
-  for (int r = 0; r < 1024; ++r) seats.push_back({"host" + std::to_string(r / 8), "cpu", "", "", r});
-  const std::vector<std::string> many = ring_lines(seats, 8);
+  locations.clear();
+  for (int r = 0; r < 1024; ++r) locations.push_back({"host" + std::to_string(r / 8), "cpu", "", "", r});
+  const std::vector<std::string> many = ring_lines(locations, 8);
   EXPECT_EQ(many.size(), 18U);
   EXPECT_EQ(many.back(), "  and 112 more hosts");
   for (const std::string& line : many) EXPECT_LE(line.size(), 120U) << line;

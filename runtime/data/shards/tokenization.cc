@@ -5,10 +5,10 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "common/checked_json.h"
 #include "common/error.h"
 #include "common/files.h"
 #include "common/text.h"
-#include "runtime/tensor_files/bounded_json.h"
 
 namespace annulus {
 namespace {

@@ -1,6 +1,6 @@
-// Tests of launcher/topology/nvml.h and launcher/topology/rdma.h, which add to a machine what the driver's library and
-// the kernel report: NVLinks, NVSwitches, the GPUs visible in a container, and RDMA devices with their ports. The
-// library is fake_nvml.cc; no GPU is needed.
+// Tests of launcher/topology/nvidia_driver.h and launcher/topology/rdma.h, which add to a machine what the driver's
+// library and the kernel report: NVLinks, NVSwitches, the GPUs visible in a container, and RDMA devices with their
+// ports. The library is fake_nvml.cc; no GPU is needed.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/topology/nvml.h"
+#include "launcher/topology/nvidia_driver.h"
 #include "launcher/topology/placement.h"
 #include "launcher/topology/rdma.h"
 #include "tests/launcher/topology/machine_xml.h"

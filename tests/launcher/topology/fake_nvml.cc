@@ -1,5 +1,5 @@
-// A stand-in for the NVIDIA driver's library with the functions that launcher/topology/nvml.cc calls. devices_test.cc
-// loads it. It reports what the environment variable FAKE_NVML describes, one item per line:
+// A stand-in for the NVIDIA driver's library with the functions that launcher/topology/nvidia_driver.cc calls.
+// devices_test.cc loads it. It reports what the environment variable FAKE_NVML describes, one item per line:
 //   gpu PCI NAME           a GPU; NAME "-" if the driver does not know it
 //   locked                 a GPU that this process may not open
 //   link KIND PCI SPEED    a link of the preceding GPU; KIND is "gpu", "switch" or "down"; PCI is "-" if the driver

@@ -222,8 +222,10 @@ TEST(Machine, EnvironmentVariablesMayDescribeAnotherMachine) {
 }
 
 TEST(MachineXml, RefusesMissingOrEmptyFilesAndFolders) {
-  EXPECT_NE(input_error([] { Machine::from_xml("no/such.xml"); }).find("no/such.xml: no such file"), std::string::npos);
-  EXPECT_NE(input_error([] { Machine::from_xml("tests"); }).find("not a file"), std::string::npos);
+  EXPECT_NE(input_error([] { Machine::from_xml("no/such.xml"); }).find("no/such.xml cannot be read: No such file"),
+            std::string::npos);
+  EXPECT_NE(input_error([] { Machine::from_xml("tests"); }).find("tests cannot be read: Is a directory"),
+            std::string::npos);
   const std::string empty = ::testing::TempDir() + "/empty.xml";
   std::ofstream(empty).close();
   EXPECT_NE(input_error([&] { Machine::from_xml(empty); }).find(empty), std::string::npos);
