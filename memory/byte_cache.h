@@ -1,15 +1,17 @@
-// A cache whose size in bytes is bounded. Its keys are the texts of requests. It removes the least recently used
-// entries when it needs room for another. A value is made once even if several threads ask for it at the same time: the
-// others wait for it. Used by memory/caches.h. Thread safe.
+// A cache whose size in bytes is bounded. Its keys are texts, or values of a type with operator==, `uint64_t hash()`
+// and `int64_t bytes()`. It removes the least recently used entries to make place for another. A value is made once
+// even if several threads ask for it at the same time: the others wait for it. Used by memory/caches.h. Thread safe.
 #pragma once
 
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 
@@ -25,7 +27,7 @@ struct CacheStats {
   int64_t capacity = 0;  // bytes
 };
 
-template <typename Value>
+template <typename Value, typename Key = std::string>
 class ByteCache {
  public:
   explicit ByteCache(int64_t capacity) { stats_.capacity = capacity; }
@@ -34,7 +36,7 @@ class ByteCache {
   // is the memory that it takes. A value larger than the cache is returned but not kept. What make() or bytes() raises
   // is raised here and in the threads that waited for the value, and nothing is kept.
   template <typename Make, typename Bytes>
-  std::shared_ptr<const Value> get(const std::string& key, const Make& make, const Bytes& bytes) {
+  std::shared_ptr<const Value> get(const Key& key, const Make& make, const Bytes& bytes) {
     std::unique_lock lock(mutex_);
     std::shared_ptr<Entry> entry;
     if (const auto found = index_.find(key); found != index_.end()) {
@@ -56,7 +58,7 @@ class ByteCache {
     int64_t size = 0;
     try {
       value = std::make_shared<const Value>(make());
-      size = bytes(*value) + 2 * static_cast<int64_t>(key.size());  // the entry and the index hold it
+      size = bytes(*value) + 2 * bytes_of(key);  // the entry and the index hold it
     } catch (...) {
       failure = std::current_exception();
     }
@@ -77,7 +79,7 @@ class ByteCache {
   }
 
   // Removes the value of `key`, so that the next get() makes it again. A value that is being made is not removed.
-  void erase(const std::string& key) {
+  void erase(const Key& key) {
     const std::lock_guard lock(mutex_);
     const auto found = index_.find(key);
     if (found != index_.end() && (*found->second)->value) forget(key);
@@ -98,14 +100,31 @@ class ByteCache {
 
  private:
   struct Entry {
-    std::string key;
+    Key key;
     std::shared_ptr<const Value> value;  // null while it is being made
     std::exception_ptr failure;
     int64_t bytes = 0;
   };
   using Order = std::list<std::shared_ptr<Entry>>;
 
-  void forget(const std::string& key) {
+  static int64_t bytes_of(const Key& key) {
+    if constexpr (std::is_same_v<Key, std::string>) {
+      return static_cast<int64_t>(key.size());
+    } else {
+      return key.bytes();
+    }
+  }
+  struct Hash {
+    size_t operator()(const Key& key) const {
+      if constexpr (std::is_same_v<Key, std::string>) {
+        return std::hash<std::string>()(key);
+      } else {
+        return key.hash();
+      }
+    }
+  };
+
+  void forget(const Key& key) {
     const auto found = index_.find(key);
     stats_.bytes -= (*found->second)->bytes;
     order_.erase(found->second);
@@ -117,7 +136,7 @@ class ByteCache {
     while (stats_.bytes > stats_.capacity && it != order_.begin()) {
       --it;
       if (!(*it)->value) continue;
-      const std::string key = (*it)->key;
+      const Key key = (*it)->key;
       ++it;
       forget(key);
       ++stats_.evictions;
@@ -127,7 +146,7 @@ class ByteCache {
   mutable std::mutex mutex_;
   std::condition_variable made_;
   Order order_;  // the most recently used first
-  std::unordered_map<std::string, typename Order::iterator> index_;
+  std::unordered_map<Key, typename Order::iterator, Hash> index_;
   CacheStats stats_;
 };
 

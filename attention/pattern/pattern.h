@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "attention/pattern/block_map.h"
@@ -26,6 +27,7 @@ struct AttentionShape {
   int64_t k_len = 0;     // Sk
   int64_t query_offset = 0;
 
+  uint64_t hash() const;  // equal shapes have equal hashes
   friend bool operator==(const AttentionShape&, const AttentionShape&) = default;
 };
 
@@ -51,6 +53,13 @@ struct DilatedSpec {
   bool equal_segments = false;  // the length must be a multiple of ranks * max(segment_lengths)
 
   friend bool operator==(const DilatedSpec&, const DilatedSpec&) = default;
+};
+
+// A block map of a pattern. The digest beside it says which map it is, so pointers are all equal in comparisons.
+struct MapPointer : std::shared_ptr<const BlockMap> {
+  using shared_ptr::shared_ptr;
+  MapPointer(std::shared_ptr<const BlockMap> map) : shared_ptr(std::move(map)) {}
+  friend bool operator==(const MapPointer&, const MapPointer&) { return true; }
 };
 
 // Block-sparse attention; docs/attention.md defines each map.
@@ -84,15 +93,17 @@ struct BlocksSpec {
   Query query = Query::kMean;
   bool per_head = true;  // bigbird: each head draws random blocks of its own; false: all heads share those of head 0
   std::string file;
-  std::string digest;                     // of `given`; for kFile the one that the file's map must have, or empty
-  std::shared_ptr<const BlockMap> given;  // the map of kGiven, and of kFile after it has been read
+  std::string digest;  // of `given`; for kFile the one that the file's map must have, or empty
+  MapPointer given;    // the map of kGiven, and of kFile after it has been read
+
+  friend bool operator==(const BlocksSpec&, const BlocksSpec&) = default;
 };
 
 // The spec of a map made by a program. Texts, caches and ranks identify the map by its digest, which is computed here.
 BlocksSpec given_map(std::shared_ptr<const BlockMap> map);
 
-// A pattern as the user wrote it. text() is its canonical form: patterns with equal texts are equal, and the keys under
-// which plans are cached contain it.
+// A pattern as the user wrote it. text() is its canonical form, which ranks compare by its digest: equal patterns have
+// equal texts, and patterns with equal texts count the same pairs.
 struct PatternSpec {
   enum class Kind { kFull, kWindow, kDilated, kBlocks, kUnion, kSlices };
   static constexpr int64_t kOpen = -1;  // a side of a window without a bound, as other libraries write it
@@ -113,7 +124,8 @@ struct PatternSpec {
   // be read back.
   std::string text() const;
   int64_t bytes() const;  // the memory that it occupies, including block maps
-  friend bool operator==(const PatternSpec& a, const PatternSpec& b) { return a.text() == b.text(); }
+  uint64_t hash() const;  // equal patterns have equal hashes
+  friend bool operator==(const PatternSpec&, const PatternSpec&) = default;
 };
 
 inline PatternSpec causal_pattern() {

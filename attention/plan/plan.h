@@ -17,7 +17,6 @@
 #include "attention/pattern/pattern.h"
 #include "attention/pattern/span.h"
 #include "attention/plan/layout.h"
-#include "memory/byte_cache.h"
 
 namespace annulus {
 
@@ -40,8 +39,8 @@ struct PlanRequest {
   LayoutKind layout = LayoutKind::kContiguous;
   ScheduleKind schedule = ScheduleKind::kAuto;
   int ranks = 1;
-  bool even = false;                    // refuses lengths that do not give every rank the same share
-  std::vector<int64_t> uneven_lengths;  // if not empty: contiguous parts of these lengths (queries and keys alike)
+  bool even = false;                         // refuses lengths that do not give every rank the same share
+  std::vector<int64_t> uneven_lengths = {};  // if not empty: contiguous parts of these lengths (queries and keys alike)
   // Whether a plan may keep, for the backward, the keys and values that a rank held last. If not, they are sent again,
   // and the sizes of all that the backward needs of the forward follow from q, k and v alone.
   bool keep_last = true;
@@ -206,26 +205,9 @@ std::vector<Program> make_programs(const PlanRequest& request);
 // Ranks compare requests, not slices, so the caller must ensure that all ranks pass the same slices.
 Program make_program(const PlanRequest& request, const Pattern& pattern, int rank);
 
-// The program of a request and rank, and the pattern of a request, each from a cache that makes it if it is missing
-// (memory/caches.h: "programs", "patterns"). They raise what make_program and make_pattern raise. Thread safe.
-std::shared_ptr<const Program> cached_program(const PlanRequest& request, int rank);
+// The pattern of a request from a cache (memory/caches.h: "patterns"), which makes it if it is missing. Raises what
+// make_pattern raises. Thread safe.
 std::shared_ptr<const Pattern> cached_pattern(const PlanRequest& request);
-
-// Starts planning on another thread, for a request that the next step will make. cached_program then finds the program
-// or waits until it is made, and raises the error if planning failed. `then`, if given, runs on the planning thread
-// afterwards; errors that it raises are ignored. Thread safe.
-void plan_ahead(const PlanRequest& request, int rank, std::function<void(const Program&)> then = nullptr);
-
-// What planning has done in this process so far.
-struct PlanStats {
-  int64_t patterns_made = 0;  // how often slices were made; a step whose patterns are unchanged adds nothing
-  int64_t programs_made = 0;
-  double seconds_on_path = 0;  // how long steps planned or waited for a plan, including the selection of blocks
-  CacheStats patterns, programs;
-};
-PlanStats plan_stats();
-// Adds to seconds_on_path the seconds of planning that takes place outside cached_program.
-void count_planning(double seconds);
 
 // The request with `auto` replaced by the schedule that it stands for, which is the same on every rank. Raises like
 // validate.

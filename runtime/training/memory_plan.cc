@@ -10,6 +10,7 @@
 #include "attention/kernels/choose_kernel.h"
 #include "attention/plan/layout.h"
 #include "attention/plan/plan.h"
+#include "attention/proof/plans.h"
 #include "common/environment.h"
 #include "common/error.h"
 #include "common/text.h"
@@ -73,8 +74,9 @@ MemoryPlan plan_stage(const Config& c, const Stage& stage, const Sharding& shard
     request.pattern = of_batch_rows(std::move(request.pattern), 0, batch);
     const bool adaptive = is_adaptive(request.pattern), planned = !adaptive && context_ranks > 1;
     plan.selects_what_travels = plan.selects_what_travels || (adaptive && context_ranks > 1);
-    const std::shared_ptr<const Program> program = planned ? cached_program(request, rank) : nullptr;
-    distinct.push_back(attention_charges(request, program.get(), rank, call, *kernel));
+    const std::shared_ptr<const RankPlan> plan_of_rank = planned ? cached_plan(request, rank) : nullptr;
+    const Program* program = planned ? &plan_of_rank->program : nullptr;
+    distinct.push_back(attention_charges(request, program, rank, call, *kernel));
   }
   std::vector<Part> attention;
   for (const size_t which : layers.of_layer) attention.push_back(distinct[which]);

@@ -152,10 +152,10 @@ void Training::enter(size_t stage, int64_t step) {
                    .positions = layout.positions(mesh_.index("context")),
                    .restart = config_.data.positions == "restart"};
   share_ = std::make_unique<Share>(now.accumulate, now.layers, std::move(shape), recorded_, model_, device_);
-  // Plans are proved before the stage's first step, so that errors appear early. Plans of later documents are proved
-  // when they are made, ahead of their step, and adaptive ones by the calls that make them.
-  if (!proves_by_default()) return;
-  for (const PlanRequest& request : requests_ahead(step, 0)) prove_plan(request, mesh_.axis("context"));
+  // Plans are made and proved before the stage's first step, so that errors appear early. Plans of later documents are
+  // proved when they are made, ahead of their step, and adaptive ones by the calls that make them.
+  plan(calls(requests_ahead(step, 0), {}, "step " + std::to_string(step + 1)),
+       {"planning attention", step + 1, "step"});
 }
 
 std::vector<PlanRequest> Training::requests(const std::vector<std::vector<int64_t>>& parts) const {
@@ -242,20 +242,20 @@ StepResult Training::step(bool stop) {
   numbers_.zero_();
   const std::string when = "step " + std::to_string(steps_done_ + 1);
   int64_t targets = 0;
-  std::vector<std::vector<AttentionCall>> batches;
+  std::vector<std::vector<PlannedCall>> batches;
+  std::vector<PlannedCall> all;
   for (int64_t i = 0; i < now.accumulate; ++i) {
     const Batch& batch = read.batches[static_cast<size_t>(i)];
     targets += batch.targets;
-    const std::vector<PlanRequest> requests_now = requests(batch.parts);
-    look_up(requests_now);
     const Dropout dropout{.rate = config_.model.dropout,
                           .seed = static_cast<uint64_t>(config_.run.seed),
                           .step = steps_done_,
                           .layer = 0,
                           .first_row = i * now.batch + share.shape.first_row};
-    batches.push_back(calls(requests_now, dropout, when));
+    batches.push_back(calls(requests(batch.parts), dropout, when));
+    all.insert(all.end(), batches.back().begin(), batches.back().end());
   }
-  agree_on(batches, {"agreeing on attention", steps_done_ + 1, "step"});
+  plan(all, {"agreeing on attention", steps_done_ + 1, "step"});
   for (int64_t i = 0; i < now.accumulate; ++i) {
     const at::Tensor host = slot[i];
     check_tokens(host[0], config_.model.vocab);
@@ -358,18 +358,16 @@ ValidationResult Training::validate(const std::function<bool()>& stop) {
       const auto parts = [&](int64_t row) { return data_.validation_parts(source, step, i * now.batch + row, rows); };
       const auto row = [&](int64_t row) { return data_.validation_row(source, step, i * now.batch + row, rows); };
       const Batch batch = fill_batch(shape, row, parts, host.data_ptr<int64_t>());
-      const std::vector<PlanRequest> requests_now = requests(batch.parts);
-      look_up(requests_now);
+      const std::string when = "validation, batch " + std::to_string(i + 1);
+      const std::vector<PlannedCall> calls_now = calls(requests(batch.parts), {}, when);
+      plan(calls_now, {"agreeing on validation's attention", i + 1, "batch"});
       if (config_.data.documents && i + 1 < batches) {
         std::vector<std::vector<int64_t>> next;
         for (int64_t r = 0; r < shape.own_rows; ++r) next.push_back(parts(now.batch + shape.first_row + r));
         plan_ahead(requests(next));
       }
       const at::Tensor on_device = share_->on_device(host);
-      std::vector<std::vector<AttentionCall>> batches = {
-          calls(requests_now, {}, "validation, batch " + std::to_string(i + 1))};
-      agree_on(batches, {"agreeing on validation's attention", i + 1, "batch"});
-      const Attend attends = attend(std::move(batches[0]));
+      const Attend attends = attend(calls_now);
       model_state_.begin_forward();
       const at::Tensor local = loss(on_device, share_->table(on_device), attends);
       const auto filled = [&](double value) { return at::full_like(local, value, at::kDouble); };
