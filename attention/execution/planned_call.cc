@@ -100,8 +100,6 @@ void PlannedCall::find_plan() const {
   state_->plan = cached_plan(request, settings().comm->rank());
 }
 
-void PlannedCall::share_plan(const PlannedCall& other) const { state_->plan = other.plan(); }
-
 bool PlannedCall::asks_for_proof() const {
   if (!settings().prove || !state_->plan || state_->plan->proved) return false;
   const PlanningTime time;
@@ -139,10 +137,9 @@ bool any_asks(Communicator& comm, OpLabel label, const std::function<Agreed()>& 
   const auto differs = [&](const Terms::Numbers& of) { return of[1] != all[0][1] || of[2] != all[0][2]; };
   if (std::any_of(all.begin(), all.end(), differs)) {
     require_agreement(comm, fields(), label);
-    throw Error(ErrorKind::kInternal, "attention",
-                std::string(label.operation) +
-                    ": the ranks' digests of the call differ, but nothing that they are "
-                    "made from; please report it");
+    throw Error(
+        ErrorKind::kInternal, "attention",
+        std::string(label.operation) + ": the digests of the ranks differ, but not the texts; please report it");
   }
   return std::any_of(all.begin(), all.end(), [](const Terms::Numbers& of) { return of[0] != 0; });
 }
@@ -205,7 +202,7 @@ void plan_calls(const std::vector<PlannedCall>& calls, const TensorTraits& tenso
         call.find_plan();
         first = firsts.insert(first, {&call, false});
       } else {
-        call.share_plan(*first->call);
+        call.state_->plan = first->call->plan();
       }
       first->prove = first->prove || settings.prove;
       asks = call.asks_for_proof() || asks;
@@ -228,7 +225,7 @@ void plan_calls(const std::vector<PlannedCall>& calls, const TensorTraits& tenso
       if (first.prove && first.call->plan()) prove_together(*first.call->plan(), comm);
     }
   }
-  for (const PlannedCall& call : calls) call.agreed() = tensors;
+  for (const PlannedCall& call : calls) call.state_->agreed = tensors;
 }
 
 }  // namespace annulus

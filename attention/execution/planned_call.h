@@ -56,8 +56,6 @@ class PlannedCall {
 
   // Plans the call on this rank, unless it is planned or adaptive. Raises the errors of planning.
   void find_plan() const;
-  // Takes the plan of another call of the same request.
-  void share_plan(const PlannedCall& other) const;
   // Whether this rank asks for the proof of the plan; its share of the proof is then made. Of a planned call.
   bool asks_for_proof() const;
   // The digest of all that ranks must share in a call with such tensors, settings and plan. It is made once.
@@ -65,9 +63,11 @@ class PlannedCall {
   // The same call with the plan that q and k have selected.
   PlannedCall with(std::shared_ptr<const RankPlan> selected) const;
   // The tensors for which plan_calls has let the ranks agree on the call; empty if it makes its own agreement.
-  std::optional<TensorTraits>& agreed() const { return state_->agreed; }
+  const std::optional<TensorTraits>& agreed() const { return state_->agreed; }
 
  private:
+  friend void plan_calls(const std::vector<PlannedCall>& calls, const TensorTraits& tensors, OpLabel label);
+
   struct State {
     AttentionCall settings;
     std::function<void()> poll;

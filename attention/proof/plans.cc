@@ -111,7 +111,7 @@ void plan_ahead(const PlanRequest& request, int rank, bool prove) {
   if (is_adaptive(request.pattern)) return;
   // The static objects that the thread uses (tables of names) are made before it, so they are destroyed after it when
   // the process ends.
-  request.text();
+  static const std::string uses_them = request.text();
   static Planner planner;
   planner.add({request, rank}, prove);
 }
