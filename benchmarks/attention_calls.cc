@@ -30,7 +30,7 @@ ExecutorCall::ExecutorCall(AttentionInputs inputs, AttentionCall call)
 }
 
 double ExecutorCall::pairs() const {
-  return static_cast<double>(count_pairs(*cached_pattern(output_.program->request)));
+  return static_cast<double>(count_pairs(*cached_pattern(output_.program().request)));
 }
 
 OperatorCall::OperatorCall(const AttentionInputs& in, bool causal)

@@ -8,7 +8,7 @@
 #include <memory>
 #include <tuple>
 
-#include "attention/execution/attention.h"
+#include "attention/execution/planned_call.h"
 
 namespace annulus {
 
@@ -25,7 +25,7 @@ class ExecutorCall {
   ExecutorCall(AttentionInputs inputs, AttentionCall call);
   void forward() { output_ = attention_forward(in_.q, in_.k, in_.v, call_, &forward_stats_); }
   // Of the last forward.
-  void backward() { gradients_ = attention_backward(in_.dout, in_.q, in_.k, in_.v, output_, call_, &backward_stats_); }
+  void backward() { gradients_ = attention_backward(in_.dout, in_.q, in_.k, in_.v, output_, &backward_stats_); }
   void run() {
     forward();
     backward();

@@ -13,6 +13,7 @@
 #include "attention/plan/layout.h"
 #include "attention/plan/plan.h"
 #include "attention/plan/traffic.h"
+#include "attention/proof/plans.h"
 #include "benchmarks/attention_calls.h"
 #include "benchmarks/benchmark.h"
 #include "benchmarks/measure.h"
@@ -94,13 +95,13 @@ class Ring {
   void count_bytes() {
     double planned = 0, fewest = 0;
     if (call_) {
-      const Program& program = *call_->output().program;
+      const Program& program = call_->output().program();
       PlanRequest direct = program.request;
       direct.schedule = ScheduleKind::kGroupCast;
-      const auto cast = cached_program(direct, comm_->rank());
+      const auto cast = cached_plan(direct, comm_->rank());
       planned = static_cast<double>(traffic(program, program.forward).bytes(head_dim_, 4, 4) +
                                     traffic(program, program.backward).bytes(head_dim_, 4, 4));
-      fewest = 2.0 * static_cast<double>(traffic(*cast, cast->forward).bytes(head_dim_, 4, 4));
+      fewest = 2.0 * static_cast<double>(traffic(cast->program, cast->program.forward).bytes(head_dim_, 4, 4));
     }
     const std::vector<double> bytes = over_ranks(world_, {planned, fewest}, ReduceOp::kSum);
     planned_ = bytes[0];

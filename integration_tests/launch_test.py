@@ -399,7 +399,7 @@ class CommandLineTest(cli.CliTest):
             self.assertIn(word, out)
         self.assertIn("caches: 1792 MiB together", out)
         operators = ("pattern texts", "selected programs", "block maps")
-        for name in ("programs", "patterns", "proofs", "compositions", "rotary tables", *operators):
+        for name in ("programs", "patterns", "compositions", "rotary tables", *operators):
             self.assertRegex(out, rf"(?m)^  {name} +[\d.]+ of [\d.]+ MiB in \d+ entries, \d+ hits, \d+ misses, ")
         code, out, err = self.annulus("doctor", ANNULUS_CACHES_MIB="448")
         self.assertIn("caches: 448 MiB together", out)

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/execution/attention.h"
+#include "attention/execution/planned_call.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "tests/comm/gpu_count.h"
@@ -115,11 +115,11 @@ int run() {
       at::TensorOptions().dtype(at::kBFloat16).device(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu)));
   const auto make = [&] { return at::randn({1, kLength / job.size, 8, 128}, options); };
   const at::Tensor q = make(), k = make(), v = make(), dout = make();
-  std::shared_ptr<const Program> program;
+  std::shared_ptr<const RankPlan> plan;
   const auto attend = [&] {
     const AttentionOutput out = attention_forward(q, k, v, call);
-    program = out.program;
-    return attention_backward(dout, q, k, v, out, call);
+    plan = out.call.plan();
+    return attention_backward(dout, q, k, v, out);
   };
   attend();  // the first call connects, plans and loads kernels
   attend();
@@ -162,7 +162,7 @@ int run() {
   const uint64_t together = overlap(trace);
   require(together > 0, "no transfer runs while a tile is computed");
   // Ranks that share a GPU take turns on it, so this is checked only if each has its own.
-  if (const size_t wanted = to_be_hidden(*program); launch.local_size <= comm_test::gpu_count()) {
+  if (const size_t wanted = to_be_hidden(plan->program); launch.local_size <= comm_test::gpu_count()) {
     require(hidden(trace) >= wanted, "of " + std::to_string(wanted) + " transfers that the plan gives tiles to hide " +
                                          "behind " + std::to_string(hidden(trace)) + " run beside kernels");
   }

@@ -1,14 +1,17 @@
-// An LRU cache of bounded size in bytes, keyed by the texts of requests. If several threads request a value at the same
-// time, one makes it and the others wait. Used by memory/caches.h. Thread safe.
+// An LRU cache of bounded size in bytes. Its keys are texts, or values of a type with operator==, `uint64_t hash()` and
+// `int64_t bytes()`. If several threads request a value at the same time, one makes it and the others wait. Used by
+// memory/caches.h. Thread safe.
 #pragma once
 
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <unordered_map>
 
 namespace annulus {
@@ -23,7 +26,7 @@ struct CacheStats {
   int64_t capacity = 0;  // bytes
 };
 
-template <typename Value>
+template <typename Value, typename Key = std::string>
 class ByteCache {
  public:
   explicit ByteCache(int64_t capacity) { stats_.capacity = capacity; }
@@ -32,7 +35,7 @@ class ByteCache {
   // memory that it takes. A value larger than the cache is returned but not cached. Exceptions of make() or bytes()
   // propagate to the caller and to the threads that wait for the value, and nothing is cached.
   template <typename Make, typename Bytes>
-  std::shared_ptr<const Value> get(const std::string& key, const Make& make, const Bytes& bytes) {
+  std::shared_ptr<const Value> get(const Key& key, const Make& make, const Bytes& bytes) {
     std::unique_lock lock(mutex_);
     std::shared_ptr<Entry> entry;
     if (const auto found = index_.find(key); found != index_.end()) {
@@ -54,7 +57,7 @@ class ByteCache {
     int64_t size = 0;
     try {
       value = std::make_shared<const Value>(make());
-      size = bytes(*value) + 2 * static_cast<int64_t>(key.size());  // the entry and the index hold it
+      size = bytes(*value) + 2 * bytes_of(key);  // the entry and the index hold it
     } catch (...) {
       failure = std::current_exception();
     }
@@ -75,7 +78,7 @@ class ByteCache {
   }
 
   // Removes the value of `key`, so that the next get() makes it again, unless it is being made.
-  void erase(const std::string& key) {
+  void erase(const Key& key) {
     const std::lock_guard lock(mutex_);
     const auto found = index_.find(key);
     if (found != index_.end() && (*found->second)->value) forget(key);
@@ -96,14 +99,31 @@ class ByteCache {
 
  private:
   struct Entry {
-    std::string key;
+    Key key;
     std::shared_ptr<const Value> value;  // null while it is being made
     std::exception_ptr failure;
     int64_t bytes = 0;
   };
   using Order = std::list<std::shared_ptr<Entry>>;
 
-  void forget(const std::string& key) {
+  static int64_t bytes_of(const Key& key) {
+    if constexpr (std::is_same_v<Key, std::string>) {
+      return static_cast<int64_t>(key.size());
+    } else {
+      return key.bytes();
+    }
+  }
+  struct Hash {
+    size_t operator()(const Key& key) const {
+      if constexpr (std::is_same_v<Key, std::string>) {
+        return std::hash<std::string>()(key);
+      } else {
+        return key.hash();
+      }
+    }
+  };
+
+  void forget(const Key& key) {
     const auto found = index_.find(key);
     stats_.bytes -= (*found->second)->bytes;
     order_.erase(found->second);
@@ -115,7 +135,7 @@ class ByteCache {
     while (stats_.bytes > stats_.capacity && it != order_.begin()) {
       --it;
       if (!(*it)->value) continue;
-      const std::string key = (*it)->key;
+      const Key key = (*it)->key;
       ++it;
       forget(key);
       ++stats_.evictions;
@@ -125,7 +145,7 @@ class ByteCache {
   mutable std::mutex mutex_;
   std::condition_variable made_;
   Order order_;  // the most recently used first
-  std::unordered_map<std::string, typename Order::iterator> index_;
+  std::unordered_map<Key, typename Order::iterator, Hash> index_;
   CacheStats stats_;
 };
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -52,11 +53,11 @@ class CachePlace {
   const std::string_view name_;
 };
 
-template <typename Value>
-class NamedCache : public ByteCache<Value> {
+template <typename Value, typename Key = std::string>
+class NamedCache : public ByteCache<Value, Key> {
  public:
   explicit NamedCache(std::string_view name)
-      : ByteCache<Value>(0),
+      : ByteCache<Value, Key>(0),
         place_(
             name, [this] { return this->stats(); }, [this](int64_t bytes) { this->set_capacity(bytes); }) {}
 

@@ -1,9 +1,8 @@
-// Runs one rank's program (attention_forward and attention_backward of attention.h): transfers go through the
+// Runs one rank's program (attention_forward and attention_backward of planned_call.h): transfers go through the
 // Communicator, tiles through a Kernel. The code does not depend on patterns or schedules.
 #include <ATen/TensorOperators.h>
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <set>
@@ -11,37 +10,33 @@
 #include <string>
 #include <utility>
 
-#include "attention/execution/attention.h"
 #include "attention/execution/call_checks.h"
 #include "attention/execution/library_settings.h"
+#include "attention/execution/planned_call.h"
 #include "attention/execution/prove.h"
 #include "attention/execution/select_blocks.h"
 #include "attention/execution/travelling_blocks.h"
 #include "attention/plan/schedules.h"
-#include "attention/proof/proofs.h"
 #include "attention/tiles/tile_views.h"
-#include "comm/agreement.h"
-#include "common/error.h"
 
 namespace annulus {
 namespace {
 
-// Returns the program of the block maps that q and k select. It is made for this call only, so it is not cached. Before
+// Returns the plan of the block maps that q and k select. It is made for this call only, so it is not cached. Before
 // they continue, the ranks compare what they selected and whether all of them could plan and prove it.
-std::shared_ptr<const Program> select_and_plan(const at::Tensor& q, const at::Tensor& k, const AttentionCall& call) {
-  const auto begin = std::chrono::steady_clock::now();
+std::shared_ptr<const RankPlan> select_and_plan(const at::Tensor& q, const at::Tensor& k, const AttentionCall& call) {
+  const PlanningTime time;
   const PlanRequest request = select_blocks(call.request, q, k, *call.comm, call.label);
-  std::shared_ptr<const Program> program;
-  std::optional<RankShare> share;
-  agree_together(*call.comm, {call.label}, [&]() -> Terms {
+  std::shared_ptr<const RankPlan> plan;
+  const auto find = [&]() -> Agreed {
     const Pattern pattern = make_pattern(request.pattern, request.shape);
-    program = std::make_shared<const Program>(make_program(request, pattern, call.comm->rank()));
-    if (call.prove) share = prove_share(*program, pattern);
-    return {{{"selected blocks", request.text()}}};
-  });
-  if (share) prove_together(*share, request, *call.comm);
-  count_planning(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-  return program;
+    plan = std::make_shared<const RankPlan>(request, make_program(request, pattern, call.comm->rank()));
+    if (call.prove) plan->share(&pattern);
+    return {plan->digest, call.prove};
+  };
+  const auto fields = [&]() -> std::vector<Field> { return {{"selected blocks", request.text()}}; };
+  if (any_asks(*call.comm, {call.label}, find, fields)) prove_together(*plan, *call.comm);
+  return plan;
 }
 
 // Whether all tiles are in one step and read one block, and no other rank adds to their gradients.
@@ -50,7 +45,7 @@ bool one_block(const Program& program) { return program.request.ranks == 1; }
 // A program whose blocks are selected by q and k runs once, so kernels keep nothing that they make from it.
 KernelCall kernel_call(const at::Tensor& q, const AttentionCall& call, const Program& program) {
   const AttentionShape& shape = program.request.shape;
-  return {scale_of(q, call), shape.heads / shape.kv_heads, call.dropout,
+  return {scale_of(call, q.size(3)), shape.heads / shape.kv_heads, call.dropout,
           is_adaptive(call.request.pattern) ? 0 : program.number.value(), one_block(program)};
 }
 
@@ -68,19 +63,19 @@ struct Execution {
   int64_t messages_sent = 0, bytes_sent = 0, bytes_lent = 0;
   double waited = 0;
 
-  Execution(const AttentionCall& c, const Program& p, const std::string& direction, const std::vector<Step>& s,
-            const at::Tensor& k, Finite& own)
-      : call(c),
-        program(p),
-        operation(c.label + " " + direction),
+  Execution(const PlannedCall& c, const std::string& direction, const std::vector<Step>& s, const at::Tensor& k,
+            Finite& own)
+      : call(c.settings()),
+        program(c.plan()->program),
+        operation(call.label + " " + direction),
         steps(s),
-        buffers(p, s, k, *c.comm),
+        buffers(program, s, k, *call.comm),
         own_keys(own),
         on_cpu(k.is_cpu()),
         // Where nothing is under way a kernel may take as long a piece of work as it likes.
-        poll(c.poll               ? Kernel::Poll(c.poll)
-             : c.comm->size() > 1 ? Kernel::Poll([comm = c.comm] { comm->progress(); })
-                                  : nullptr) {}
+        poll(c.poll()                ? c.poll()
+             : call.comm->size() > 1 ? Kernel::Poll([comm = call.comm] { comm->progress(); })
+                                     : nullptr) {}
 
   KeyBlock block(int buffer, int number) {
     const TensorPair& pair = buffers.get(buffer);
@@ -184,32 +179,22 @@ void report(AttentionStats* stats, const Execution& execution, const Kernel& ker
 
 }  // namespace
 
-std::shared_ptr<const RankShare> timed_share(const PlanRequest& request, const Program& program) {
-  const auto begin = std::chrono::steady_clock::now();
-  auto share = cached_share(request, program);
-  count_planning(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-  return share;
-}
-
 AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                  const AttentionCall& call, AttentionStats* stats) {
+                                  const PlannedCall& planned, AttentionStats* stats) {
   avoid_wrong_gradients();
-  AttentionOutput result;
-  const bool adaptive = is_adaptive(call.request.pattern);
-  std::shared_ptr<const RankShare> share;
-  const bool unproved = agree_on_forward(q, k, v, call, [&] {
-    if (adaptive) validate(call.request);
-    if (adaptive) return false;
-    result.program = cached_program(call.request, call.comm->rank());
-    if (call.prove && !call.agreed) share = timed_share(call.request, *result.program);
-    return share && !*share->shown;
+  const AttentionCall& call = planned.settings();
+  const bool unproved = agree_on(planned, q, std::nullopt, [&] {
+    require_fit(q, k, v, call);
+    return planned.asks_for_proof();
   });
+  AttentionOutput result;
   result.number = call.comm->number_call();
-  if (unproved) prove_together(*share, call.request, *call.comm);
-  if (adaptive) result.program = select_and_plan(q, k, call);
-  const Program& program = *result.program;
+  if (unproved) prove_together(*planned.plan(), *call.comm);
+  const bool adaptive = is_adaptive(call.request.pattern);
+  result.call = adaptive ? planned.with(select_and_plan(q, k, call)) : planned;
+  const Program& program = result.program();
   const std::unique_ptr<Kernel> kernel = make_kernel(call.kernel, q, call.dropout.rate > 0);
-  Execution execution(call, program, "forward", program.forward, k, result.own_keys);
+  Execution execution(result.call, "forward", program.forward, k, result.own_keys);
   execution.buffers.put(kOwnKVBuffer, {flat(k), flat(v)});
   kernel->begin_forward(q, kernel_call(q, call, program));
   execution.run([&](std::span<const Tile> tiles) {
@@ -227,12 +212,16 @@ AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, cons
 }
 
 AttentionGradients attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
-                                      const at::Tensor& v, AttentionOutput forward, const AttentionCall& call,
-                                      AttentionStats* stats) {
-  agree_on_backward(dout, q, k, v, forward, call);
-  const Program& program = *forward.program;
+                                      const at::Tensor& v, AttentionOutput forward, AttentionStats* stats) {
+  const AttentionCall& call = forward.call.settings();
+  agree_on(forward.call, q, forward.number, [&] {
+    require_fit(q, k, v, call);
+    require_fit(dout, forward, q);
+    return false;
+  });
+  const Program& program = forward.program();
   const std::unique_ptr<Kernel> kernel = make_kernel(call.kernel, q, call.dropout.rate > 0);
-  Execution execution(call, program, "backward", program.backward, k, forward.own_keys);
+  Execution execution(forward.call, "backward", program.backward, k, forward.own_keys);
   execution.buffers.put(kOwnKVBuffer, {flat(k), flat(v)});
   if (program.saved >= 0) execution.buffers.put(program.saved, {forward.saved_k, forward.saved_v});
   kernel->begin_backward(dout, q, forward.out, forward.lse, kernel_call(q, call, program));

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/pattern/pattern.h"
+#include "attention/execution/attention.h"
 #include "comm/agreement.h"
 #include "common/environment.h"
 #include "common/error.h"
@@ -33,27 +33,28 @@ PairDigest read(const int64_t* words) {
 }
 
 // Exchanges digests with all ranks and returns what each rank says that it sends to this one.
-std::vector<PairDigest> hear(const std::vector<PairDigest>& sent, Communicator& comm) {
+std::vector<PairDigest> exchange_digests(const std::vector<PairDigest>& sent, Communicator& comm) {
   Communicator& host = comm.host();
   const int64_t ranks = host.size();
-  const at::Tensor said = at::empty({ranks, kWords}, at::kLong), heard = at::empty({ranks, kWords}, at::kLong);
+  const at::Tensor outgoing = at::empty({ranks, kWords}, at::kLong), incoming = at::empty({ranks, kWords}, at::kLong);
   for (int64_t r = 0; r < ranks; ++r)
-    write(sent[static_cast<size_t>(r)], said.mutable_data_ptr<int64_t>() + kWords * r);
+    write(sent[static_cast<size_t>(r)], outgoing.mutable_data_ptr<int64_t>() + kWords * r);
   std::vector<Message> sends, receives;
   for (int peer = 0; peer < host.size(); ++peer) {
-    sends.push_back({said.select(0, peer), peer});
-    receives.push_back({heard.select(0, peer), peer});
+    sends.push_back({outgoing.select(0, peer), peer});
+    receives.push_back({incoming.select(0, peer), peer});
   }
   host.exchange(sends, receives, {"proving the plan", 0})->wait();
   std::vector<PairDigest> digests;
-  for (int64_t r = 0; r < ranks; ++r) digests.push_back(read(heard.const_data_ptr<int64_t>() + kWords * r));
+  for (int64_t r = 0; r < ranks; ++r) digests.push_back(read(incoming.const_data_ptr<int64_t>() + kWords * r));
   return digests;
 }
 
-void require_right(const RankShare& share, const std::vector<PairDigest>& heard, const PlanRequest& request, int rank) {
+void require_right(const RankShare& share, const std::vector<PairDigest>& incoming, const PlanRequest& request,
+                   int rank) {
   std::vector<std::string> faults = share.proof.faults;
-  for (size_t peer = 0; peer < heard.size(); ++peer) {
-    for (std::string& fault : compare_digests(static_cast<int>(peer), rank, heard[peer], share.received[peer])) {
+  for (size_t peer = 0; peer < incoming.size(); ++peer) {
+    for (std::string& fault : compare_digests(static_cast<int>(peer), rank, incoming[peer], share.received[peer])) {
       faults.push_back(std::move(fault));
     }
   }
@@ -67,26 +68,16 @@ void require_right(const RankShare& share, const std::vector<PairDigest>& heard,
 
 bool proves_by_default() { return switch_from_environment("ANNULUS_PROVE", true); }
 
-void prove_together(const RankShare& share, const PlanRequest& request, Communicator& comm) {
+void prove_together(const RankPlan& plan, Communicator& comm) {
+  const RankShare& share = plan.share();
+  const PlanRequest& request = plan.program.request;
   if (comm.size() == 1) {
     require_right(share, share.sent, request, 0);
   } else {
-    const std::vector<PairDigest> heard = hear(share.sent, comm);
-    together(comm, {"proving the plan"}, [&] { require_right(share, heard, request, comm.rank()); });
+    const std::vector<PairDigest> received = exchange_digests(share.sent, comm);
+    together(comm, {"proving the plan"}, [&] { require_right(share, received, request, comm.rank()); });
   }
-  *share.shown = true;
-}
-
-void prove_plan(const PlanRequest& request, Communicator& comm) {
-  if (is_adaptive(request.pattern)) return;
-  std::shared_ptr<const RankShare> share;
-  const auto asked = agree_together(comm, {"proving the plan", 0}, [&]() -> Terms {
-    share = cached_share(request, *cached_program(request, comm.rank()));
-    return {{{"plan", request.text()}}, {!*share->shown}};
-  });
-  if (std::any_of(asked.begin(), asked.end(), [](const Terms::Numbers& asks) { return asks[0] != 0; })) {
-    prove_together(*share, request, comm);
-  }
+  plan.proved = true;
 }
 
 }  // namespace annulus

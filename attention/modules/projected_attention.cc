@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/execution/planned_call.h"
 #include "attention/pattern/pattern.h"
 
 namespace annulus {
@@ -21,14 +22,16 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What passes from forward to backward, as an opaque value of the node.
+// What passes from forward to backward, as an opaque value of the node: the forward's output without its tensors.
+// Before the forward, only the call.
 struct Held : torch::CustomClassHolder {
-  Held(ProjectionPlan p, AttentionCall c) : plan(std::move(p)), kept(std::move(c)) {}
-  const AttentionCall& call() const { return kept.call(); }
+  Held(ProjectionPlan p, const AttentionCall& call) : plan(std::move(p)) {
+    output.call = call;
+    output.call.require_kept();
+  }
+  const PatternSpec& pattern() const { return output.call.settings().request.pattern; }
   const ProjectionPlan plan;
-  const KeptCall kept;
-  std::shared_ptr<const Program> program;
-  int64_t number = 0;  // of the forward
+  AttentionOutput output;
 };
 
 using MaybeTensor = std::optional<at::Tensor>;
@@ -56,15 +59,15 @@ class ProjectedAttention : public torch::autograd::Function<ProjectedAttention> 
     AttentionOutput result;
     {
       const Projected p = project(x, memory ? *memory : x, weights, held->plan);
-      result = attention_forward(p.q, p.k, p.v, held->call());
+      result = attention_forward(p.q, p.k, p.v, held->output.call);
     }
-    held->program = result.program;
-    held->number = result.number;
+    held->output = result.with({}, {}, {}, {});
+    held->output.own_keys = Finite::kUnknown;  // the backward computes the keys again
     context->save_for_backward({x, plain(memory), q, plain(q_bias), k, plain(k_bias), v, plain(v_bias), result.out,
                                 result.lse, result.saved_k, result.saved_v});
     context->saved_data["held"] = c10::IValue::make_capsule(held);
     // If `out` is returned itself, autograd sees that a caller changed it, and the backward refuses.
-    return divided(result.out, held->call().request.pattern);
+    return divided(result.out, held->pattern());
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -79,9 +82,9 @@ class ProjectedAttention : public torch::autograd::Function<ProjectedAttention> 
       const at::AutoGradMode with_gradients(true);
       p = project(inputs[0], inputs[1].defined() ? inputs[1] : inputs[0], weights_of(&inputs[2]), held->plan);
     }
-    const AttentionGradients d = attention_backward(
-        divided(grads[0], held->call().request.pattern), p.q.detach(), p.k.detach(), p.v.detach(),
-        {held->program, saved[8], saved[9], saved[10], saved[11], Finite::kUnknown, held->number}, held->call());
+    const AttentionGradients d =
+        attention_backward(divided(grads[0], held->pattern()), p.q.detach(), p.k.detach(), p.v.detach(),
+                           held->output.with(saved[8], saved[9], saved[10], saved[11]));
     variable_list wanted;
     std::vector<size_t> where;
     size_t edge = 0;  // edge of the node; inputs that were not given have none

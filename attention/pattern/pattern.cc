@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "attention/pattern/blocks.h"
@@ -10,6 +11,8 @@
 #include "attention/pattern/dilated.h"
 #include "attention/pattern/restrict.h"
 #include "attention/pattern/spec_names.h"
+#include "common/checksum.h"
+#include "common/splitmix64.h"
 
 namespace annulus {
 namespace {
@@ -115,6 +118,27 @@ int64_t PatternSpec::bytes() const {
     for (const auto& row : *rows) bytes += static_cast<int64_t>(sizeof row + row.size() * sizeof(int64_t));
   }
   return bytes;
+}
+
+uint64_t AttentionShape::hash() const {
+  static_assert(std::has_unique_object_representations_v<AttentionShape>);
+  return hash64(this, sizeof *this);
+}
+
+uint64_t PatternSpec::hash() const {
+  static_assert(std::has_unique_object_representations_v<Slice>);
+  uint64_t hash = 0;
+  const auto mix = [&](auto value) { hash = splitmix64(hash ^ static_cast<uint64_t>(value)); };
+  const auto mix_all = [&](const auto& values) { mix(hash64(values.data(), values.size() * sizeof *values.data())); };
+  mix(kind), mix(causal), mix(left), mix(right);
+  mix_all(dilated.segment_lengths), mix_all(dilated.dilation_rates);
+  mix(blocks.map), mix(blocks.block), mix(blocks.window_blocks), mix_all(blocks.digest);
+  for (const PatternSpec& member : members) mix(member.hash());
+  mix_all(slices);
+  for (const auto* rows : {&documents, &key_documents}) {
+    for (const std::vector<int64_t>& row : *rows) mix_all(row);
+  }
+  return hash;
 }
 
 bool is_adaptive(const PatternSpec& spec) {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "attention/pattern/block_map.h"
@@ -26,6 +27,7 @@ struct AttentionShape {
   int64_t k_len = 0;     // Sk
   int64_t query_offset = 0;
 
+  uint64_t hash() const;  // equal shapes have equal hashes
   friend bool operator==(const AttentionShape&, const AttentionShape&) = default;
 };
 
@@ -51,6 +53,13 @@ struct DilatedSpec {
   bool equal_segments = false;  // the length must be a multiple of ranks * max(segment_lengths)
 
   friend bool operator==(const DilatedSpec&, const DilatedSpec&) = default;
+};
+
+// A block map of a pattern. The digest beside it says which map it is, so pointers are all equal in comparisons.
+struct MapPointer : std::shared_ptr<const BlockMap> {
+  using shared_ptr::shared_ptr;
+  MapPointer(std::shared_ptr<const BlockMap> map) : shared_ptr(std::move(map)) {}
+  friend bool operator==(const MapPointer&, const MapPointer&) { return true; }
 };
 
 // Block-sparse attention; docs/attention.md defines each map.
@@ -84,15 +93,17 @@ struct BlocksSpec {
   Query query = Query::kMean;
   bool per_head = true;  // bigbird: each head draws its own random blocks; false: all heads use those of head 0
   std::string file;
-  std::string digest;                     // of `given`; for kFile the expected digest of the file's map, or empty
-  std::shared_ptr<const BlockMap> given;  // the map of kGiven, or of kFile once loaded
+  std::string digest;  // of `given`; for kFile the expected digest of the file's map, or empty
+  MapPointer given;    // the map of kGiven, or of kFile once loaded
+
+  friend bool operator==(const BlocksSpec&, const BlocksSpec&) = default;
 };
 
 // Returns the spec of a map made by a program, and computes the digest by which texts, caches and ranks identify it.
 BlocksSpec given_map(std::shared_ptr<const BlockMap> map);
 
-// A pattern as specified by the user. text() is its canonical form: patterns with equal texts are equal, and the cache
-// keys of plans contain it.
+// A pattern as the user wrote it. text() is its canonical form, which ranks compare by its digest: equal patterns have
+// equal texts, and patterns with equal texts count the same pairs.
 struct PatternSpec {
   enum class Kind { kFull, kWindow, kDilated, kBlocks, kUnion, kSlices };
   static constexpr int64_t kOpen = -1;  // an unbounded side of a window, as in other libraries
@@ -113,7 +124,8 @@ struct PatternSpec {
   // and cannot be parsed back.
   std::string text() const;
   int64_t bytes() const;  // of memory, block maps included
-  friend bool operator==(const PatternSpec& a, const PatternSpec& b) { return a.text() == b.text(); }
+  uint64_t hash() const;  // equal patterns have equal hashes
+  friend bool operator==(const PatternSpec&, const PatternSpec&) = default;
 };
 
 inline PatternSpec causal_pattern() {

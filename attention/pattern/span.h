@@ -69,6 +69,8 @@ struct Slice {
   Span queries;
   Span keys;
   Band band;
+
+  friend bool operator==(const Slice&, const Slice&) = default;
 };
 
 std::string to_string(const Span& s);

@@ -17,7 +17,6 @@
 #include "attention/pattern/pattern.h"
 #include "attention/pattern/span.h"
 #include "attention/plan/layout.h"
-#include "memory/byte_cache.h"
 
 namespace annulus {
 
@@ -40,8 +39,8 @@ struct PlanRequest {
   LayoutKind layout = LayoutKind::kContiguous;
   ScheduleKind schedule = ScheduleKind::kAuto;
   int ranks = 1;
-  bool even = false;                    // reject lengths that give ranks unequal shares
-  std::vector<int64_t> uneven_lengths;  // if not empty: contiguous parts of these lengths (queries and keys alike)
+  bool even = false;                         // reject lengths that give ranks unequal shares
+  std::vector<int64_t> uneven_lengths = {};  // if not empty: contiguous parts of these lengths (queries and keys alike)
   // Whether a plan may save, for the backward, the keys and values that a rank held last. If not, they are sent again,
   // and the shapes of all saved tensors follow from those of q, k and v.
   bool keep_last = true;
@@ -205,26 +204,9 @@ std::vector<Program> make_programs(const PlanRequest& request);
 // slices, so the caller must ensure that all ranks pass the same slices.
 Program make_program(const PlanRequest& request, const Pattern& pattern, int rank);
 
-// Return the program of a request and rank, and the pattern of a request, from the caches "programs" and "patterns"
-// (memory/caches.h), which make them if missing. Raise as make_program and make_pattern do. Thread safe.
-std::shared_ptr<const Program> cached_program(const PlanRequest& request, int rank);
+// Returns the pattern of a request from the cache "patterns" (memory/caches.h), which makes it if missing. Raises as
+// make_pattern does. Thread safe.
 std::shared_ptr<const Pattern> cached_pattern(const PlanRequest& request);
-
-// Starts planning a request of the next step on another thread. cached_program then returns the program, waiting until
-// it is made, or raises the error of planning. `then`, if given, runs on the planning thread afterwards; its errors are
-// ignored. Thread safe.
-void plan_ahead(const PlanRequest& request, int rank, std::function<void(const Program&)> then = nullptr);
-
-// Statistics of planning in this process.
-struct PlanStats {
-  int64_t patterns_made = 0;  // how often slices were made; a step with unchanged patterns adds 0
-  int64_t programs_made = 0;
-  double seconds_on_path = 0;  // in which steps planned or waited for a plan, including the selection of blocks
-  CacheStats patterns, programs;
-};
-PlanStats plan_stats();
-// Adds to seconds_on_path the time of planning outside cached_program.
-void count_planning(double seconds);
 
 // Returns the request with kAuto resolved, the same on every rank. Raises like validate.
 PlanRequest resolve_schedule(const PlanRequest& request);

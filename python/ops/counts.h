@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "attention/execution/attention.h"
+#include "attention/execution/planned_call.h"
 
 namespace annulus::torch_ops {
 

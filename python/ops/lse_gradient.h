@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "attention/execution/attention.h"
+#include "attention/execution/planned_call.h"
 
 namespace annulus::torch_ops {
 

@@ -26,10 +26,10 @@
 #include <utility>
 #include <vector>
 
-#include "attention/execution/attention.h"
 #include "attention/execution/library_settings.h"
+#include "attention/execution/planned_call.h"
 #include "attention/execution/select_blocks.h"
-#include "attention/plan/traffic.h"
+#include "attention/proof/plans.h"
 #include "comm/agreement.h"
 #include "common/checksum.h"
 #include "common/error.h"
@@ -58,18 +58,12 @@ using WithLse = std::tuple<Tensor, Tensor>;
 
 constexpr int64_t kDigestBytes = sizeof(Digest);
 
-Digest digest_of(const PlanRequest& selected) {
-  const std::string text = selected.text();
-  return digest(text.data(), text.size());
-}
-
-// Keeps the programs of adaptive patterns from a forward to its backward. Programs of other patterns are found by their
+// Keeps the plans of adaptive patterns from a forward to its backward. Those of other patterns are found by their
 // requests.
-std::shared_ptr<const Program> selected_program(const PlanRequest& selected, int rank,
-                                                const std::function<Program()>& make) {
-  static NamedCache<Program> cache("selected programs");
-  return cache.get(selected.text() + ", rank " + std::to_string(rank), make,
-                   [](const Program& program) { return program_bytes(program); });
+std::shared_ptr<const RankPlan> selected_plan(const PlanRequest& selected, int rank,
+                                              const std::function<std::shared_ptr<const RankPlan>()>& make) {
+  static NamedCache<std::shared_ptr<const RankPlan>, PlanKey> cache("selected programs");
+  return *cache.get({selected, rank}, make, [](const auto& plan) { return plan_bytes(*plan); });
 }
 
 // ---- attention_forward
@@ -95,10 +89,9 @@ Forward forward(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTe
   Tensor selected = at::empty({adaptive ? kDigestBytes : 0}, at::kByte);
   if (adaptive) {
     PlanRequest request = call.request;
-    request.pattern = result.program->request.pattern;
-    selected_program(request, call.comm->rank(), [&] { return *result.program; });
-    const Digest digest = digest_of(request);
-    std::memcpy(selected.mutable_data_ptr<uint8_t>(), &digest, sizeof digest);
+    request.pattern = result.program().request.pattern;
+    selected_plan(request, call.comm->rank(), [&] { return result.call.plan(); });
+    std::memcpy(selected.mutable_data_ptr<uint8_t>(), &result.call.plan()->digest, kDigestBytes);
   }
   const auto kept = [&](const Tensor& saved) { return saved.defined() ? saved : at::empty({0}, q.options()); };
   return {result.out.contiguous(), result.lse.contiguous(), kept(result.saved_k),
@@ -125,20 +118,20 @@ Forward forward_meta(const Tensor& q, const Tensor& k, const Tensor& v, const Ma
 // ---- attention_backward
 
 // Repeats the forward's selection of blocks, which depends only on the bits of q and k. Collective.
-std::shared_ptr<const Program> select_again(const Tensor& q, const Tensor& k, const Tensor& selected,
-                                            const AttentionCall& call) {
+std::shared_ptr<const RankPlan> select_again(const Tensor& q, const Tensor& k, const Tensor& selected,
+                                             const AttentionCall& call) {
   const PlanRequest request = select_blocks(call.request, q, k, *call.comm, call.label);
   const int rank = call.comm->rank();
-  std::shared_ptr<const Program> program;
+  std::shared_ptr<const RankPlan> plan;
   together(*call.comm, {call.label, 0}, [&] {
-    const Digest digest = digest_of(request);
+    plan = selected_plan(request, rank,
+                         [&] { return std::make_shared<const RankPlan>(request, make_program(request, rank)); });
     require(selected.defined() && selected.scalar_type() == at::kByte && selected.numel() == kDigestBytes &&
-                std::memcmp(selected.cpu().contiguous().const_data_ptr<uint8_t>(), &digest, sizeof digest) == 0,
+                std::memcmp(selected.cpu().contiguous().const_data_ptr<uint8_t>(), &plan->digest, kDigestBytes) == 0,
             "attention_backward: q and k select other blocks than the forward did: pass the q and k that it took and "
             "the `selected` that it returned, unchanged");
-    program = selected_program(request, rank, [&] { return make_program(request, rank); });
   });
-  return program;
+  return plan;
 }
 
 struct Saved {
@@ -166,20 +159,20 @@ Gradients backward(const Tensor& dout, const Tensor& q, const Tensor& k, const T
                       },
                       has_dlse};
   AttentionCall call = make_call(q, k, v, cu_seqlens, settings, keep, direction, *turn.comm);
-  std::shared_ptr<const Program> program;
-  if (is_adaptive(call.request.pattern)) program = select_again(q, k, saved.selected, call);
-  BackwardTensors t{
-      dout,
-      q,
-      k,
-      v,
-      {std::move(program), saved.out, saved.lse, saved.k, saved.v, Finite::kUnknown, number_of(saved.number)}};
+  std::shared_ptr<const RankPlan> selected;
+  if (is_adaptive(call.request.pattern)) selected = select_again(q, k, saved.selected, call);
+  if (direction.lse_gradient) call.scale = call.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))));
+  BackwardTensors t{dout,
+                    q,
+                    k,
+                    v,
+                    {PlannedCall(call, nullptr, std::move(selected)), Finite::kUnknown, number_of(saved.number),
+                     saved.out, saved.lse, saved.k, saved.v}};
   if (direction.lse_gradient) {
-    call.scale = call.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))));
     together(*turn.comm, {call.label, 0}, [&] { t = with_lse_gradient(t, has_dlse ? *dlse : Tensor()); });
   }
   AttentionStats stats;
-  const AttentionGradients d = attention_backward(t.dout, t.q, t.k, t.v, std::move(t.forward), call, &stats);
+  const AttentionGradients d = attention_backward(t.dout, t.q, t.k, t.v, std::move(t.forward), &stats);
   count(settings.group, &GroupCounts::backward, stats);
   const auto own = [&](const Tensor& gradient) { return gradient.narrow(-1, 0, q.size(3)).contiguous(); };
   return {own(d.dq), own(d.dk), own(d.dv)};

@@ -17,7 +17,7 @@
 #include "attention/kernels/choose_kernel.h"
 #include "attention/kernels/detect.h"
 #include "attention/plan/layout.h"
-#include "attention/proof/proofs.h"
+#include "attention/proof/plans.h"
 #include "common/version.h"
 #include "python/ops/call.h"
 #include "python/ops/counts.h"
@@ -83,7 +83,7 @@ void plan_ahead(std::string pattern, int64_t length, int64_t heads, int64_t kv_h
   const PlanRequest request = request_of(pattern, length, place.size, heads, kv_heads, batch, layout, schedule,
                                          query_offset, key_length, lengths, cu_seqlens, keep);
   require_plannable(request);
-  plan_and_prove_ahead(request, static_cast<int>(place.rank));
+  plan_ahead(request, static_cast<int>(place.rank), proves_by_default());
 }
 
 std::string stats(std::string group) {

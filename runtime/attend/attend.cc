@@ -14,8 +14,8 @@
 #include <cstdio>
 #include <cstring>
 
-#include "attention/execution/attention.h"
 #include "attention/execution/gather_positions.h"
+#include "attention/execution/planned_call.h"
 #include "comm/agreement.h"
 #include "common/error.h"
 #include "common/files.h"
@@ -239,11 +239,6 @@ void AttendJob::run(Communicator& world, at::Device device) const {
         [&] { require_finite(inputs(nullptr, nullptr), random_ ? "--random " + random_->text() : options_.input); },
         /*only_first=*/true);
   }
-  if (!is_adaptive(request_.pattern)) {
-    // Planning is not part of the time that is measured.
-    if (proves_by_default()) prove_plan(request_, world);
-    cached_program(request_, world.rank());
-  }
   AttentionCall call;
   call.request = request_;
   call.comm = &world;
@@ -259,15 +254,18 @@ void AttendJob::run(Communicator& world, at::Device device) const {
   for (at::Tensor* tensor : {&in.q, &in.k, &in.v, &in.dout}) {
     if (tensor->defined()) *tensor = tensor->to(device);
   }
+  // Planning is not part of the time that is measured.
+  const PlannedCall planned(call);
+  plan_calls({planned}, traits_of(in.q), {"attend, planning"});
   // A barrier lets the ranks start together, so that the time measured is that of the attention.
   Communicator& host = world.host();
   finish(device);
   host.barrier({"attend, start"});
   const auto begin = std::chrono::steady_clock::now();
   AttentionStats forward, backward;
-  const AttentionOutput output = attention_forward(in.q, in.k, in.v, call, &forward);
+  const AttentionOutput output = attention_forward(in.q, in.k, in.v, planned, &forward);
   AttentionGradients gradients;
-  if (options_.backward) gradients = attention_backward(in.dout, in.q, in.k, in.v, output, call, &backward);
+  if (options_.backward) gradients = attention_backward(in.dout, in.q, in.k, in.v, output, &backward);
   finish(device);
   world.progress();  // on a GPU a transfer may have been aborted; this raises before its results are used
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -289,7 +287,7 @@ void AttendJob::run(Communicator& world, at::Device device) const {
     }
   }
   // The request that ran, in which adaptive maps are those that were selected.
-  const PlanRequest& ran = output.program->request;
+  const PlanRequest& ran = output.program().request;
   // The other ranks wait for rank 0, and an error such as a full disk is raised on all of them.
   together(
       world, {"attend, writing the output"}, [&] { write(whole, ran.pattern); }, /*only_first=*/true);

@@ -12,9 +12,8 @@
 #include <cstdio>
 #include <utility>
 
-#include "attention/execution/attention.h"
 #include "attention/execution/gather_positions.h"
-#include "attention/execution/prove.h"
+#include "attention/execution/planned_call.h"
 #include "common/checksum.h"
 #include "common/error.h"
 #include "common/files.h"
@@ -203,18 +202,16 @@ void LogitsJob::run(Communicator& world, int ranks_here, at::Device device) {
   });
   require_agreement(world, weights, {"logits, comparing the weights"});
 
-  for (const PlanRequest& request : layers_.distinct) {
-    if (proves_by_default() && !is_adaptive(request.pattern)) prove_plan(request, world);
-  }
-  std::vector<AttentionCall> calls;
+  std::vector<PlannedCall> calls;
   for (size_t i = 0; i < layers_.of_layer.size(); ++i) {
     AttentionCall call;
     call.request = layers_.distinct[layers_.of_layer[i]];
     call.comm = &world;
     call.kernel = kernel_;
     call.label = "logits, layer " + std::to_string(i);
-    calls.push_back(std::move(call));
+    calls.emplace_back(std::move(call));
   }
+  plan_calls(calls, {dtype(), opened_.model().head_dim(), device.type()}, {"logits, planning attention"});
   const Attend attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
     return attention(q, k, v, calls[static_cast<size_t>(layer)]);
   };

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention/plan/plan.h"
+#include "attention/proof/plans.h"
 #include "common/environment.h"
 #include "common/error.h"
 #include "common/text.h"
@@ -79,8 +80,8 @@ std::vector<Part> layer_charges(const LayerRequests& layers, int64_t rows, int r
   std::vector<Part> distinct, all;
   for (const PlanRequest& request : layers.of_rows(0, rows)) {
     const bool has_program = !is_adaptive(request.pattern) && request.ranks > 1;
-    const std::shared_ptr<const Program> program = has_program ? cached_program(request, rank) : nullptr;
-    distinct.push_back(attention_charges(request, program.get(), rank, call, *kernel));
+    const std::shared_ptr<const RankPlan> plan = has_program ? cached_plan(request, rank) : nullptr;
+    distinct.push_back(attention_charges(request, plan ? &plan->program : nullptr, rank, call, *kernel));
   }
   for (const size_t which : layers.of_layer) all.push_back(distinct[which]);
   return all;

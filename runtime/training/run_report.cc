@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "attention/plan/plan.h"
+#include "attention/proof/plans.h"
 #include "common/logging/log.h"
 #include "common/logging/log_setup.h"
 #include "memory/caches.h"

@@ -152,10 +152,10 @@ void Training::enter(size_t stage, int64_t step) {
                                                                    : at::tensor(layout.positions(rank), at::kLong);
   share_ = std::make_unique<Share>(now.accumulate, now.layers, std::move(shape), model_.rotary(positions), recorded_,
                                    device_);
-  // Plans are proved before the stage's first step, so that errors appear early. Plans of later documents are proved
-  // when they are made, ahead of their step, and adaptive ones by the calls that make them.
-  if (!proves_by_default()) return;
-  for (const PlanRequest& request : requests_ahead(step, 0)) prove_plan(request, mesh_.axis("context"));
+  // Plans are made and proved before the stage's first step, so that errors appear early. Plans of later documents are
+  // proved when they are made, ahead of their step, and adaptive ones by the calls that make them.
+  plan(calls(requests_ahead(step, 0), {}, "step " + std::to_string(step + 1)),
+       {"planning attention", step + 1, "step"});
 }
 
 std::vector<PlanRequest> Training::requests(const std::vector<DrawnRow>& rows) const {
@@ -242,20 +242,20 @@ StepResult Training::step(bool stop) {
   numbers_.zero_();
   const std::string when = "step " + std::to_string(steps_done_ + 1);
   int64_t targets = 0;
-  std::vector<std::vector<AttentionCall>> batches;
+  std::vector<std::vector<PlannedCall>> batches;
+  std::vector<PlannedCall> all;
   for (int64_t i = 0; i < now.accumulate; ++i) {
     const Batch& batch = read.batches[static_cast<size_t>(i)];
     targets += batch.targets;
-    const std::vector<PlanRequest> requests_now = requests(batch.rows);
-    look_up(requests_now);
     const Dropout dropout{.rate = config_.model.dropout,
                           .seed = static_cast<uint64_t>(config_.run.seed),
                           .step = steps_done_,
                           .layer = 0,
                           .first_row = i * now.batch + share.shape.first_row};
-    batches.push_back(calls(requests_now, dropout, when));
+    batches.push_back(calls(requests(batch.rows), dropout, when));
+    all.insert(all.end(), batches.back().begin(), batches.back().end());
   }
-  agree_on(batches, {"agreeing on attention", steps_done_ + 1, "step"});
+  plan(all, {"agreeing on attention", steps_done_ + 1, "step"});
   for (int64_t i = 0; i < now.accumulate; ++i) {
     const at::Tensor host = slot[i];
     const at::Tensor on_device = share.on_device(host);
@@ -357,15 +357,13 @@ ValidationResult Training::validate(const std::function<bool()>& stop) {
     for (int64_t i = 0; any && i < batches; ++i) {
       const bool stop_now = stop();
       const Batch batch = fill_batch(data_, shape, std::move(next), host.data_ptr<int64_t>());
-      const std::vector<PlanRequest> requests_now = requests(batch.rows);
-      look_up(requests_now);
+      const std::string when = "validation, batch " + std::to_string(i + 1);
+      const std::vector<PlannedCall> calls_now = calls(requests(batch.rows), {}, when);
+      plan(calls_now, {"agreeing on validation's attention", i + 1, "batch"});
       if (i + 1 < batches) next = own_rows(i + 1);
       if (config_.data.documents && i + 1 < batches) plan_ahead(requests(next));
       const at::Tensor on_device = share_->on_device(host);
-      std::vector<std::vector<AttentionCall>> batches = {
-          calls(requests_now, {}, "validation, batch " + std::to_string(i + 1))};
-      agree_on(batches, {"agreeing on validation's attention", i + 1, "batch"});
-      const Attend attends = attend(std::move(batches[0]));
+      const Attend attends = attend(calls_now);
       model_state_.begin_forward();
       const at::Tensor local = loss(on_device, share_->table(on_device), attends);
       const auto filled = [&](double value) { return at::full_like(local, value, at::kDouble); };

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/execution/attention.h"
+#include "attention/execution/planned_call.h"
 #include "comm/communicator.h"
 #include "memory/pinned.h"
 #include "runtime/config/config.h"
@@ -137,17 +137,15 @@ class Training {
   std::vector<PlanRequest> requests(const std::vector<DrawnRow>& rows) const;
   // The same for batch i of a later step, which may belong to another stage.
   std::vector<PlanRequest> requests_ahead(int64_t step, int64_t i) const;
-  // Makes the programs of these requests or finds them in the cache; PlanStats counts the time as waited.
-  void look_up(const std::vector<PlanRequest>& requests);
   // Begins to plan these requests on another thread.
   void plan_ahead(const std::vector<PlanRequest>& requests);
   void plan_what_follows();
   // Returns the calls of attention of a batch, one for each layer.
-  std::vector<AttentionCall> calls(const std::vector<PlanRequest>& requests, const Dropout& dropout,
-                                   const std::string& when);
-  // Lets the ranks agree once on the calls of all batches, so that none of them waits for another rank.
-  void agree_on(std::vector<std::vector<AttentionCall>>& batches, OpLabel label) const;
-  static Attend attend(std::vector<AttentionCall> calls);
+  std::vector<PlannedCall> calls(const std::vector<PlanRequest>& requests, const Dropout& dropout,
+                                 const std::string& when);
+  // Plans the calls and lets the ranks agree on them once, so that none of them waits for another rank.
+  void plan(const std::vector<PlannedCall>& calls, OpLabel label) const;
+  static Attend attend(std::vector<PlannedCall> calls);
 
   Config config_;
   std::vector<Stage> stages_;

@@ -3,9 +3,8 @@
 #include <utility>
 #include <vector>
 
-#include "attention/execution/agreed_calls.h"
-#include "attention/execution/attention.h"
-#include "attention/proof/proofs.h"
+#include "attention/execution/planned_call.h"
+#include "attention/proof/plans.h"
 #include "runtime/training/job.h"
 #include "runtime/training/training.h"
 
@@ -16,26 +15,15 @@ KernelKind kernel(const Config& c) { return parse_kernel(c.attention.kernel, "at
 
 }  // namespace
 
-void Training::look_up(const std::vector<PlanRequest>& requests) {
-  for (const PlanRequest& request : requests) {
-    if (!is_adaptive(request.pattern)) cached_program(request, mesh_.index("context"));
-  }
-}
-
 void Training::plan_ahead(const std::vector<PlanRequest>& requests) {
   for (const PlanRequest& request : requests) {
-    if (is_adaptive(request.pattern)) continue;
-    if (proves_by_default()) {
-      plan_and_prove_ahead(request, mesh_.index("context"));
-    } else {
-      annulus::plan_ahead(request, mesh_.index("context"));
-    }
+    annulus::plan_ahead(request, mesh_.index("context"), proves_by_default());
   }
 }
 
-std::vector<AttentionCall> Training::calls(const std::vector<PlanRequest>& requests, const Dropout& dropout,
-                                           const std::string& when) {
-  std::vector<AttentionCall> calls;
+std::vector<PlannedCall> Training::calls(const std::vector<PlanRequest>& requests, const Dropout& dropout,
+                                         const std::string& when) {
+  std::vector<PlannedCall> calls;
   const std::vector<size_t>& of_layer = stages_[stage_].layers.of_layer;
   for (size_t i = 0; i < of_layer.size(); ++i) {
     AttentionCall call;
@@ -46,21 +34,17 @@ std::vector<AttentionCall> Training::calls(const std::vector<PlanRequest>& reque
     call.dropout.layer = static_cast<int64_t>(i);
     call.label = when + ", attention, layer " + std::to_string(i);
     // Gradients and weights are being transferred meanwhile.
-    if (mesh_.world().size() > 1) call.poll = [this] { progress(); };
-    calls.push_back(std::move(call));
+    const bool transfers = mesh_.world().size() > 1;
+    calls.emplace_back(std::move(call), transfers ? Poll([this] { progress(); }) : nullptr);
   }
   return calls;
 }
 
-void Training::agree_on(std::vector<std::vector<AttentionCall>>& batches, OpLabel label) const {
-  std::vector<AttentionCall*> all;
-  for (std::vector<AttentionCall>& calls : batches) {
-    for (AttentionCall& call : calls) all.push_back(&call);
-  }
-  agree_ahead(all, {compute_dtype(config_), config_.model.head_dim(), device_.type()}, label);
+void Training::plan(const std::vector<PlannedCall>& calls, OpLabel label) const {
+  plan_calls(calls, {compute_dtype(config_), config_.model.head_dim(), device_.type()}, label);
 }
 
-Attend Training::attend(std::vector<AttentionCall> calls) {
+Attend Training::attend(std::vector<PlannedCall> calls) {
   return [calls = std::move(calls)](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
     return attention(q, k, v, calls[static_cast<size_t>(layer)]);
   };

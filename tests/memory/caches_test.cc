@@ -101,7 +101,7 @@ TEST(Caches, ThreadsAskWhileTheTotalChanges) {
     threads.push_back(repeat([&, t](int i) { put(shared, std::to_string(i % (10 + t)), kMib); }));
   }
   threads.push_back(repeat([&](int) {
-    NamedCache<int> own("proofs");
+    NamedCache<int> own("compositions");
     put(own, "a", kMib);
   }));
   threads.push_back(repeat([&](int) {
@@ -116,7 +116,7 @@ TEST(Caches, ThreadsAskWhileTheTotalChanges) {
   EXPECT_EQ(wrong, 0);
   EXPECT_LE(shared.stats().bytes, shared.stats().capacity);
   EXPECT_EQ(report_of("patterns").stats.capacity, shared.stats().capacity);
-  EXPECT_EQ(report_of("proofs").stats.entries, 0);
+  EXPECT_EQ(report_of("compositions").stats.entries, 0);
 }
 
 TEST(Caches, NameMustBeInTheTableAndUnique) {

@@ -1,6 +1,6 @@
 // Compares attention over many ranks (threads) with the fp64 oracle, forward and backward, and its traffic and memory
 // with the plan.
-#include "attention/execution/attention.h"
+#include "attention/execution/planned_call.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones.h>
@@ -66,8 +66,9 @@ RC_GTEST_PROP(Attention, EqualsTheOracleInDoublePrecision, ()) {
   assert_exact(run.result, expected_of(request, in), at::kDouble);
   // The transferred and the held sizes are those of the plan.
   for (int r = 0; r < request.ranks; ++r) {
-    const std::shared_ptr<const Program> program = cached_program(request, r);
-    const Traffic f = traffic(*program, program->forward), b = traffic(*program, program->backward);
+    const std::shared_ptr<const RankPlan> plan = cached_plan(request, r);
+    const Program& program = plan->program;
+    const Traffic f = traffic(program, program.forward), b = traffic(program, program.backward);
     const AttentionStats &fs = run.forward[static_cast<size_t>(r)], &bs = run.backward[static_cast<size_t>(r)];
     RC_ASSERT(fs.bytes_sent == f.bytes(dim, 8, 8));
     RC_ASSERT(fs.messages_sent == f.kv_messages);
@@ -213,6 +214,19 @@ TEST(Attention, RepeatedRunsAreBitIdentical) {
   EXPECT_TRUE(a.result.dv.equal(b.result.dv));
 }
 
+// The lines that attention.h and docs/embedding.md show.
+TEST(Attention, TheExampleOfTheHeaderComputesAttention) {
+  const int64_t length = 24;
+  run_ranks(2, [&](Communicator& comm) {
+    const at::Tensor q = at::ones({1, length / 2, 8, 4}), k = q, v = q * 3;
+    AttentionCall call;
+    call.comm = &comm;
+    call.request = {.shape = {1, 8, 8, length, length}, .pattern = causal_pattern(), .ranks = comm.size()};
+    const at::Tensor out = attention(q, k, v, call);
+    EXPECT_TRUE(out.allclose(v)) << "the mean of equal values";
+  });
+}
+
 TEST(Attention, AutogradNodeGivesTheSameGradients) {
   const PlanRequest request = causal_ring(2, 32);
   const Inputs in = random_inputs(request.shape, 8, at::kDouble);
@@ -221,9 +235,9 @@ TEST(Attention, AutogradNodeGivesTheSameGradients) {
     AttentionCall call;
     call.request = request;
     call.comm = &comm;
-    const auto program = cached_program(request, comm.rank());
+    const auto plan = cached_plan(request, comm.rank());
     const auto leaf = [](at::Tensor t) { return t.clone().requires_grad_(true); };
-    const std::vector<Span>&queries = program->query_spans, &keys = program->key_spans;
+    const std::vector<Span>&queries = plan->program.query_spans, &keys = plan->program.key_spans;
     const at::Tensor q = leaf(rows_of(in.q, 1, queries)), k = leaf(rows_of(in.k, 1, keys)),
                      v = leaf(rows_of(in.v, 1, keys));
     const at::Tensor out = attention(q, k, v, call);
@@ -258,14 +272,14 @@ TEST(Attention, InvalidBackwardInputsAreRefusedOnEveryRank) {
           AttentionOutput out = attention_forward(q, k, k, call);
           if (comm.rank() == 1 && without_saved) out.saved_k = at::Tensor();
           const bool short_dout = comm.rank() == 1 && !without_saved;
-          attention_backward(short_dout ? at::zeros({1, 15, 4, 8}) : q, q, k, k, out, call);
+          attention_backward(short_dout ? at::zeros({1, 15, 4, 8}) : q, q, k, k, out);
         },
         ErrorKind::kPlan, "on rank 1: ");
   }
 }
 
 // Some callers can keep only tensors from the forward. This is tested with and without blocks that the plan keeps.
-TEST(Attention, BackwardFindsItsProgramByTheRequest) {
+TEST(Attention, BackwardFindsItsPlanByTheRequest) {
   PlanRequest request = causal_ring(3, 48);
   for (const bool keep_last : {true, false}) {
     request.keep_last = keep_last;
@@ -276,9 +290,9 @@ TEST(Attention, BackwardFindsItsProgramByTheRequest) {
       const at::Tensor q = at::randn({1, 16, 4, 8}), k = at::randn({1, 16, 2, 8});
       AttentionOutput out = attention_forward(q, k, k, call);
       EXPECT_EQ(out.saved_k.defined(), keep_last);
-      const AttentionGradients want = attention_backward(q, q, k, k, out, call);
-      out.program = nullptr;
-      const AttentionGradients got = attention_backward(q, q, k, k, out, call);
+      const AttentionGradients want = attention_backward(q, q, k, k, out);
+      out.call = call;
+      const AttentionGradients got = attention_backward(q, q, k, k, out);
       EXPECT_TRUE(got.dq.equal(want.dq) && got.dk.equal(want.dk) && got.dv.equal(want.dv));
     });
   }
@@ -300,7 +314,7 @@ TEST(Attention, BackwardsOfDifferentCallsAreRefusedOnEveryRank) {
             outs[first].backward(at::ones_like(q));
           } else {
             const AttentionOutput outs[] = {attention_forward(q, k, k, call), attention_forward(q * 2, k, k, call)};
-            attention_backward(q, first == 1 ? q * 2 : q, k, k, outs[first], call);
+            attention_backward(q, first == 1 ? q * 2 : q, k, k, outs[first]);
           }
         },
         ErrorKind::kMismatch,
@@ -317,12 +331,12 @@ TEST(Attention, CallsThePollFunctionBetweenPieces) {
   call.request = causal_ring(1, 512);
   call.comm = self.get();
   int64_t polled = 0;
-  call.poll = [&] { ++polled; };
+  const PlannedCall planned(call, [&] { ++polled; });
   const at::Tensor q = at::ones({1, 512, 4, 8}), k = at::ones({1, 512, 2, 8});
-  const AttentionOutput out = attention_forward(q, k, k, call);
+  const AttentionOutput out = attention_forward(q, k, k, planned);
   const int64_t forward = std::exchange(polled, 0);
   EXPECT_GT(forward, 0);
-  attention_backward(q, q, k, k, out, call);
+  attention_backward(q, q, k, k, out);
   EXPECT_GT(polled, 0);
 }
 

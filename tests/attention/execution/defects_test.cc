@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/execution/attention.h"
+#include "attention/execution/planned_call.h"
 #include "attention/kernels/detect.h"
 #include "attention/pattern/block_map.h"
 #include "attention/plan/layout.h"
@@ -54,7 +54,7 @@ OracleResult run_alone(const PlanRequest& request, const Inputs& in) {
   call.request = request;
   call.comm = self.get();
   const AttentionOutput out = attention_forward(in.q, in.k, in.v, call);
-  const AttentionGradients grads = attention_backward(in.dout, in.q, in.k, in.v, out, call);
+  const AttentionGradients grads = attention_backward(in.dout, in.q, in.k, in.v, out);
   return {out.out, out.lse, grads.dq, grads.dk, grads.dv};
 }
 
@@ -169,7 +169,7 @@ TEST(Defects, EmptyBatchesAndEmptySequencesGiveEmptyResults) {
         const at::Tensor q = at::zeros({batch, length / 2, 4, 8}), k = at::zeros({batch, length / 2, 2, 8});
         const AttentionOutput out = attention_forward(q, k, k, call);
         EXPECT_EQ(out.out.sizes(), q.sizes());
-        const AttentionGradients grads = attention_backward(q, q, k, k, out, call);
+        const AttentionGradients grads = attention_backward(q, q, k, k, out);
         EXPECT_EQ(grads.dq.sizes(), q.sizes());
         EXPECT_EQ(grads.dk.sizes(), k.sizes());
         EXPECT_EQ(grads.dv.sizes(), k.sizes());
@@ -343,7 +343,7 @@ TEST(Defects, ErrorsHaveOneForm) {
       [&] {
         PlanRequest documents = causal;
         documents.pattern.documents = {{31}};
-        cached_program(documents, 0);
+        cached_plan(documents, 0);
       },
       [&] { attention_forward(q, q, q, {}); },
       [&] {

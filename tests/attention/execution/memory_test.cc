@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/execution/attention.h"
+#include "attention/execution/planned_call.h"
 #include "attention/kernels/choose_kernel.h"
 #include "attention/pattern/pattern.h"
 #include "attention/plan/layout.h"
@@ -114,7 +114,7 @@ Peaks peaks_of(const MemoryCase& c, int64_t length) {
       const int64_t own = query_layout(request).count(comm.rank());
       const at::Tensor q = at::randn({1, own, 2, 8}), k = at::randn({1, own, 1, 8});
       const AttentionOutput out = attention_forward(q, k, k, call);
-      attention_backward(q, q, k, k, out, call);
+      attention_backward(q, q, k, k, out);
       const std::lock_guard lock(mutex);
       peaks.allocated += allocated->peak();
     });

@@ -6,13 +6,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <future>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "attention/execution/attention.h"
-#include "attention/proof/proofs.h"
+#include "attention/execution/planned_call.h"
+#include "attention/proof/plans.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "memory/caches.h"
@@ -33,7 +32,9 @@ TEST_P(PlantedMistakeOverRanks, IsRaisedOnEveryRank) {
   const std::shared_ptr<const Pattern> pattern = cached_pattern(programs[0].request);
   const auto prove = [&](Communicator& comm) {
     const Program& own = programs[static_cast<size_t>(comm.rank())];
-    prove_together(prove_share(own, *pattern), own.request, comm);
+    const RankPlan plan(own.request, own);
+    plan.share(pattern.get());
+    prove_together(plan, comm);
   };
   run_ranks(GetParam().request.ranks, prove);
   GetParam().plant(programs);
@@ -96,9 +97,9 @@ TEST(Proof, AllRanksProveAgainIfOneHasLostItsProof) {
   run_ranks(3, [&](Communicator& comm) {
     const int64_t without = messages_of(request, comm, false);
     messages_of(request, comm);
-    const auto share = cached_share(request, *cached_program(request, comm.rank()));
-    EXPECT_TRUE(*share->shown);
-    if (comm.rank() == 1) *share->shown = false;
+    const auto plan = cached_plan(request, comm.rank());
+    EXPECT_TRUE(plan->proved);
+    if (comm.rank() == 1) plan->proved = false;
     EXPECT_GE(messages_of(request, comm), without + 3);
     EXPECT_EQ(messages_of(request, comm), without);
   });
@@ -120,23 +121,14 @@ TEST(Proof, RanksMustAgreeOnLeavingItOut) {
                             ErrorKind::kMismatch, "proof of the plan");
 }
 
-TEST(Proof, PlanAndProveAheadCachesTheProof) {
+TEST(Proof, PlanAheadMakesTheShareOfTheProof) {
   const PlanRequest request = zigzag(1, 44);
-  const auto proofs = [] {
-    for (const CacheReport& report : cache_reports()) {
-      if (report.name == "proofs") return report.stats;
-    }
-    return CacheStats{};
-  };
-  const int64_t before = proofs().misses;
-  plan_and_prove_ahead(request, 0);
-  // One thread makes all plans in turn, so that the first plan is complete when the second one is.
-  std::promise<void> made;
-  plan_ahead(zigzag(1, 45), 0, [&](const Program&) { made.set_value(); });
-  made.get_future().wait();
-  EXPECT_EQ(proofs().misses, before + 1);
-  EXPECT_TRUE(cached_share(request, *cached_program(request, 0))->proof.holds());
-  EXPECT_EQ(proofs().misses, before + 1);
+  const int64_t before = plan_stats().shares_made;
+  plan_ahead(zigzag(1, 43), 0, /*prove=*/false);
+  plan_ahead(request, 0, /*prove=*/true);
+  // This thread makes the plan or waits until it is made, and the same for the share, which is made once.
+  EXPECT_TRUE(cached_plan(request, 0)->share().proof.holds());
+  EXPECT_EQ(plan_stats().shares_made, before + 1);
 }
 
 TEST(Proof, EveryCallProvesAnAdaptivePlan) {
@@ -151,25 +143,33 @@ TEST(Proof, EveryCallProvesAnAdaptivePlan) {
   });
 }
 
-TEST(Proof, ProvePlanServesLaterCalls) {
+// Proves the plan of a request ahead of its calls.
+void prove_ahead(const PlanRequest& request, Communicator& comm) {
+  AttentionCall call;
+  call.request = request;
+  call.comm = &comm;
+  plan_calls({call}, {at::kFloat, 4, at::kCPU}, {"planning", 0});
+}
+
+TEST(Proof, PlanCallsServesLaterCalls) {
   const PlanRequest request = zigzag(3, 72);
   run_ranks(3, [&](Communicator& comm) {
-    prove_plan(request, comm);
+    prove_ahead(request, comm);
     EXPECT_EQ(messages_of(request, comm), messages_of(request, comm, false));
   });
 }
 
-TEST(Proof, ProvePlanRunsAgainIfOneRankHasLostItsProof) {
+TEST(Proof, PlanCallsProvesAgainIfOneRankHasLostItsProof) {
   const PlanRequest request = zigzag(3, 84);
   run_ranks(3, [&](Communicator& comm) {
-    prove_plan(request, comm);
-    const auto share = cached_share(request, *cached_program(request, comm.rank()));
-    if (comm.rank() == 1) *share->shown = false;
+    prove_ahead(request, comm);
+    const auto plan = cached_plan(request, comm.rank());
+    if (comm.rank() == 1) plan->proved = false;
     const int64_t before = comm.stats().messages_sent;
-    prove_plan(request, comm);
-    EXPECT_TRUE(*share->shown);
+    prove_ahead(request, comm);
+    EXPECT_TRUE(plan->proved);
     EXPECT_EQ(comm.stats().messages_sent, before + 3) << "a digest to every rank";
-    prove_plan(request, comm);
+    prove_ahead(request, comm);
     EXPECT_EQ(comm.stats().messages_sent, before + 3);
   });
 }
@@ -178,11 +178,11 @@ TEST(Proof, PlanningErrorOfOneRankIsRaisedByAll) {
   const PlanRequest request = zigzag(3, 96);
   PlanRequest odd = request;
   odd.shape.heads = 3, odd.shape.kv_heads = 2;
-  expect_refused_everywhere([&](Communicator& comm) { prove_plan(comm.rank() == 1 ? odd : request, comm); },
+  expect_refused_everywhere([&](Communicator& comm) { prove_ahead(comm.rank() == 1 ? odd : request, comm); },
                             ErrorKind::kPlan, "3 query heads cannot share 2 kv heads");
 }
 
-TEST(KeptCall, KeepsTheCommunicatorUntilTheBackward) {
+TEST(PlannedCall, KeepsTheCommunicatorUntilTheBackward) {
   AttentionCall call;
   call.request = zigzag(1, 8);
   std::shared_ptr<Communicator> comm = make_self_communicator();

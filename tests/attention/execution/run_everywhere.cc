@@ -69,8 +69,7 @@ RankResults run_everywhere(const PlanRequest& request, const Inputs& in, KernelK
     const std::vector<Span> queries = query_layout(request).spans[r], keys = key_layout(request).spans[r];
     const at::Tensor q = rows_of(in.q, 1, queries), k = rows_of(in.k, 1, keys), v = rows_of(in.v, 1, keys);
     const AttentionOutput out = attention_forward(q, k, v, call, &run.forward[r]);
-    const AttentionGradients grads =
-        attention_backward(rows_of(in.dout, 1, queries), q, k, v, out, call, &run.backward[r]);
+    const AttentionGradients grads = attention_backward(rows_of(in.dout, 1, queries), q, k, v, out, &run.backward[r]);
     const std::lock_guard lock(mutex);
     put_rows(run.result.out, 1, queries, out.out);
     put_rows(run.result.lse, 2, queries, out.lse);

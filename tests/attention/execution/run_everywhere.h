@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "attention/dropout/dropout.h"
-#include "attention/execution/attention.h"
+#include "attention/execution/planned_call.h"
 #include "attention/oracle/oracle.h"
 #include "attention/plan/plan.h"
 #include "comm/communicator.h"

@@ -15,7 +15,7 @@
 #include <cmath>
 #include <mutex>
 
-#include "attention/execution/attention.h"
+#include "attention/execution/planned_call.h"
 #include "attention/oracle/oracle.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
@@ -196,8 +196,8 @@ TEST(SelectBlocks, ForwardAndBackwardUseOneSelection) {
         const std::vector<Span> queries = query_layout(request).spans[r], keys = key_layout(request).spans[r];
         const at::Tensor q_here = rows_of(q, queries), k_here = rows_of(k, keys), v_here = rows_of(v, keys);
         const AttentionOutput out = attention_forward(q_here, k_here, v_here, call);
-        const AttentionGradients got = attention_backward(rows_of(dout, queries), q_here, k_here, v_here, out, call);
-        const PatternSpec& used = out.program->request.pattern;
+        const AttentionGradients got = attention_backward(rows_of(dout, queries), q_here, k_here, v_here, out);
+        const PatternSpec& used = out.program().request.pattern;
         EXPECT_EQ(selection_fault(request.pattern, used, shape, q, k), "");
         const OracleResult want = oracle(q, k, v, dout, 1 / std::sqrt(8.0), count_of(used, shape));
         const auto expect_near = [&](const at::Tensor& x, const at::Tensor& whole, const std::vector<Span>& spans) {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/execution/attention.h"
+#include "attention/execution/planned_call.h"
 #include "tests/attention/execution/run_everywhere.h"
 
 namespace annulus::traffic_test {

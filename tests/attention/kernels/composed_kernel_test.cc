@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "attention/plan/plan.h"
+#include "attention/proof/plans.h"
 #include "memory/caches.h"
 #include "tests/attention/execution/run_everywhere.h"
 #include "tests/attention/kernels/kernel_case.h"
@@ -113,7 +114,7 @@ TEST(Compositions, CopiesOfAProgramHaveNumbersOfTheirOwn) {
   program = moved;
   EXPECT_NE(program.number.value(), number);
   EXPECT_NE(program.number.value(), moved.number.value());
-  EXPECT_EQ(cached_program(request, 0)->number.value(), cached_program(request, 0)->number.value());
+  EXPECT_EQ(cached_plan(request, 0)->program.number.value(), cached_plan(request, 0)->program.number.value());
 }
 
 CacheStats compositions() {
@@ -149,8 +150,8 @@ TEST(Compositions, EachStepOfAProgramIsComposedOnce) {
       request.schedule = ScheduleKind::kRing;
       int64_t calls = 0;
       for (int r = 0; r < request.ranks; ++r) {
-        const auto program = cached_program(request, r);
-        calls += calls_of(program->forward) + calls_of(program->backward);
+        const auto plan = cached_plan(request, r);
+        calls += calls_of(plan->program.forward) + calls_of(plan->program.backward);
       }
       ASSERT_GE(calls, 2 * request.ranks);
       const testing::Inputs in = testing::random_inputs(request.shape, 16, at::kDouble);

@@ -11,7 +11,7 @@
 #include <map>
 #include <tuple>
 
-#include "attention/execution/attention.h"
+#include "attention/execution/planned_call.h"
 #include "attention/oracle/oracle.h"
 #include "attention/tiles/tile_views.h"
 #include "comm/threads/threads.h"
@@ -128,7 +128,7 @@ std::string check_length(const LengthCase& c, KernelKind kernel, at::Device devi
   call.comm = comm.get();
   call.kernel = kernel;
   const AttentionOutput forward = attention_forward(in.q, in.k, in.v, call);
-  const AttentionGradients grads = attention_backward(in.dout, in.q, in.k, in.v, forward, call);
+  const AttentionGradients grads = attention_backward(in.dout, in.q, in.k, in.v, forward);
   const at::Tensor log_counts = shown_pairs(c, device).to(at::kDouble).log();
   const auto in_dtype = [&](at::ScalarType computed, at::ScalarType rounded) {
     return of_all_heads(c, in, log_counts,

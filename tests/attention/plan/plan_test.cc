@@ -5,12 +5,14 @@
 #include <rapidcheck/gtest.h>
 
 #include <map>
+#include <memory>
 #include <set>
 #include <tuple>
 
 #include "attention/plan/schedules.h"
 #include "attention/plan/tiles.h"
 #include "attention/plan/traffic.h"
+#include "attention/proof/plans.h"
 #include "common/error.h"
 #include "tests/attention/plan/any_request.h"
 
@@ -393,13 +395,14 @@ TEST(Plan, OnlyEqualRequestsShareCachedPrograms) {
   PlanRequest a;
   a.shape = {2, 4, 2, 100, 100, 0};
   a.ranks = 3;
-  EXPECT_EQ(cached_program(a, 1), cached_program(PlanRequest(a), 1));
+  EXPECT_EQ(cached_plan(a, 1), cached_plan(PlanRequest(a), 1));
   // Any difference makes another request, which does not use the cached programs of this one.
   const auto differs = [&](auto change) {
     PlanRequest other = a;
     change(other);
     EXPECT_NE(other.text(), a.text());
-    EXPECT_NE(cached_program(other, 1), cached_program(a, 1)) << a.text() << " | " << other.text();
+    EXPECT_NE(cached_plan(other, 1), cached_plan(a, 1)) << a.text() << " | " << other.text();
+    EXPECT_NE(cached_plan(other, 1)->digest.low, cached_plan(a, 1)->digest.low);
   };
   differs([](PlanRequest& r) { r.shape.batch = 1; });
   differs([](PlanRequest& r) { r.shape.heads = 2; });
@@ -413,6 +416,31 @@ TEST(Plan, OnlyEqualRequestsShareCachedPrograms) {
   differs([](PlanRequest& r) { r.ranks = 4; });
   differs([](PlanRequest& r) { r.uneven_lengths = {50, 30, 20}; });
   differs([](PlanRequest& r) { r.keep_last = false; });
+  // `even` changes no plan, so ranks may differ in it, but it is checked although the plan is there.
+  a.ranks = 4;
+  PlanRequest even = a;
+  even.even = true;
+  EXPECT_EQ(cached_plan(even, 1)->program.forward, cached_plan(a, 1)->program.forward);
+  a.ranks = even.ranks = 3;
+  cached_plan(a, 1);
+  EXPECT_THROW(cached_plan(even, 1), Error);
+}
+
+// Requests are compared by their values, and ranks compare the digests of their texts: a copy is the same request, even
+// if its block map lies elsewhere, and both have one digest.
+RC_GTEST_PROP(Plan, EqualRequestsHaveOnePlanAndOneDigest, ()) {
+  const PlanRequest a = testing::any_request();
+  PlanRequest b = a;
+  if (b.pattern.blocks.given) {
+    b.pattern.blocks.given = std::make_shared<const BlockMap>(*a.pattern.blocks.given);
+  }
+  RC_ASSERT(a == b);
+  RC_ASSERT((PlanKey{a, 0}.hash() == PlanKey{b, 0}.hash()));
+  RC_ASSERT(cached_plan(a, 0) == cached_plan(b, 0));
+  const PlanRequest other = testing::any_request();
+  if (a == other) RC_ASSERT(a.text() == other.text());
+  const Digest one = cached_plan(a, 0)->digest, two = cached_plan(other, 0)->digest;
+  RC_ASSERT((one.high == two.high && one.low == two.low) == (a.text() == other.text()));
 }
 
 // A second step with the same patterns makes no plan, and the plan of the next step's documents can be made in the
@@ -422,25 +450,25 @@ TEST(Plan, PlansAreReusedAndPlanAheadFillsTheCache) {
   request.shape = {1, 4, 2, 321, 321, 0};
   request.pattern = parse_pattern("{ kind = \"dilated\", segment_lengths = [32], dilation_rates = [2] }", "test");
   request.ranks = 2;
-  cached_program(request, 0);
+  cached_plan(request, 0);
   const PlanStats before = plan_stats();
-  for (int i = 0; i < 3; ++i) cached_program(request, 0);
+  for (int i = 0; i < 3; ++i) cached_plan(request, 0);
   PlanStats after = plan_stats();
   EXPECT_EQ(after.programs_made, before.programs_made);
   EXPECT_EQ(after.patterns_made, before.patterns_made);
   EXPECT_EQ(after.programs.hits, before.programs.hits + 3);
-  cached_program(request, 1);  // another rank's program of the same slices
+  cached_plan(request, 1);  // another rank's program of the same slices
   EXPECT_EQ(plan_stats().patterns_made, before.patterns_made);
 
   request.pattern.documents = {{100, 221}};
-  plan_ahead(request, 0);
-  const auto program = cached_program(request, 0);  // made or being made by the other thread; it is made only once
+  plan_ahead(request, 0, /*prove=*/false);
+  const auto plan = cached_plan(request, 0);  // made or being made by the other thread; it is made only once
   after = plan_stats();
   EXPECT_EQ(after.programs_made, before.programs_made + 2);
-  EXPECT_EQ(cached_program(request, 0), program);
+  EXPECT_EQ(cached_plan(request, 0), plan);
   request.pattern.documents = {{100, 222}};
-  plan_ahead(request, 0);  // fails in the other thread
-  EXPECT_THROW(cached_program(request, 0), Error);
+  plan_ahead(request, 0, /*prove=*/false);  // fails in the other thread
+  EXPECT_THROW(cached_plan(request, 0), Error);
 }
 
 TEST(Plan, EqualSegmentsIsEnforced) {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/plan/plan.h"
+#include "attention/proof/plans.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "runtime/tensor_files/block_map_file.h"

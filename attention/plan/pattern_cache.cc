@@ -1,0 +1,30 @@
+// Caches patterns by their shapes and specs: cached_pattern of plan.h.
+#include "attention/plan/plan.h"
+#include "memory/caches.h"
+
+namespace annulus {
+namespace {
+
+struct PatternKey {
+  AttentionShape shape;
+  PatternSpec pattern;
+
+  uint64_t hash() const { return shape.hash() ^ pattern.hash(); }
+  int64_t bytes() const { return static_cast<int64_t>(sizeof shape) + pattern.bytes(); }
+  friend bool operator==(const PatternKey&, const PatternKey&) = default;
+};
+
+int64_t bytes_of(const Pattern& pattern) {
+  return static_cast<int64_t>(sizeof pattern + pattern.slices.size() * sizeof(Slice));
+}
+
+}  // namespace
+
+std::shared_ptr<const Pattern> cached_pattern(const PlanRequest& request) {
+  // It is never destroyed, because a thread that plans ahead may use it until the process ends.
+  static auto& cache = *new NamedCache<Pattern, PatternKey>("patterns");
+  return cache.get(
+      {request.shape, request.pattern}, [&] { return make_pattern(request.pattern, request.shape); }, bytes_of);
+}
+
+}  // namespace annulus
