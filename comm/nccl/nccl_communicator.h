@@ -1,6 +1,6 @@
 // The NCCL backend: CUDA tensors, one rank per GPU. It is built with --config=cuda; other builds have a stub that
-// raises Error(kUnavailable). Used by launcher/device.cc; `doctor` and surveys of hosts show the versions. It has never
-// run on a GPU.
+// raises Error(kUnavailable). Used by launcher/device.cc; `doctor` and the reports of hosts show the versions. It has
+// never run on a GPU.
 #pragma once
 
 #include <memory>
