@@ -19,7 +19,7 @@
 namespace annulus {
 
 // Runs `action` on every rank (with `only_first`: on rank 0 alone). If it raises on any rank, every rank raises an
-// Error of the kind and room of the lowest failing rank. Its message names the failing ranks, those with the same
+// Error of the kind and package of the lowest failing rank. Its message names the failing ranks, those with the same
 // message together: "on ranks 0,2: the disk is full; on rank 3: ...". No ranks are named if all ranks (or rank 0 for
 // all) failed with the same message, and a rank that failed alone raises its own error. Ranks that did not fail
 // themselves raise a FollowingError (following_error.h). Collective.

@@ -1,4 +1,4 @@
-// Converts a timeout in seconds to a deadline of the steady clock. Internal to comm/.
+// The deadline of an operation. Internal to comm/: used by the backends and by the watchdog.
 #pragma once
 
 #include <algorithm>
@@ -15,6 +15,13 @@ inline Clock::duration clock_duration(Seconds seconds) {
   return std::chrono::duration_cast<Clock::duration>(Seconds(std::clamp(seconds.count(), 0.0, 365.0 * 86400)));
 }
 
-inline Clock::time_point deadline_of(Seconds timeout) { return Clock::now() + clock_duration(timeout); }
+struct Deadline {
+  // `timeout` from now on.
+  explicit Deadline(Seconds timeout) : timeout(timeout), time(Clock::now() + clock_duration(timeout)) {}
+  bool passed() const { return Clock::now() >= time; }
+
+  Seconds timeout;  // for messages: "not done within 0.5 s"
+  Clock::time_point time;
+};
 
 }  // namespace annulus::comm_internal

@@ -63,7 +63,7 @@ class RankHosts {
   RankGroups groups_;
 };
 
-// The name of the host that this process runs on; "unknown" if the system does not say.
+// The name of the host that this process runs on; "unknown" if the system has none.
 std::string host_name();
 // A text that differs from that of every other host: the host's name and the boot id of its kernel.
 std::string host_identity();

@@ -1,5 +1,5 @@
 // Reductions in the order of the ranks, for backends that add on the CPU: equal inputs give equal bits, whichever
-// backend carried them. Also says how much memory a reduce_scatter takes between ranks that send messages. Used by
+// backend carried them. Also computes how much memory a reduce_scatter takes between ranks that send messages. Used by
 // comm/threads, comm/mpi and comm/c10d, and by the memory plan of a training step (runtime/training/state/sharding.cc).
 //
 // Thread safety: functions without state.

@@ -16,7 +16,7 @@ Watchdog::Watchdog(Seconds timeout, std::function<std::optional<std::string>()> 
         std::unique_lock<std::mutex> lock(mutex_);
         std::optional<std::string> text;
         while (!text) {
-          if (wake_.wait_until(lock, deadline_of(timeout), [this] { return done_; })) return;
+          if (wake_.wait_until(lock, Deadline(timeout).time, [this] { return done_; })) return;
           text = message();
         }
         if (!text->empty()) log_last_words(LogLevel::kError, "comm", *text, {.rank = rank});

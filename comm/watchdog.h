@@ -14,8 +14,8 @@
 namespace annulus::comm_internal {
 
 // Watches from its construction to its destruction, with a thread of its own. After `timeout` it calls message(),
-// logs the result as an error of the room "comm" (unless it is empty), and ends the process with _exit(6), the code of
-// ErrorKind::kComm. `rank` is the rank in the job; pass it where the log may not know it (log_error in
+// logs the result as an error of the package "comm" (unless it is empty), and ends the process with _exit(6), the code
+// of ErrorKind::kComm. `rank` is the rank in the job; pass it where the log may not know it (log_error in
 // common/logging/log.h). Destructors do not run, because they might block as well. If message() returns nullopt, the
 // wait continues, and message() is called again after another `timeout`. The watching thread calls message().
 class Watchdog {

@@ -52,8 +52,8 @@ void check_size(const LaunchInfo& launch, int expected, int formed, const std::s
   throw Error(ErrorKind::kComm, "comm", message);
 }
 
-// Refuses to let each process compute alone what was meant for all of them, unless ANNULUS_WORLD_SIZE (`expected`) says
-// how many ranks there must be.
+// Refuses to let each process compute alone what was meant for all of them, unless ANNULUS_WORLD_SIZE (`expected`) has
+// the number of ranks that there must be.
 void check_announced(const Announcement& announced, int expected, int formed, const std::string& start) {
   if (expected > 0 || announced.size <= formed) return;
   const std::string size = std::to_string(announced.size);

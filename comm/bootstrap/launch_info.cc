@@ -49,7 +49,7 @@ Announcement announcement() {
   return most;
 }
 
-// The number of tasks of this Slurm step on this task's node; -1 if Slurm does not say.
+// The number of tasks of this Slurm step on this task's node; -1 if Slurm does not set it.
 int slurm_tasks_here() {
   const char* const name = "SLURM_STEP_TASKS_PER_NODE";
   if (text_from_environment(name) == nullptr || text_from_environment("SLURM_NODEID") == nullptr) return -1;

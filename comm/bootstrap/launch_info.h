@@ -8,8 +8,8 @@
 
 namespace annulus {
 
-// The number of processes that a launcher says it started, if that launcher gives annulus no ranks: one that does not
-// use MPI, or that belongs to another MPI.
+// The number of processes that a launcher reports to have started, if that launcher gives annulus no ranks: one that
+// does not use MPI, or that belongs to another MPI.
 struct Announcement {
   std::string launcher;  // "torchrun, or a launcher like it,"; empty if there is none
   std::string variable;  // the variable that holds the number: "WORLD_SIZE"
@@ -21,7 +21,7 @@ struct LaunchInfo {
   std::string launcher;   // "Open MPI", "PMIx", "PMI (MPICH, Intel MPI)", "Slurm"; empty if started by hand
   std::string job;        // the same text in all ranks of the job on this host, and different in every other job
   int rank = 0;
-  int size = 1;        // the number of ranks that the launcher says it started; 0 if it does not say
+  int size = 1;        // the number of ranks that the launcher reports to have started; 0 if it reports none
   int local_rank = 0;  // among the ranks of this host
   int local_size = 1;  // -1 if it is unknown
   // ANNULUS_WORLD_SIZE: the number of ranks that `annulus launch` started; 0 if it started none.

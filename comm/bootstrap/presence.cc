@@ -90,7 +90,7 @@ std::string Presence::name_of(const std::string& what) const {
   return "annulus-" + std::to_string(getuid()) + "-" + key + "-" + what;
 }
 
-Presence::Seen Presence::look() const {
+Presence::Seen Presence::seen() const {
   Seen seen;
   for (int rank = 0; rank < info_.size; ++rank) {
     const Found found = find(name_of(std::to_string(rank)));
@@ -115,7 +115,7 @@ bool Presence::claim_report() {
 
 std::string describe_missing(const LaunchInfo& info, const Presence& presence, const std::string& host,
                              bool* local_fault) {
-  const Presence::Seen seen = presence.look();
+  const Presence::Seen seen = presence.seen();
   const bool one_host = info.local_size == info.size;
   const int absent = info.local_size > 0 ? info.local_size - static_cast<int>(seen.here.size()) : 0;
   *local_fault = absent > 0 || !seen.stopped.empty();
@@ -149,7 +149,7 @@ std::string describe_stalled(const LaunchInfo& info, const Presence& presence, c
   const auto holds = [](const std::vector<int>& ranks, int rank) {
     return std::binary_search(ranks.begin(), ranks.end(), rank);
   };
-  const Presence::Seen seen = presence.look();
+  const Presence::Seen seen = presence.seen();
   std::vector<int> gone;
   if (info.local_size == info.size && holds(seen.here, info.rank)) {
     for (int rank = 0; rank < info.size; ++rank) {

@@ -26,7 +26,7 @@ class Presence {
     std::vector<int> here;     // ranks that have announced themselves on this host, ascending
     std::vector<int> stopped;  // of these, those whose process is stopped (SIGSTOP, a debugger)
   };
-  Seen look() const;
+  Seen seen() const;
 
   // Whether every rank of the job is on this host, alive and not stopped.
   bool all_live() const;

@@ -17,7 +17,6 @@
 #include <utility>
 
 #include "comm/c10d/internal.h"
-#include "comm/checks.h"
 #include "common/error.h"
 #include "common/text.h"
 
@@ -30,18 +29,21 @@ using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
 // ---- Tags. Bit 30 is set in all tags of annulus, which leaves the tags below 2^30 to the program's own sends and
 // receives; the backend's collectives have a different kind of tag. Below bit 30 are 16 bits for the context, 2 for the
-// lane and 12 for the message: 2^30 + 2^14 + 2^12 for context 1, Lane::kHeaders and kInOrder. gloo keeps the order of
+// lane and 12 for the stream: 2^30 + 2^14 + 2^12 for context 1, Lane::kHeaders and stream 0. gloo keeps the order of
 // messages with the same tag between two ranks.
 
-constexpr int kInOrder = 0;         // the 12 bits of messages that both sides post in the same order
-constexpr int64_t kNumbers = 4095;  // the other values of the 12 bits follow from the number of the message
+constexpr int64_t kStreams = 4096;  // of a lane
 
-int tag_of(int64_t context, Lane lane, int64_t bits) {
+int tag_of(int64_t context, Stream stream) {
   const int64_t number = context == 0 ? 0 : 1 + (context - 1) % 0xffff;
-  return (1 << 30) | static_cast<int>(number) << 14 | static_cast<int>(lane) << 12 | static_cast<int>(bits);
+  return (1 << 30) | static_cast<int>(number) << 14 | static_cast<int>(stream.lane) << 12 |
+         static_cast<int>(stream.number % kStreams);
 }
 
-int tag_of_payload(int64_t context, int64_t number) { return tag_of(context, Lane::kExchange, 1 + number % kNumbers); }
+// Stream 0 of Lane::kExchange has the frames; the others follow from the number of the message.
+int tag_of_payload(int64_t context, int64_t number) {
+  return tag_of(context, {Lane::kExchange, 1 + number % (kStreams - 1)});
+}
 
 // ---- The frame that is sent before a message; it contains the message if that is short.
 
@@ -157,7 +159,7 @@ void complete_by(const PostedPtr& posted, Body body) {
       posted->works.clear();
       posted->kept = nullptr;
     }
-    arrivals().came.notify_all();
+    arrivals().arrived.notify_all();
   };
   try {
     waiters().run(wait);
@@ -199,11 +201,6 @@ struct Channel::Group {
     }
   }
 };
-
-std::string describe_message(int64_t bytes, int64_t number, at::ScalarType dtype, const std::string& shape) {
-  return counted(bytes, "byte") + " (message " + std::to_string(number) + " between these ranks, " +
-         comm_internal::dtype_name(dtype) + shape + ")";
-}
 
 std::string in_short(const std::exception& e) {
   const std::string text = e.what(), line = text.substr(0, text.find('\n'));
@@ -274,19 +271,19 @@ Channel::Channel(const c10::intrusive_ptr<c10d::ProcessGroup>& group)
   }
 }
 
-TransferPtr Channel::post(bool is_send, const Address& address, int tag, void* data, int64_t bytes, Kept kept) {
+TransferPtr Channel::start(bool is_send, const Address& address, int tag, void* data, int64_t bytes, Kept kept) {
   auto posted = new_transfer(is_send, address, data, bytes, std::move(kept));
   posted->works.push_back(group_->start(is_send, address.rank, tag, data, bytes));
   complete_by(posted, await_all);
   return posted;
 }
 
-TransferPtr Channel::send(const Address& to, Lane lane, const void* data, int64_t bytes, Kept kept) {
-  return post(true, to, tag_of(to.context, lane, kInOrder), const_cast<void*>(data), bytes, kept);
+TransferPtr Channel::send(const Address& to, Stream stream, const void* data, int64_t bytes, Kept kept) {
+  return start(true, to, tag_of(to.context, stream), const_cast<void*>(data), bytes, kept);
 }
 
-TransferPtr Channel::receive(const Address& from, Lane lane, void* data, int64_t bytes, Kept kept) {
-  return post(false, from, tag_of(from.context, lane, kInOrder), data, bytes, std::move(kept));
+TransferPtr Channel::receive(const Address& from, Stream stream, void* data, int64_t bytes, Kept kept) {
+  return start(false, from, tag_of(from.context, stream), data, bytes, std::move(kept));
 }
 
 TransferPtr Channel::send(const Address& to, const Described& message) {
@@ -299,8 +296,8 @@ TransferPtr Channel::send(const Address& to, const Described& message) {
   posted->frame->dtype = static_cast<int64_t>(message.tensor.scalar_type());
   const bool inside = bytes <= Frame::kInside;
   if (inside) std::memcpy(posted->frame->inside.data(), data, static_cast<size_t>(bytes));
-  posted->works.push_back(group_->start(true, to.rank, tag_of(to.context, Lane::kExchange, kInOrder),
-                                        posted->frame.get(), kFrameHead + (inside ? bytes : 0)));
+  posted->works.push_back(group_->start(true, to.rank, tag_of(to.context, {Lane::kExchange}), posted->frame.get(),
+                                        kFrameHead + (inside ? bytes : 0)));
   if (!inside) {
     posted->works.push_back(group_->start(true, to.rank, tag_of_payload(to.context, message.number), data, bytes));
   }
@@ -314,15 +311,15 @@ TransferPtr Channel::receive(const Address& from, const Described& message) {
       new_transfer(false, from, message.tensor.mutable_data_ptr(), bytes, std::make_shared<at::Tensor>(message.tensor));
   posted->expected = describe_message(message);
   posted->frame = std::make_unique<Frame>();
-  posted->works.push_back(group_->start(false, from.rank, tag_of(from.context, Lane::kExchange, kInOrder),
-                                        posted->frame.get(), sizeof(Frame)));
+  posted->works.push_back(
+      group_->start(false, from.rank, tag_of(from.context, {Lane::kExchange}), posted->frame.get(), sizeof(Frame)));
   complete_by(posted, [group = group_, rank = from.rank, tag = tag_of_payload(from.context, message.number),
                        number = message.number, dtype = message.tensor.scalar_type()](Posted& p) {
     if (!await(p.works.front())) return false;
     const Frame& frame = *p.frame;
     if (frame.bytes != p.bytes || frame.number != number || frame.dtype != static_cast<int64_t>(dtype)) {
       const std::lock_guard lock(arrivals().mutex);
-      p.came = describe_message(frame.bytes, frame.number, static_cast<at::ScalarType>(frame.dtype));
+      p.came = comm_internal::describe_message(frame.bytes, frame.number, static_cast<at::ScalarType>(frame.dtype));
       return false;
     }
     if (p.bytes <= Frame::kInside) {
@@ -348,8 +345,8 @@ void Channel::abandon(const TransferPtr& transfer) {
 }
 
 std::string describe_message(const Channel::Described& message) {
-  return describe_message(static_cast<int64_t>(message.tensor.nbytes()), message.number, message.tensor.scalar_type(),
-                          ", " + list_text(message.tensor.sizes()));
+  return comm_internal::describe_message(static_cast<int64_t>(message.tensor.nbytes()), message.number,
+                                         message.tensor.scalar_type(), ", " + list_text(message.tensor.sizes()));
 }
 
 }  // namespace annulus::c10d_internal

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/unfinished.h"
+#include "comm/transfer_state.h"
 
 namespace c10d {
 class Backend;
@@ -26,11 +26,11 @@ class ProcessGroup;
 
 namespace annulus::c10d_internal {
 
-// `mutex` guards all transfers of the process and the operations that they belong to; `came` is notified whenever a
+// `mutex` guards all transfers of the process and the operations that they belong to; `arrived` is notified whenever a
 // transfer is over. Both exist as long as the process.
 struct Arrivals {
   std::mutex mutex;
-  std::condition_variable came;
+  std::condition_variable arrived;
 };
 Arrivals& arrivals();
 
@@ -46,9 +46,14 @@ using TransferPtr = std::shared_ptr<Transfer>;
 // Keeps alive the memory that messages are read from or written to.
 using Kept = std::shared_ptr<const void>;
 
-// A stream of messages within a context. Two ranks post the messages of a lane in the same order. A context has 16384
-// tags, 4096 for each lane.
+// What messages are for. A context has 16384 tags, 4096 for each lane.
 enum class Lane { kExchange, kHeaders, kBlocking, kBegun };
+// A stream of messages within a context, which two ranks start in the same order. The streams of a lane that are used
+// at the same time must differ in `number % 4096`.
+struct Stream {
+  Lane lane;
+  int64_t number = 0;
+};
 
 class Channel {
  public:
@@ -76,8 +81,8 @@ class Channel {
 
   // Sends or receives `bytes` bytes at `data`; both sides know the number. `kept` keeps this memory alive. All four
   // functions raise Error(kComm) if the group refuses the message.
-  TransferPtr send(const Address& to, Lane lane, const void* data, int64_t bytes, Kept kept);
-  TransferPtr receive(const Address& from, Lane lane, void* data, int64_t bytes, Kept kept);
+  TransferPtr send(const Address& to, Stream stream, const void* data, int64_t bytes, Kept kept);
+  TransferPtr receive(const Address& from, Stream stream, void* data, int64_t bytes, Kept kept);
 
   // A message whose receiver may expect a different one: its number, dtype and size are sent before it.
   struct Described {
@@ -91,7 +96,7 @@ class Channel {
   static void abandon(const TransferPtr& transfer);
 
  private:
-  TransferPtr post(bool is_send, const Address& address, int tag, void* data, int64_t bytes, Kept kept);
+  TransferPtr start(bool is_send, const Address& address, int tag, void* data, int64_t bytes, Kept kept);
 
   struct Group;
   std::shared_ptr<Group> group_;

@@ -29,9 +29,10 @@
 
 #include "comm/c10d/internal.h"
 #include "comm/checks.h"
+#include "comm/communicator_backend.h"
 #include "comm/headers.h"
+#include "comm/transfer_state.h"
 #include "common/error.h"
-#include "common/logging/log.h"
 
 namespace annulus::c10d_internal {
 namespace {
@@ -63,17 +64,17 @@ struct Words {
   }
   static std::string text(const at::Tensor& words) {
     const auto* data = words.const_data_ptr<int64_t>();
-    return describe_message(data[2], data[0], static_cast<at::ScalarType>(data[1]));
+    return comm_internal::describe_message(data[2], data[0], static_cast<at::ScalarType>(data[1]));
   }
 };
 
-class DeviceCommunicator final : public Communicator {
+class DeviceCommunicator final : public CommunicatorBackend {
  public:
   // members: the ranks by their numbers in the group. host and headers: two communicators of the hosts of these ranks;
   // `headers` carries only the descriptions of messages.
   DeviceCommunicator(BackendPtr backend, at::Device device, std::vector<int> members,
                      std::unique_ptr<Communicator> host, std::unique_ptr<Communicator> headers)
-      : Communicator(host->rank(), host->size(), device),
+      : CommunicatorBackend(host->rank(), host->size(), device),
         backend_(std::move(backend)),
         members_(std::move(members)),
         host_(std::move(host)),
@@ -102,31 +103,32 @@ class DeviceCommunicator final : public Communicator {
   std::vector<CollectiveHeader> gather_headers(const CollectiveHeader& mine, const at::Tensor& brings,
                                                OpLabel label) override {
     try {
-      return Communicator::gather_headers(mine, brings, label);
+      return CommunicatorBackend::gather_headers(mine, brings, label);
     } catch (const Error& e) {
       die(std::string(e.message()));
       throw;
     }
   }
 
-  std::unique_ptr<Work> start_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
-                                       OpLabel label) override;
-  std::unique_ptr<Work> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) override;
-  std::unique_ptr<Work> start_broadcast(at::Tensor& tensor, int root, OpLabel label) override;
-  std::unique_ptr<Work> begin(const Begun& call) override;
+  std::unique_ptr<StartedOperation> start_exchange(const std::vector<Message>& sends,
+                                                   const std::vector<Message>& receives, OpLabel label) override;
+  std::unique_ptr<StartedOperation> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) override;
+  std::unique_ptr<StartedOperation> start_broadcast(at::Tensor& tensor, int root, OpLabel label) override;
+  std::unique_ptr<StartedOperation> begin(const Begun& call) override;
   bool adds_in_rank_order() const override { return false; }
   std::unique_ptr<Communicator> make_split(int color, int key, OpLabel label) override;
 
  private:
-  friend class DeviceWork;
+  class Operation;
 
-  void die(const std::string& why) { fail(ErrorKind::kComm, why, /*told=*/true); }
+  void die(const std::string& why) { fail(ErrorKind::kComm, why, /*raised=*/true); }
 
   void compare(const std::vector<Message>& sends, const std::vector<Message>& receives, OpLabel label);
-  std::unique_ptr<Work> start(std::vector<at::Tensor> held, OpLabel label, const std::function<Works()>& issue);
-  Works post(const std::vector<Message>& sends, const std::vector<Message>& receives) const;
-  std::unique_ptr<Work> gather(const at::Tensor& out, const at::Tensor& in, OpLabel label);
-  std::unique_ptr<Work> scatter(const at::Tensor& out, const at::Tensor& in, OpLabel label);
+  std::unique_ptr<StartedOperation> start(std::vector<at::Tensor> held, OpLabel label,
+                                          const std::function<Works()>& issue);
+  Works start_messages(const std::vector<Message>& sends, const std::vector<Message>& receives) const;
+  Works start_with_all(const std::function<at::Tensor(int)>& sent, const at::Tensor& to) const;
+  std::unique_ptr<StartedOperation> gather(const at::Tensor& out, const at::Tensor& in, OpLabel label);
 
   BackendPtr backend_;
   std::vector<int> members_;
@@ -138,28 +140,10 @@ class DeviceCommunicator final : public Communicator {
   std::deque<at::Tensor> own_sends_, own_receives_;  // messages from this rank to itself, in order
 };
 
-class DeviceWork final : public Work {
+class DeviceCommunicator::Operation final : public StartedOperation {
  public:
-  DeviceWork(DeviceCommunicator& comm, Works works, std::vector<at::Tensor> held, OpLabel label)
-      : comm_(comm),
-        works_(std::move(works)),
-        held_(std::move(held)),
-        label_(label),
-        exceptions_(std::uncaught_exceptions()) {}
-
-  ~DeviceWork() override {
-    if (waited_) return;
-    if (std::uncaught_exceptions() > exceptions_) {
-      comm_.die(where(label_) + ": abandoned after another error");
-      [[maybe_unused]] const auto* leaked = new std::pair(works_, held_);
-      return;
-    }
-    try {
-      wait();
-    } catch (const std::exception& e) {
-      log_error(e, comm_.in_job(comm_.rank()));
-    }
-  }
+  Operation(DeviceCommunicator& comm, Works works, std::vector<at::Tensor> held, OpLabel label)
+      : comm_(comm), works_(std::move(works)), held_(std::move(held)), label_(label) {}
 
   bool test() override {
     comm_.progress();
@@ -167,12 +151,13 @@ class DeviceWork final : public Work {
       if (!work->isCompleted()) return false;
       if (work->exception()) raise(work->exception());
     }
+    wait();
     return true;
   }
 
-  void wait() override {
-    if (std::exchange(waited_, true)) return;
+  bool wait() override {
     const c10::DeviceGuard on_device(comm_.device_);
+    if (std::exchange(waited_, true)) return false;
     for (const auto& work : works_) {
       try {
         work->wait();
@@ -181,6 +166,12 @@ class DeviceWork final : public Work {
       }
     }
     held_.clear();
+    return false;
+  }
+
+  void abandon() override {
+    comm_.die(where(label_) + ": abandoned after another error");
+    [[maybe_unused]] const auto* leaked = new std::pair(works_, held_);
   }
 
  private:
@@ -197,25 +188,25 @@ class DeviceWork final : public Work {
   Works works_;
   std::vector<at::Tensor> held_;
   OpLabel label_;
-  int exceptions_;
   bool waited_ = false;
 };
 
 // Gives the transfers that `issue` starts to the device, and keeps `held` until they are waited for.
-std::unique_ptr<Work> DeviceCommunicator::start(std::vector<at::Tensor> held, OpLabel label,
-                                                const std::function<Works()>& issue) {
+std::unique_ptr<StartedOperation> DeviceCommunicator::start(std::vector<at::Tensor> held, OpLabel label,
+                                                            const std::function<Works()>& issue) {
   const c10::DeviceGuard on_device(device_);
   try {
-    return std::make_unique<DeviceWork>(*this, issue(), std::move(held), label);
+    return std::make_unique<Operation>(*this, issue(), std::move(held), label);
   } catch (const std::exception& e) {
     die(where(label) + ": " + in_short(e));
     throw_comm(label, std::string("the process group refused a transfer: ") + in_short(e));
   }
 }
 
-// Posts messages as one group (coalesced, if the backend supports it), so that their order cannot make ranks wait for
+// Starts messages as one group (coalesced, if the backend supports it), so that their order cannot make ranks wait for
 // each other in a cycle.
-Works DeviceCommunicator::post(const std::vector<Message>& sends, const std::vector<Message>& receives) const {
+Works DeviceCommunicator::start_messages(const std::vector<Message>& sends,
+                                         const std::vector<Message>& receives) const {
   Works works;
   if (sends.empty() && receives.empty()) return works;
   const bool together = backend_->supportsCoalescing();
@@ -231,14 +222,25 @@ Works DeviceCommunicator::post(const std::vector<Message>& sends, const std::vec
   return works;
 }
 
+// Sends sent(r) to each other rank r, and receives to[r] from it.
+Works DeviceCommunicator::start_with_all(const std::function<at::Tensor(int)>& sent, const at::Tensor& to) const {
+  std::vector<Message> sends, receives;
+  for (int i = 1; i < size_; ++i) {
+    const int next = (rank_ + i) % size_, previous = (rank_ + size_ - i) % size_;
+    sends.push_back({sent(next), next});
+    receives.push_back({to[previous], previous});
+  }
+  return start_messages(sends, receives);
+}
+
 // The hosts exchange descriptions of their messages. A mismatch is raised before the device gets any of them.
 void DeviceCommunicator::compare(const std::vector<Message>& sends, const std::vector<Message>& receives,
                                  OpLabel label) {
-  std::vector<Message> told, came;
+  std::vector<Message> descriptions, came;
   std::vector<at::Tensor> expected;
   for (const Message& message : sends) {
     const int64_t number = sent_[static_cast<size_t>(message.peer)]++;
-    if (message.tensor.nbytes() > 0) told.push_back({Words::of(number, message.tensor), message.peer});
+    if (message.tensor.nbytes() > 0) descriptions.push_back({Words::of(number, message.tensor), message.peer});
   }
   for (const Message& message : receives) {
     const int64_t number = received_[static_cast<size_t>(message.peer)]++;
@@ -247,17 +249,18 @@ void DeviceCommunicator::compare(const std::vector<Message>& sends, const std::v
     came.push_back({at::empty({Words::kCount}, at::kLong), message.peer});
   }
   headers_->set_timeout(timeout_);
-  header_sends_.push_back(headers_->exchange(told, {}, label));
+  header_sends_.push_back(headers_->exchange(descriptions, {}, label));
   headers_->exchange({}, came, label)->wait();
   for (size_t i = 0; i < came.size(); ++i) {
     if (at::equal(came[i].tensor, expected[i])) continue;
-    throw_mismatch(label, describe_ranks(*this, {came[i].peer}) + " sent " + Words::text(came[i].tensor) + ", but " +
-                              describe_ranks(*this, {rank_}) + " expected " + Words::text(expected[i]));
+    throw_mismatch(label,
+                   describe_mismatch(*this, came[i].peer, Words::text(came[i].tensor), Words::text(expected[i])));
   }
 }
 
-std::unique_ptr<Work> DeviceCommunicator::start_exchange(const std::vector<Message>& sends,
-                                                         const std::vector<Message>& receives, OpLabel label) {
+std::unique_ptr<StartedOperation> DeviceCommunicator::start_exchange(const std::vector<Message>& sends,
+                                                                     const std::vector<Message>& receives,
+                                                                     OpLabel label) {
   try {
     progress();
     compare(sends, receives, label);
@@ -285,20 +288,16 @@ std::unique_ptr<Work> DeviceCommunicator::start_exchange(const std::vector<Messa
     own_sends_.pop_front();
     own_receives_.pop_front();
   }
-  return start(std::move(held), label, [&] { return post(out, in); });
+  return start(std::move(held), label, [&] { return start_messages(out, in); });
 }
 
 // An all_gather among a part of the group's ranks, by messages. A reduction that follows waits for them on the current
 // stream; the host does not wait.
-std::unique_ptr<Work> DeviceCommunicator::gather(const at::Tensor& out, const at::Tensor& in, OpLabel label) {
-  std::vector<Message> sends, receives;
-  for (int i = 1; i < size_; ++i) {
-    sends.push_back({in, (rank_ + i) % size_});
-    receives.push_back({out[(rank_ + size_ - i) % size_], (rank_ + size_ - i) % size_});
-  }
+std::unique_ptr<StartedOperation> DeviceCommunicator::gather(const at::Tensor& out, const at::Tensor& in,
+                                                             OpLabel label) {
   const at::Tensor mine = out[rank_];
   if (mine.const_data_ptr() != in.const_data_ptr()) mine.copy_(in, /*non_blocking=*/true);
-  return start({out, in}, label, [&] { return post(sends, receives); });
+  return start({out, in}, label, [&] { return start_with_all([&](int) { return in; }, out); });
 }
 
 // The sum, the maximum or the minimum of parts [ranks, ...] over the ranks, in their order. bf16 is computed in fp32.
@@ -315,14 +314,11 @@ at::Tensor reduce(const at::Tensor& parts, ReduceOp op) {
   return sum;
 }
 
-std::unique_ptr<Work> DeviceCommunicator::begin(const Begun& call) {
+std::unique_ptr<StartedOperation> DeviceCommunicator::begin(const Begun& call) {
   require_same_headers(*this, gather_headers(call.header, call.in, call.label), call.label);
   at::Tensor out = call.out, in = call.in;
-  if (in.nbytes() == 0) return start({}, call.label, [] { return Works(); });
-  if (call.collective() == Collective::kAllReduce) {
-    std::unique_ptr<Work> work = start_all_reduce(in, call.op(), call.label);
-    return work ? std::move(work) : start({}, call.label, [] { return Works(); });
-  }
+  if (in.nbytes() == 0) return nullptr;
+  if (call.collective() == Collective::kAllReduce) return start_all_reduce(in, call.op(), call.label);
   if (whole_) {
     return start({out, in}, call.label, [&]() -> Works {
       if (call.reduces()) {
@@ -335,18 +331,13 @@ std::unique_ptr<Work> DeviceCommunicator::begin(const Begun& call) {
   }
   if (!call.reduces()) return gather(out, in, call.label);
   const at::Tensor parts = at::empty_like(in);
-  std::vector<Message> sends, receives;
-  for (int i = 1; i < size_; ++i) {
-    sends.push_back({in[(rank_ + i) % size_], (rank_ + i) % size_});
-    receives.push_back({parts[(rank_ + size_ - i) % size_], (rank_ + size_ - i) % size_});
-  }
   parts[rank_].copy_(in[rank_], /*non_blocking=*/true);
-  start({parts, in}, call.label, [&] { return post(sends, receives); })->wait();
+  start({parts, in}, call.label, [&] { return start_with_all([&](int peer) { return in[peer]; }, parts); })->wait();
   out.copy_(reduce(parts, ReduceOp::kSum));
-  return start({}, call.label, [] { return Works(); });
+  return nullptr;
 }
 
-std::unique_ptr<Work> DeviceCommunicator::start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) {
+std::unique_ptr<StartedOperation> DeviceCommunicator::start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) {
   if (whole_) {
     return start({tensor}, label, [&]() -> Works {
       std::vector<at::Tensor> tensors{tensor};
@@ -361,7 +352,7 @@ std::unique_ptr<Work> DeviceCommunicator::start_all_reduce(at::Tensor& tensor, R
   return nullptr;
 }
 
-std::unique_ptr<Work> DeviceCommunicator::start_broadcast(at::Tensor& tensor, int root, OpLabel label) {
+std::unique_ptr<StartedOperation> DeviceCommunicator::start_broadcast(at::Tensor& tensor, int root, OpLabel label) {
   if (whole_) {
     return start({tensor}, label, [&]() -> Works {
       std::vector<at::Tensor> tensors{as_bytes(tensor)};
@@ -373,7 +364,7 @@ std::unique_ptr<Work> DeviceCommunicator::start_broadcast(at::Tensor& tensor, in
   std::vector<Message> sends, receives;
   if (rank_ != root) receives.push_back({tensor, root});
   for (int i = 1; rank_ == root && i < size_; ++i) sends.push_back({tensor, (rank_ + i) % size_});
-  return start({tensor}, label, [&] { return post(sends, receives); });
+  return start({tensor}, label, [&] { return start_messages(sends, receives); });
 }
 
 std::unique_ptr<Communicator> DeviceCommunicator::make_split(int color, int key, OpLabel label) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <c10/core/Device.h>
-#include <c10/core/ScalarType.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <exception>
@@ -19,9 +18,6 @@ namespace annulus::c10d_internal {
 
 // The message of an error of c10d, without the source location, advice and backtrace that it contains.
 std::string in_short(const std::exception& e);
-
-// "200 bytes (message 3 between these ranks, fp32)". `shape` is appended to the dtype.
-std::string describe_message(int64_t bytes, int64_t number, at::ScalarType dtype, const std::string& shape = "");
 
 // A communicator for CPU tensors, over the group's backend for them. Collective.
 std::unique_ptr<Communicator> make_host_communicator(const c10::intrusive_ptr<c10d::ProcessGroup>& group,

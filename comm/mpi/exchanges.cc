@@ -22,9 +22,8 @@ int64_t highest_tag(MPI_Comm comm) {
   return found != 0 ? *static_cast<int*>(bound) : 32767;
 }
 
-std::string describe_tag(int tag) {
-  return "message " + std::to_string(MessageTags::sequence_of(tag)) + " between these ranks, " +
-         comm_internal::dtype_name(MessageTags::dtype_of(tag));
+std::string describe_tag(int64_t bytes, int tag, const std::string& shape = "") {
+  return comm_internal::describe_message(bytes, MessageTags::sequence_of(tag), MessageTags::dtype_of(tag), shape);
 }
 
 }  // namespace
@@ -38,16 +37,16 @@ Exchanges::Exchanges(const Communicator& comm, MpiRuntime& runtime, MPI_Comm dat
       received_(sent_.size(), 0),
       expected_(sent_.size()) {}
 
-void Exchanges::post(const PendingPtr& pending, const std::vector<Message>& sends,
-                     const std::vector<Message>& receives) {
-  for (const Message& message : receives) post(pending, message, false);
-  for (const Message& message : sends) post(pending, message, true);
+void Exchanges::start(const PendingPtr& pending, const std::vector<Message>& sends,
+                      const std::vector<Message>& receives) {
+  for (const Message& message : receives) start_message(pending, message, false);
+  for (const Message& message : sends) start_message(pending, message, true);
   if (pending->open == 0) return;
   open_.push_back(pending);
   ++runtime_.exchanges();
 }
 
-void Exchanges::post(const PendingPtr& pending, const Message& message, bool is_send) {
+void Exchanges::start_message(const PendingPtr& pending, const Message& message, bool is_send) {
   const size_t peer = static_cast<size_t>(message.peer);
   const int64_t sequence = (is_send ? sent_ : received_)[peer]++;
   const auto bytes = static_cast<int64_t>(message.tensor.nbytes());
@@ -67,8 +66,7 @@ void Exchanges::post(const PendingPtr& pending, const Message& message, bool is_
     const ByteType type(bytes, runtime_.options().max_piece_bytes);
     code = MPI_Isend(message.tensor.const_data_ptr(), type.count(), type.type(), message.peer, tag, data_, &request);
   }
-  mpi_internal::post(comm_, *pending, request,
-                     {{message.peer, is_send, bytes}, message.tensor, tag, {}, std::move(lent)}, code);
+  add_request(comm_, *pending, request, {{message.peer, is_send, bytes}, message.tensor, tag, std::move(lent)}, code);
   if (is_send) return;
   if (expected_[peer].empty()) expecting_.push_back(message.peer);
   expected_[peer].emplace_back(pending, pending->items.size() - 1);
@@ -117,11 +115,9 @@ PendingPtr Exchanges::match() {
 }
 
 PendingPtr Exchanges::mismatched(const PendingPtr& pending, const Pending::Item& item, int tag, int64_t bytes) const {
-  using comm_internal::describe_ranks;
-  pending->mismatch = describe_ranks(comm_, {item.peer}) + " sent " + counted(bytes, "byte") + " (" +
-                      describe_tag(tag) + "), but " + describe_ranks(comm_, {comm_.rank()}) + " expected " +
-                      counted(item.bytes, "byte") + " (" + describe_tag(item.tag) + ", " +
-                      list_text(item.tensor.sizes()) + ")";
+  pending->mismatch =
+      comm_internal::describe_mismatch(comm_, item.peer, describe_tag(bytes, tag),
+                                       describe_tag(item.bytes, item.tag, ", " + list_text(item.tensor.sizes())));
   return pending;
 }
 
@@ -153,7 +149,7 @@ c10::DataPtr Exchanges::borrow(const Pending::Item& item) const {
   }
 }
 
-PendingPtr Exchanges::look_at(const PendingPtr& pending) {
+PendingPtr Exchanges::poll(const PendingPtr& pending) {
   test_requests(comm_, *pending);
   if (PendingPtr odd = take_loans(pending)) return odd;
   if (pending->open == 0) runtime_.exchanges() -= std::erase(open_, pending);

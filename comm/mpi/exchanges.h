@@ -1,4 +1,4 @@
-// The messages between two ranks of an MPI communicator: posts them, matches those that arrive with the receives that
+// The messages between two ranks of an MPI communicator: starts them, matches those that arrive with the receives that
 // expect them, in order, and lends and borrows memory between ranks of one host (memory/shared_memory.h). Used by
 // mpi_communicator.cc. Thread safety: the caller holds the mutex of the runtime.
 #pragma once
@@ -23,15 +23,15 @@ class Exchanges {
   // comm must outlive this object; data carries the messages.
   Exchanges(const Communicator& comm, MpiRuntime& runtime, MPI_Comm data);
 
-  // Posts the messages of one exchange to `pending`. Raises Error(kComm) if MPI refuses one.
-  void post(const PendingPtr& pending, const std::vector<Message>& sends, const std::vector<Message>& receives);
+  // Starts the messages of one exchange, and adds them to `pending`. Raises Error(kComm) if MPI refuses one.
+  void start(const PendingPtr& pending, const std::vector<Message>& sends, const std::vector<Message>& receives);
 
   // Receives the messages that have arrived. If one is not the expected one, returns the exchange that expected another
   // message, with its `mismatch` set: the communicator is then dead. Otherwise null.
   PendingPtr match();
   // Makes one pass over the requests of an exchange or a collective, and takes memory that has been lent. Returns what
   // match() returns. Raises Error(kComm) if a request has failed, or lent memory cannot be opened.
-  PendingPtr look_at(const PendingPtr& pending);
+  PendingPtr poll(const PendingPtr& pending);
 
   // The exchanges that are not known to be complete.
   const std::vector<PendingPtr>& open() const { return open_; }
@@ -41,7 +41,7 @@ class Exchanges {
   void abandon();
 
  private:
-  void post(const PendingPtr& pending, const Message& message, bool is_send);
+  void start_message(const PendingPtr& pending, const Message& message, bool is_send);
   PendingPtr mismatched(const PendingPtr& pending, const Pending::Item& item, int tag, int64_t bytes) const;
   PendingPtr take_loans(const PendingPtr& pending);
   c10::DataPtr borrow(const Pending::Item& item) const;

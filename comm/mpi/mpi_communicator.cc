@@ -2,14 +2,14 @@
 // polled until the deadline. Only a split blocks, under a watchdog and after all ranks are known to have come.
 //
 // - Point-to-point messages are received with MPI_ANY_TAG from a given rank. MPI keeps the order of messages between
-//   two ranks, and the tag says which message between them it is and of what dtype. So a rank that is out of step is
+//   two ranks, and the tag holds which message between them it is and of what dtype. So a rank that is out of step is
 //   detected, instead of being waited for with a tag that never comes.
 // - Between ranks of one host a message may be the address of memory that its sender lends (memory/shared_memory.h),
-//   instead of the elements. The tag says so.
+//   instead of the elements. The tag marks it.
 // - Before a collective every rank sends its header to every other (MPI_Iallgather with more than 32 ranks). So a
 //   missing rank can be named, and ranks that disagree all notice before any data are sent.
-// - Collectives that are begun travel from rank to rank once the headers agree (begun_collective.h); the others are
-//   MPI's.
+// - Collectives that are begun travel from rank to rank once the headers agree (comm/begun_collective.h); the others
+//   are MPI's.
 // - There is no progress thread: progress() and waits move the data. Waits spin for about the expected time, then
 //   sleep.
 #include <exception>
@@ -18,21 +18,20 @@
 #include <utility>
 
 #include "comm/checks.h"
+#include "comm/communicator_backend.h"
+#include "comm/deadline.h"
 #include "comm/mpi/begun_collective.h"
 #include "comm/mpi/exchanges.h"
 #include "comm/mpi/mpi_internal.h"
 #include "comm/mpi/requests.h"
 #include "comm/watchdog.h"
 #include "common/error.h"
-#include "common/logging/log.h"
 #include "memory/shared_memory.h"
 
 namespace annulus::mpi_internal {
 namespace {
 
 using namespace comm_internal;
-
-using BegunPtr = std::shared_ptr<BegunCollective>;
 
 MPI_Datatype reducible_type(at::ScalarType dtype) {
   if (dtype == at::kFloat) return MPI_FLOAT;
@@ -42,11 +41,11 @@ MPI_Datatype reducible_type(at::ScalarType dtype) {
 
 MPI_Op mpi_op(ReduceOp op) { return op == ReduceOp::kSum ? MPI_SUM : op == ReduceOp::kMax ? MPI_MAX : MPI_MIN; }
 
-class MpiCommunicator final : public Communicator {
+class MpiCommunicator final : public CommunicatorBackend {
  public:
   MpiCommunicator(std::shared_ptr<MpiRuntime> runtime, MPI_Comm data, MPI_Comm control, int rank,
                   std::vector<int> in_world)
-      : Communicator(rank, static_cast<int>(in_world.size()), at::kCPU),
+      : CommunicatorBackend(rank, static_cast<int>(in_world.size()), at::kCPU),
         runtime_(std::move(runtime)),
         in_world_(std::move(in_world)),
         data_(data),
@@ -74,20 +73,20 @@ class MpiCommunicator final : public Communicator {
     int flag = 0;
     // This probe never finds a message, so MPI always makes progress on everything before it returns.
     MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
-    move_along();
+    advance();
     const std::vector<PendingPtr> open = exchanges_.open();
     for (const PendingPtr& pending : open) {
       try {
-        if (!failed()) die_of(exchanges_.look_at(pending));
+        if (!failed()) die_of(exchanges_.poll(pending));
       } catch (const Error& e) {
-        die(pending, where(pending->label) + ": " + e.what(), /*told=*/false);
+        die(pending, where(pending->label) + ": " + e.what(), /*raised=*/false);
       }
     }
   }
 
   at::Tensor lendable(at::IntArrayRef sizes, const at::TensorOptions& options) override {
     SharedMemory* shared = runtime_->shared_memory();
-    return shared != nullptr ? shared->allocate(sizes, options) : Communicator::lendable(sizes, options);
+    return shared != nullptr ? shared->allocate(sizes, options) : CommunicatorBackend::lendable(sizes, options);
   }
 
   int64_t reduce_scatter_holds(int64_t payload) const override {
@@ -104,18 +103,18 @@ class MpiCommunicator final : public Communicator {
   std::vector<CollectiveHeader> gather_headers(const CollectiveHeader& mine, const at::Tensor& brings,
                                                OpLabel label) override;
 
-  std::unique_ptr<Work> start_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
-                                       OpLabel label) override;
+  std::unique_ptr<StartedOperation> start_exchange(const std::vector<Message>& sends,
+                                                   const std::vector<Message>& receives, OpLabel label) override;
 
-  std::unique_ptr<Work> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) override {
+  std::unique_ptr<StartedOperation> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) override {
     if (size_ == 1) return nullptr;
-    return start_collective("all_reduce", label, tensor, tensor, [&](auto post) {
+    return start_collective("all_reduce", label, tensor, [&](auto start_request) {
       const int64_t width = tensor.element_size();
       const int64_t step = std::max<int64_t>(1, piece_bytes() / width);
       char* data = static_cast<char*>(tensor.mutable_data_ptr());
       for (int64_t begin = 0; begin < tensor.numel(); begin += step) {
         const int count = static_cast<int>(std::min(step, tensor.numel() - begin));
-        post([&](MPI_Request* request) {
+        start_request([&](MPI_Request* request) {
           return MPI_Iallreduce(MPI_IN_PLACE, data + begin * width, count, reducible_type(tensor.scalar_type()),
                                 mpi_op(op), data_, request);
         });
@@ -123,16 +122,16 @@ class MpiCommunicator final : public Communicator {
     });
   }
 
-  std::unique_ptr<Work> start_broadcast(at::Tensor& tensor, int root, OpLabel label) override {
-    return start_collective("broadcast", label, tensor, tensor, [&](auto post) {
-      const ByteType type = bytes_of(tensor.nbytes());
-      post([&](MPI_Request* request) {
+  std::unique_ptr<StartedOperation> start_broadcast(at::Tensor& tensor, int root, OpLabel label) override {
+    return start_collective("broadcast", label, tensor, [&](auto start_request) {
+      const ByteType type(static_cast<int64_t>(tensor.nbytes()), piece_bytes());
+      start_request([&](MPI_Request* request) {
         return MPI_Ibcast(tensor.mutable_data_ptr(), type.count(), type.type(), root, data_, request);
       });
     });
   }
 
-  std::unique_ptr<Work> begin(const Begun& call) override;
+  std::unique_ptr<StartedOperation> begin(const Begun& call) override;
 
   std::unique_ptr<Communicator> make_split(int color, int key, OpLabel label) override {
     Watchdog watchdog(timeout_, [this, label] {
@@ -148,37 +147,27 @@ class MpiCommunicator final : public Communicator {
   }
 
  private:
-  template <typename Started>
-  friend class MpiWork;
+  class Operation;
+  class Requests;
+  class BegunOperation;
 
   int64_t piece_bytes() const { return runtime_->options().max_piece_bytes; }
 
-  ByteType bytes_of(size_t bytes) const { return ByteType(static_cast<int64_t>(bytes), piece_bytes()); }
-
   // After a failure MPI may still use the buffers of operations that are under way. They are leaked, and MPI is not
-  // finalized. The caller holds the lock, for this function and those up to move_along().
-  template <typename Kept>
-  void die(const Kept& kept, const std::string& why, bool told = true) {
-    kill(why, told);
+  // finalized. The caller holds the lock, for this function and those up to advance(). raised: the caller raises the
+  // error.
+  void die(const std::shared_ptr<const void>& kept, const std::string& why, bool raised = true) {
+    if (!failed()) {
+      fail(ErrorKind::kComm, why, raised);
+      exchanges_.abandon();
+      abandon_all(runtime_->begun(), *this);
+      runtime_->abandon();
+    }
     leak(kept);
   }
 
-  template <typename Kept>
-  static void leak(const Kept& kept) {
-    [[maybe_unused]] const auto* leaked = new Kept(kept);
-  }
-
-  // told: the caller raises the error.
-  void kill(const std::string& why, bool told = true) {
-    if (failed()) return;
-    fail(ErrorKind::kComm, why, told);
-    exchanges_.abandon();
-    std::erase_if(runtime_->begun(), [this](const BegunPtr& begun) {
-      if (&begun->comm() != this) return false;
-      leak(begun);
-      return true;
-    });
-    runtime_->abandon();
+  static void leak(const std::shared_ptr<const void>& kept) {
+    [[maybe_unused]] const auto* leaked = new std::shared_ptr<const void>(kept);
   }
 
   // A message that was not the expected one makes the communicator dead, and the Work that expected it raises.
@@ -187,97 +176,13 @@ class MpiCommunicator final : public Communicator {
   }
 
   // Advances everything that messages which have arrived allow.
-  void move_along() {
+  void advance() {
     die_of(exchanges_.match());
     advance_all(runtime_->begun());
   }
 
-  // Makes one pass over the requests. Returns true when all are complete. A failure makes the communicator dead, and
-  // raises.
-  bool test(const PendingPtr& pending) {
-    Pending& p = *pending;
-    const OpLabel label = p.label;
-    if (complete(p)) return true;
-    if (!failed()) {
-      std::lock_guard<std::mutex> lock(runtime_->mutex());
-      try {
-        move_along();
-        if (!failed()) die_of(exchanges_.look_at(pending));
-      } catch (const Error& e) {
-        die(pending, where(label) + ": " + e.what());
-        throw;
-      }
-    }
-    if (!p.mismatch.empty()) throw_mismatch(label, p.mismatch);
-    if (failed()) {
-      leak(pending);
-      check_alive(label);
-    }
-    return complete(p);
-  }
-
-  // Advances what was begun. Returns true when it is complete, and raises if it never will be.
-  bool test(const BegunPtr& begun) {
-    {
-      std::lock_guard<std::mutex> lock(runtime_->mutex());
-      try {
-        if (!failed()) move_along();
-        if (begun->complete()) return true;
-        if (begun->failure()) std::rethrow_exception(begun->failure());
-      } catch (const Error& e) {
-        // Ranks that disagree have sent no data, so the communicator stays usable.
-        if (e.kind() != ErrorKind::kMismatch) {
-          die(begun, where(begun->label()) + ": " + e.what());
-        }
-        throw;
-      }
-    }
-    check_alive(begun->label());
-    return false;
-  }
-
-  // A loan that could not be taken stays in `loans`, although its message has come.
-  static bool complete(const Pending& pending) {
-    return pending.open == 0 && pending.loans.empty() && pending.mismatch.empty();
-  }
-  static bool complete(const BegunCollective& begun) { return begun.complete(); }
-  // The number of events before the wait that do not show that peers wait as well: after sending its header, a rank may
-  // compute.
-  static int64_t unseen(const Pending&) { return 0; }
-  int64_t unseen(const BegunCollective& begun) const {
-    std::lock_guard<std::mutex> lock(runtime_->mutex());
-    return begun.agreed() ? 1 : 0;
-  }
-  static OpLabel label_of(const Pending& pending) { return pending.label; }
-  static OpLabel label_of(const BegunCollective& begun) { return begun.label(); }
-  WaitFor waits_for(const Pending& pending) const {
-    return pending.collective == nullptr ? WaitFor::kExchange : blocked_by();
-  }
-  static WaitFor waits_for(const BegunCollective& begun) {
-    return begun.reduces() ? WaitFor::kReduce : WaitFor::kGather;
-  }
-
-  // Waits until `started`, which is a Pending or a BegunCollective, is complete.
-  template <typename Started>
-  void wait(const std::shared_ptr<Started>& started, Clock::time_point deadline, Seconds timeout) {
-    const Waiting waiting(*this, waits_for(*started));
-    const auto moved = [&, before = unseen(*started)] {
-      std::lock_guard<std::mutex> lock(runtime_->mutex());
-      Movement moved = movement(*started);
-      moved.events -= before;
-      return moved;
-    };
-    if (poll_until([&] { return test(started); }, moved, deadline)) return;
-    const OpLabel label = label_of(*started);
-    const std::string stalled = runtime_->stalled();
-    std::lock_guard<std::mutex> lock(runtime_->mutex());
-    const std::string why =
-        describe_unfinished(*this, *started) + " within " + describe_seconds(timeout.count()) + stalled;
-    die(started, where(label) + ": " + why);
-    throw_comm(label, why);
-  }
-
-  // Runs `body`, which posts requests to `pending`, under the lock. If it fails, MPI still owns what was posted before.
+  // Runs `body`, which starts requests and adds them to `pending`, under the lock. If it fails, MPI still owns those
+  // that were started before.
   template <typename Body>
   void start(const PendingPtr& pending, Body body) {
     runtime_->note_timeout(timeout_);
@@ -290,10 +195,10 @@ class MpiCommunicator final : public Communicator {
     }
   }
 
-  // Starts a collective of one or more requests, which `body` posts. a and b are its buffers.
+  // Starts a collective of one or more requests over the elements of a tensor, which `body` starts.
   template <typename Body>
-  std::unique_ptr<Work> start_collective(const char* name, OpLabel label, const at::Tensor& a, const at::Tensor& b,
-                                         Body body);
+  std::unique_ptr<StartedOperation> start_collective(const char* name, OpLabel label, const at::Tensor& tensor,
+                                                     Body body);
 
   std::shared_ptr<MpiRuntime> runtime_;
   std::vector<int> in_world_;  // the rank in MPI_COMM_WORLD of each rank
@@ -302,108 +207,177 @@ class MpiCommunicator final : public Communicator {
   Exchanges exchanges_;
 };
 
-template <typename Started>
-class MpiWork final : public Work {
+// What was started: requests, or a collective that was begun.
+class MpiCommunicator::Operation : public StartedOperation {
  public:
-  MpiWork(MpiCommunicator& comm, std::shared_ptr<Started> started, Clock::time_point deadline)
-      : comm_(comm),
-        started_(std::move(started)),
-        deadline_(deadline),
-        timeout_(comm.timeout()),
-        exceptions_(std::uncaught_exceptions()) {}
+  bool test() final { return poll() || (deadline_.passed() && wait()); }  // wait() polls once more, then raises
 
-  ~MpiWork() override {
-    if (!started_) return;
-    if (std::uncaught_exceptions() > exceptions_) {
-      std::lock_guard<std::mutex> lock(comm_.runtime_->mutex());
-      if (comm_.complete(*started_)) return;
-      comm_.die(started_, where(comm_.label_of(*started_)) + ": abandoned after another error");
-      return;
-    }
-    try {
-      wait();
-    } catch (const std::exception& e) {
-      log_error(e, comm_.in_job(comm_.rank()));
-    }
+  bool wait() final {
+    const Waiting waiting(comm_, what_);
+    const auto moved = [&, before = unseen()] {
+      const std::lock_guard<std::mutex> lock(comm_.runtime_->mutex());
+      Movement moved = movement();
+      moved.events -= before;
+      return moved;
+    };
+    if (poll_until([&] { return poll(); }, moved, deadline_.time)) return true;
+    const std::string stalled = comm_.runtime_->stalled();
+    const std::lock_guard<std::mutex> lock(comm_.runtime_->mutex());
+    const std::string why = describe_unfinished() + " within " + describe_seconds(deadline_.timeout.count()) + stalled;
+    comm_.die(kept_, where(label_) + ": " + why);
+    throw_comm(label_, why);
   }
 
-  bool test() override {
-    if (!started_) return true;
-    // If this raises, the Work is over: started_ stays null.
-    const std::shared_ptr<Started> started = std::exchange(started_, nullptr);
-    if (comm_.test(started)) return true;
-    started_ = started;
-    if (Clock::now() >= deadline_) wait();  // tests once more, then raises
-    return !started_;
+  void abandon() final {
+    const std::lock_guard<std::mutex> lock(comm_.runtime_->mutex());
+    if (!complete()) comm_.die(kept_, where(label_) + ": abandoned after another error");
   }
 
-  void wait() override {
-    if (const std::shared_ptr<Started> started = std::exchange(started_, nullptr)) {
-      comm_.wait(started, deadline_, timeout_);
-    }
-  }
+ protected:
+  // kept: what MPI may still use after a failure.
+  Operation(MpiCommunicator& comm, OpLabel label, WaitFor what, std::shared_ptr<const void> kept)
+      : comm_(comm), label_(label), what_(what), kept_(std::move(kept)), deadline_(comm.timeout()) {}
 
- private:
+  // Makes one pass over what is under way. Returns true when the operation is complete, and raises if it never will be.
+  virtual bool poll() = 0;
+  virtual bool complete() const = 0;
+  virtual Movement movement() const = 0;
+  // The number of events before the wait that do not show that peers wait as well.
+  virtual int64_t unseen() const { return 0; }
+  virtual std::string describe_unfinished() const = 0;
+
   MpiCommunicator& comm_;
-  std::shared_ptr<Started> started_;  // null once it is over
-  Clock::time_point deadline_;
-  Seconds timeout_;
-  int exceptions_;
+  OpLabel label_;
+  WaitFor what_;
+  std::shared_ptr<const void> kept_;
+  Deadline deadline_;
 };
 
-std::unique_ptr<Work> MpiCommunicator::begin(const Begun& call) {
-  const auto begun = std::make_shared<BegunCollective>(*this, control_, piece_bytes(), call);
-  auto work = std::make_unique<MpiWork<BegunCollective>>(*this, begun, deadline_of(timeout_));
+class MpiCommunicator::Requests final : public Operation {
+ public:
+  Requests(MpiCommunicator& comm, const PendingPtr& pending, WaitFor what)
+      : Operation(comm, pending->label, what, pending), pending_(pending) {}
+
+ private:
+  // A failure makes the communicator dead.
+  bool poll() override {
+    if (complete()) return true;
+    if (!comm_.failed()) {
+      const std::lock_guard<std::mutex> lock(comm_.runtime_->mutex());
+      try {
+        comm_.advance();
+        if (!comm_.failed()) comm_.die_of(comm_.exchanges_.poll(pending_));
+      } catch (const Error& e) {
+        comm_.die(kept_, where(label_) + ": " + e.what());
+        throw;
+      }
+    }
+    if (!pending_->mismatch.empty()) throw_mismatch(label_, pending_->mismatch);
+    if (comm_.failed()) {
+      leak(kept_);
+      comm_.check_alive(label_);
+    }
+    return complete();
+  }
+
+  // A loan that could not be taken stays in `loans`, although its message has come.
+  bool complete() const override {
+    return pending_->open == 0 && pending_->loans.empty() && pending_->mismatch.empty();
+  }
+  Movement movement() const override { return mpi_internal::movement(*pending_); }
+  std::string describe_unfinished() const override { return mpi_internal::describe_unfinished(comm_, *pending_); }
+
+  PendingPtr pending_;
+};
+
+class MpiCommunicator::BegunOperation final : public Operation {
+ public:
+  BegunOperation(MpiCommunicator& comm, const Begun& call, const std::shared_ptr<MpiBegunCollective>& begun)
+      : Operation(comm, call.label, wait_for(call), begun), begun_(begun) {}
+
+ private:
+  bool poll() override {
+    {
+      const std::lock_guard<std::mutex> lock(comm_.runtime_->mutex());
+      try {
+        if (!comm_.failed()) comm_.advance();
+        if (begun_->check()) return true;
+      } catch (const Error& e) {
+        // Ranks that disagree have sent no data, so the communicator stays usable.
+        if (e.kind() != ErrorKind::kMismatch) comm_.die(kept_, where(label_) + ": " + e.what());
+        throw;
+      }
+    }
+    comm_.check_alive(label_);
+    return false;
+  }
+
+  bool complete() const override { return begun_->complete(); }
+  Movement movement() const override { return begun_->movement(); }
+  // After sending its header, a rank may compute.
+  int64_t unseen() const override {
+    const std::lock_guard<std::mutex> lock(comm_.runtime_->mutex());
+    return begun_->have_headers() ? 1 : 0;
+  }
+  std::string describe_unfinished() const override { return begun_->describe_unfinished(); }
+
+  std::shared_ptr<MpiBegunCollective> begun_;
+};
+
+std::unique_ptr<StartedOperation> MpiCommunicator::begin(const Begun& call) {
+  const auto begun = std::make_shared<MpiBegunCollective>(*this, control_, piece_bytes(), call);
+  auto operation = std::make_unique<BegunOperation>(*this, call, begun);
   runtime_->note_timeout(timeout_);
-  std::lock_guard<std::mutex> lock(runtime_->mutex());
-  runtime_->begun().push_back(begun);
+  const std::lock_guard<std::mutex> lock(runtime_->mutex());
   try {
-    begun->start();
-    move_along();
+    begun->start_headers();
+    runtime_->begun().push_back(begun);
+    advance();
   } catch (const Error& e) {
-    kill(where(call.label) + ": " + e.what());
+    die(begun, where(call.label) + ": " + e.what());
     throw;
   }
-  return work;
+  return operation;
 }
 
 std::vector<CollectiveHeader> MpiCommunicator::gather_headers(const CollectiveHeader& mine, const at::Tensor&,
                                                               OpLabel label) {
   const auto pending = std::make_shared<Pending>();
-  const auto deadline = deadline_of(timeout_);
-  start(pending, [&] { post_headers(*this, control_, mine, label, *pending); });
-  wait(pending, deadline, timeout_);
+  pending->label = label;
+  Requests operation(*this, pending, blocked_by());
+  start(pending, [&] { start_headers(*this, control_, mine, *pending); });
+  operation.wait();
   return pending->headers;
 }
 
 template <typename Body>
-std::unique_ptr<Work> MpiCommunicator::start_collective(const char* name, OpLabel label, const at::Tensor& a,
-                                                        const at::Tensor& b, Body body) {
+std::unique_ptr<StartedOperation> MpiCommunicator::start_collective(const char* name, OpLabel label,
+                                                                    const at::Tensor& tensor, Body body) {
   const auto pending = std::make_shared<Pending>();
   pending->label = label;
   pending->collective = name;
-  const auto bytes = static_cast<int64_t>(a.is_same(b) ? a.nbytes() : a.nbytes() + b.nbytes());
-  const auto deadline = deadline_of(timeout_);
+  auto operation = std::make_unique<Requests>(*this, pending, blocked_by());
   start(pending, [&] {
     body([&](auto call) {
       MPI_Request request = MPI_REQUEST_NULL;
       const int code = call(&request);
-      post(*this, *pending, request, {{-1, false, pending->items.empty() ? bytes : 0}, a, 0, b}, code);
+      const int64_t bytes = pending->items.empty() ? static_cast<int64_t>(tensor.nbytes()) : 0;
+      add_request(*this, *pending, request, {{-1, false, bytes}, tensor}, code);
     });
   });
-  return std::make_unique<MpiWork<Pending>>(*this, pending, deadline);
+  return operation;
 }
 
-std::unique_ptr<Work> MpiCommunicator::start_exchange(const std::vector<Message>& sends,
-                                                      const std::vector<Message>& receives, OpLabel label) {
+std::unique_ptr<StartedOperation> MpiCommunicator::start_exchange(const std::vector<Message>& sends,
+                                                                  const std::vector<Message>& receives, OpLabel label) {
   const auto pending = std::make_shared<Pending>();
   pending->label = label;
-  const auto deadline = deadline_of(timeout_);
+  auto operation = std::make_unique<Requests>(*this, pending, WaitFor::kExchange);
   start(pending, [&] {
-    exchanges_.post(pending, sends, receives);
+    exchanges_.start(pending, sends, receives);
     die_of(exchanges_.match());
   });
-  return std::make_unique<MpiWork<Pending>>(*this, pending, deadline);
+  return operation;
 }
 
 }  // namespace

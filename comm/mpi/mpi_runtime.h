@@ -18,7 +18,7 @@ namespace annulus {
 
 class SharedMemory;
 
-namespace mpi_internal {
+namespace comm_internal {
 class BegunCollective;
 }
 
@@ -32,8 +32,8 @@ struct MpiOptions {
   int64_t max_piece_bytes = int64_t{1} << 30;
   // Whether ranks of one host lend memory to each other (Communicator::lends_to), if they can. They do if all want to.
   bool share_memory = true;
-  // Says which ranks are known to keep others waiting: "rank 1 is stopped", or empty. Called after a wait has missed
-  // its deadline, by any thread. `in_job` is MpiRuntime::in_job.
+  // Describes which ranks are known to keep others waiting: "rank 1 is stopped", or empty. Called after a wait has
+  // missed its deadline, by any thread. `in_job` is MpiRuntime::in_job.
   std::function<std::string(const std::function<int(int)>& in_job)> describe_stalled = nullptr;
   // Whether every rank of the job is known to be alive and not stopped, so that ranks that have not come to
   // MPI_Finalize are still computing. Null if this is never known. Called by any thread.
@@ -92,7 +92,7 @@ class MpiRuntime : public std::enable_shared_from_this<MpiRuntime> {
   const MpiOptions& options() const { return options_; }
   // The collectives of all communicators that were begun and are under way, in the order in which they were begun. The
   // caller holds the mutex.
-  std::vector<std::shared_ptr<mpi_internal::BegunCollective>>& begun() { return begun_; }
+  std::vector<std::shared_ptr<comm_internal::BegunCollective>>& begun() { return begun_; }
   // The number of exchanges of all communicators that are not known to be complete. The caller holds the mutex.
   size_t& exchanges() { return exchanges_; }
   // Whether all ranks are known to be on one host.
@@ -115,7 +115,7 @@ class MpiRuntime : public std::enable_shared_from_this<MpiRuntime> {
   std::shared_ptr<SharedMemory> shared_memory_;
   std::vector<bool> same_host_;  // by rank of MPI_COMM_WORLD
   std::vector<int> in_job_;      // empty if the numbers are those of MPI_COMM_WORLD
-  std::vector<std::shared_ptr<mpi_internal::BegunCollective>> begun_;
+  std::vector<std::shared_ptr<comm_internal::BegunCollective>> begun_;
   size_t exchanges_ = 0;
 };
 

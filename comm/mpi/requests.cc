@@ -8,7 +8,7 @@
 
 namespace annulus::mpi_internal {
 
-void post(const Communicator& comm, Pending& pending, MPI_Request request, Pending::Item item, int code) {
+void add_request(const Communicator& comm, Pending& pending, MPI_Request request, Pending::Item item, int code) {
   if (code != MPI_SUCCESS) {
     comm_internal::throw_comm(pending.label, describe(comm, item) + " could not be started: " + mpi_error_text(code));
   }
@@ -17,12 +17,11 @@ void post(const Communicator& comm, Pending& pending, MPI_Request request, Pendi
   ++pending.open;
 }
 
-void post_headers(const Communicator& comm, MPI_Comm control, const comm_internal::CollectiveHeader& mine,
-                  OpLabel label, Pending& pending) {
+void start_headers(const Communicator& comm, MPI_Comm control, const comm_internal::CollectiveHeader& mine,
+                   Pending& pending) {
   constexpr int kDirectHeaders = 32;
   constexpr int kBytes = static_cast<int>(sizeof mine);
   const int size = comm.size(), rank = comm.rank();
-  pending.label = label;
   pending.collective = "waiting for all ranks";
   pending.mine = mine;
   pending.headers.resize(static_cast<size_t>(size));
@@ -31,7 +30,7 @@ void post_headers(const Communicator& comm, MPI_Comm control, const comm_interna
     MPI_Request request = MPI_REQUEST_NULL;
     const int code =
         MPI_Iallgather(&pending.mine, kBytes, MPI_BYTE, pending.headers.data(), kBytes, MPI_BYTE, control, &request);
-    return post(comm, pending, request, {{-1, false, kBytes}, {}, 0, {}}, code);
+    return add_request(comm, pending, request, {{-1, false, kBytes}, {}, 0}, code);
   }
   for (const bool is_send : {false, true}) {
     for (int i = 1; i < size; ++i) {
@@ -40,7 +39,7 @@ void post_headers(const Communicator& comm, MPI_Comm control, const comm_interna
       const int code = is_send ? MPI_Isend(&pending.mine, kBytes, MPI_BYTE, peer, 0, control, &request)
                                : MPI_Irecv(&pending.headers[static_cast<size_t>(peer)], kBytes, MPI_BYTE, peer, 0,
                                            control, &request);
-      post(comm, pending, request, {{peer, is_send, kBytes}, {}, 0, {}}, code);
+      add_request(comm, pending, request, {{peer, is_send, kBytes}, {}, 0}, code);
     }
   }
 }

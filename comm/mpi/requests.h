@@ -18,7 +18,7 @@
 #include "comm/deadline.h"
 #include "comm/headers.h"
 #include "comm/mpi/mpi_internal.h"
-#include "comm/unfinished.h"
+#include "comm/transfer_state.h"
 #include "memory/shared_memory.h"
 
 namespace annulus::mpi_internal {
@@ -103,9 +103,8 @@ class ByteType {
 // never freed.
 struct Pending {
   struct Item : comm_internal::TransferState {
-    at::Tensor tensor;
+    at::Tensor tensor = {};
     int tag = 0;
-    at::Tensor extra;  // the second buffer of a collective
     // The address that is sent or received in place of the tensor's elements, if the tensor is lent.
     std::shared_ptr<LentMemory> lent = nullptr;
   };
@@ -125,12 +124,12 @@ struct Pending {
 };
 using PendingPtr = std::shared_ptr<Pending>;
 
-// Records a request that a non-blocking call has started. Raises Error(kComm) if `code`, the result of the call, is an
+// Adds a request that a non-blocking call has started. Raises Error(kComm) if `code`, the result of the call, is an
 // error.
-void post(const Communicator& comm, Pending& pending, MPI_Request request, Pending::Item item, int code);
-// Posts the exchange of headers: sends `mine` to every other rank of comm and receives theirs into pending.headers.
-void post_headers(const Communicator& comm, MPI_Comm control, const comm_internal::CollectiveHeader& mine,
-                  OpLabel label, Pending& pending);
+void add_request(const Communicator& comm, Pending& pending, MPI_Request request, Pending::Item item, int code);
+// Starts the exchange of headers: sends `mine` to every other rank of comm and receives theirs into pending.headers.
+void start_headers(const Communicator& comm, MPI_Comm control, const comm_internal::CollectiveHeader& mine,
+                   Pending& pending);
 // Makes one pass over the requests. Raises Error(kComm) if one has failed.
 void test_requests(const Communicator& comm, Pending& pending);
 

@@ -6,24 +6,19 @@
 #include <cstring>
 #include <utility>
 
-#include "comm/checks.h"
-#include "common/text.h"
+#include "comm/transfer_state.h"
 
 namespace annulus::nccl_internal {
 
 using comm_internal::CollectiveHeader;
-using comm_internal::dtype_name;
+using comm_internal::describe_message;
+using comm_internal::describe_mismatch;
 
 namespace {
 
 using Comparison = MessageHeaders::Comparison;
 
 constexpr int64_t kWords = 3;  // of a header: number of the message between the two ranks, dtype, bytes
-
-std::string describe(int64_t bytes, int64_t sequence, int64_t dtype) {
-  return counted(bytes, "byte") + " (message " + std::to_string(sequence) + " between these ranks, " +
-         dtype_name(static_cast<at::ScalarType>(dtype)) + ")";
-}
 
 class ExchangeComparison final : public Comparison {
  public:
@@ -37,17 +32,16 @@ class ExchangeComparison final : public Comparison {
 
   explicit ExchangeComparison(std::shared_ptr<Communicator> channel) : channel_(std::move(channel)) {}
 
-  HeaderVerdict look() override {
+  HeaderResult result() override {
     if (!work_) return {};
-    if (!work_->test()) return {HeaderVerdict::kPending};
+    if (!work_->test()) return {HeaderResult::kPending};
     work_.reset();
     for (const Expected& e : expected_) {
       const auto* came = e.came.const_data_ptr<int64_t>();
       if (came[0] == e.sequence && came[1] == static_cast<int64_t>(e.dtype) && came[2] == e.bytes) continue;
-      return {HeaderVerdict::kDiffer, comm_internal::describe_ranks(*channel_, {e.peer}) + " sent " +
-                                          describe(came[2], came[0], came[1]) + ", but " +
-                                          comm_internal::describe_ranks(*channel_, {channel_->rank()}) + " expected " +
-                                          describe(e.bytes, e.sequence, static_cast<int64_t>(e.dtype))};
+      const std::string sent = describe_message(came[2], came[0], static_cast<at::ScalarType>(came[1]));
+      return {HeaderResult::kDiffer,
+              describe_mismatch(*channel_, e.peer, sent, describe_message(e.bytes, e.sequence, e.dtype))};
     }
     expected_.clear();
     sent_.clear();
@@ -71,14 +65,14 @@ class CollectiveComparison final : public Comparison {
     work_ = channel_->begin_all_gather(all_, one, {"headers of a collective on GPUs", 0});
   }
 
-  HeaderVerdict look() override {
+  HeaderResult result() override {
     if (!work_) return {};
-    if (!work_->test()) return {HeaderVerdict::kPending};
+    if (!work_->test()) return {HeaderResult::kPending};
     work_.reset();
     std::vector<CollectiveHeader> headers(static_cast<size_t>(channel_->size()));
     std::memcpy(headers.data(), all_.const_data_ptr(), all_.nbytes());
     std::string differences = comm_internal::describe_disagreement(*channel_, headers, counted_);
-    if (!differences.empty()) return {HeaderVerdict::kDiffer, std::move(differences)};
+    if (!differences.empty()) return {HeaderResult::kDiffer, std::move(differences)};
     return {};
   }
 

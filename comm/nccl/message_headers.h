@@ -13,13 +13,14 @@
 
 #include "comm/communicator.h"
 #include "comm/headers.h"
+#include "common/error.h"
 
 namespace annulus::nccl_internal {
 
-// The text of an error for use within another message of this room: without "[comm] ".
+// The text of an error for use within another message of this package: without "[comm] ".
 std::string plain(const Error& error);
 
-struct HeaderVerdict {
+struct HeaderResult {
   enum State { kPending, kAgree, kDiffer };
   State state = kAgree;
   std::string difference = {};  // "rank 1 sent 400 bytes (...), but rank 0 expected 200 bytes (...)"
@@ -35,7 +36,7 @@ class MessageHeaders {
    public:
     virtual ~Comparison() = default;
     // Does not block. Raises Error(kComm) if headers have not come within the deadline.
-    virtual HeaderVerdict look() = 0;
+    virtual HeaderResult result() = 0;
   };
 
   // Starts to exchange the headers of an exchange. Null if no message has elements. Messages without elements send no

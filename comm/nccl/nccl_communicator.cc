@@ -34,6 +34,7 @@
 
 #include "comm/agreement.h"
 #include "comm/checks.h"
+#include "comm/communicator_backend.h"
 #include "comm/headers.h"
 #include "comm/nccl/message_headers.h"
 #include "comm/nccl/nccl_handle.h"
@@ -63,7 +64,7 @@ class CudaOperation final : public Operation {
   CudaOperation(std::string label, std::string description, Seconds timeout, std::vector<at::Tensor> held)
       : Operation(std::move(label), std::move(description), timeout), tensors(std::move(held)) {}
 
-  HeaderVerdict headers() override { return comparison ? comparison->look() : HeaderVerdict(); }
+  HeaderResult headers() override { return comparison ? comparison->result() : HeaderResult(); }
   // An error of the device is not reported here: done() finds it in `done_event` as well.
   bool reached() override { return ready.query() == cudaSuccess; }
   bool done() override {
@@ -80,11 +81,11 @@ class CudaOperation final : public Operation {
   std::unique_ptr<MessageHeaders::Comparison> comparison = nullptr;  // null if the ranks have agreed before
 };
 
-class NcclCommunicator final : public Communicator {
+class NcclCommunicator final : public CommunicatorBackend {
  public:
   NcclCommunicator(std::unique_ptr<Communicator> host, std::unique_ptr<Communicator> headers,
                    const NcclOptions& options)
-      : Communicator(host->rank(), host->size(), cuda(options.device)),
+      : CommunicatorBackend(host->rank(), host->size(), cuda(options.device)),
         host_(std::move(host)),
         headers_(std::make_unique<MessageHeaders>(std::move(headers))),
         options_(options),
@@ -131,40 +132,39 @@ class NcclCommunicator final : public Communicator {
     return *host_;
   }
 
-  void progress() override { look_after({"progress", 0}); }
+  void progress() override { raise_new_failure({"progress", 0}); }
 
  protected:
   // A graph would replay the transfer without its agreement, its deadline and its check for errors.
-  void look(OpLabel label) override {
+  void before_operation(OpLabel label) override {
     if (handle_.capturing()) {
       throw Error(ErrorKind::kPlan, "comm",
                   where(label) +
                       ": the current stream is being captured into a CUDA graph, which cannot contain transfers "
                       "between ranks; capture only the work between them");
     }
-    look_after(label);
+    raise_new_failure(label);
   }
 
   std::vector<CollectiveHeader> gather_headers(const CollectiveHeader& mine, const at::Tensor& brings,
                                                OpLabel label) override {
     try {
-      return Communicator::gather_headers(mine, brings, label);
+      return CommunicatorBackend::gather_headers(mine, brings, label);
     } catch (const Error& e) {
       {
         std::lock_guard<std::mutex> lock(watch_.mutex());
         watch_.fail(e.kind(), where(label) + ": " + plain(e));
       }
-      look_after(label);
+      raise_new_failure(label);
       throw;
     }
   }
 
-  std::unique_ptr<Work> start_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
-                                       OpLabel label) override;
-
-  std::unique_ptr<Work> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) override;
-  std::unique_ptr<Work> start_broadcast(at::Tensor& tensor, int root, OpLabel label) override;
-  std::unique_ptr<Work> begin(const Begun& call) override;
+  std::unique_ptr<StartedOperation> start_exchange(const std::vector<Message>& sends,
+                                                   const std::vector<Message>& receives, OpLabel label) override;
+  std::unique_ptr<StartedOperation> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) override;
+  std::unique_ptr<StartedOperation> start_broadcast(at::Tensor& tensor, int root, OpLabel label) override;
+  std::unique_ptr<StartedOperation> begin(const Begun& call) override;
   bool adds_in_rank_order() const override { return false; }
 
   std::unique_ptr<Communicator> make_split(int color, int key, OpLabel) override {
@@ -178,13 +178,13 @@ class NcclCommunicator final : public Communicator {
   }
 
  private:
-  friend class NcclWork;
+  class Started;
 
   // Checks what is under way, and raises an error that has occurred.
-  void look_after(OpLabel label) {
+  void raise_new_failure(OpLabel label) {
     {
       std::lock_guard<std::mutex> lock(watch_.mutex());
-      watch_.look();
+      watch_.check();
       raise_failure(label);
     }
     if (!waits_.empty() && !handle_.capturing()) on_device(label, [&] { add_waits(); });
@@ -212,7 +212,7 @@ class NcclCommunicator final : public Communicator {
 
   // The caller holds the mutex.
   void raise_failure(OpLabel label) {
-    if (const auto& failure = watch_.failure()) fail(failure->kind, failure->text, /*told=*/false);
+    if (const auto& failure = watch_.failure()) fail(failure->kind, failure->text, /*raised=*/false);
     check_alive(label);
   }
 
@@ -287,8 +287,8 @@ class NcclCommunicator final : public Communicator {
 
   // `header`: that of a collective that was begun; null if the ranks have agreed before.
   template <typename Issue>
-  std::unique_ptr<Work> collective(const char* name, OpLabel label, std::vector<at::Tensor> tensors,
-                                   const CollectiveHeader* header, WaitFor what, Issue issue);
+  std::unique_ptr<StartedOperation> collective(const char* name, OpLabel label, std::vector<at::Tensor> tensors,
+                                               const CollectiveHeader* header, WaitFor what, Issue issue);
 
   // The time for which the device waited for a transfer: between two events on the stream that waited.
   struct Wait {
@@ -307,37 +307,27 @@ class NcclCommunicator final : public Communicator {
   std::vector<std::unique_ptr<Wait>> spare_;  // for reuse, because making events takes longer than using them
 };
 
-class NcclWork final : public Work {
+class NcclCommunicator::Started final : public StartedOperation {
  public:
-  NcclWork(NcclCommunicator& comm, std::shared_ptr<CudaOperation> op, OpLabel label, NcclCommunicator::WaitFor what)
-      : comm_(comm), op_(std::move(op)), label_(label), what_(what), exceptions_(std::uncaught_exceptions()) {}
-
-  ~NcclWork() override {
-    if (waited_) return;
-    if (std::uncaught_exceptions() > exceptions_) {
-      std::lock_guard<std::mutex> lock(comm_.watch_.mutex());
-      if (!op_->complete()) comm_.watch_.fail(ErrorKind::kComm, op_->label() + ": abandoned after another error");
-      // The other error is being raised already.
-      if (const auto& failure = comm_.watch_.failure()) comm_.fail(failure->kind, failure->text, /*told=*/true);
-      return;
-    }
-    try {
-      wait();
-    } catch (const std::exception& e) {
-      log_error(e, comm_.rank());
-    }
-  }
+  Started(NcclCommunicator& comm, std::shared_ptr<CudaOperation> op, OpLabel label, WaitFor what)
+      : comm_(comm), op_(std::move(op)), label_(label), what_(what) {}
 
   bool test() override {
-    if (!complete()) comm_.look_after(label_);
+    if (!complete()) comm_.raise_new_failure(label_);
     return complete();
   }
 
-  void wait() override {
-    if (waited_) return;
-    waited_ = true;
-    if (!complete()) comm_.look_after(label_);
+  bool wait() override {
+    if (!complete()) comm_.raise_new_failure(label_);
     comm_.on_device(label_, [&] { comm_.follow(*op_, label_, what_); });
+    return false;
+  }
+
+  void abandon() override {
+    std::lock_guard<std::mutex> lock(comm_.watch_.mutex());
+    if (!op_->complete()) comm_.watch_.fail(ErrorKind::kComm, op_->label() + ": abandoned after another error");
+    // The other error is being raised already.
+    if (const auto& failure = comm_.watch_.failure()) comm_.fail(failure->kind, failure->text, /*raised=*/true);
   }
 
  private:
@@ -349,24 +339,24 @@ class NcclWork final : public Work {
   NcclCommunicator& comm_;
   std::shared_ptr<CudaOperation> op_;
   OpLabel label_;
-  NcclCommunicator::WaitFor what_;
-  int exceptions_;
-  bool waited_ = false;
+  WaitFor what_;
 };
 
 template <typename Issue>
-std::unique_ptr<Work> NcclCommunicator::collective(const char* name, OpLabel label, std::vector<at::Tensor> tensors,
-                                                   const CollectiveHeader* header, WaitFor what, Issue issue) {
+std::unique_ptr<StartedOperation> NcclCommunicator::collective(const char* name, OpLabel label,
+                                                               std::vector<at::Tensor> tensors,
+                                                               const CollectiveHeader* header, WaitFor what,
+                                                               Issue issue) {
   const auto op = new_operation(label, name, std::move(tensors));
   std::unique_lock<std::mutex> lock(watch_.mutex());
   raise_failure(label);
   if (header) op->comparison = headers_->start_collective(*header, label.counted, timeout_);
   enqueue(std::move(lock), op, label,
           [&](ncclComm_t comm, cudaStream_t stream) { check_nccl(issue(comm, stream), name, comm); });
-  return std::make_unique<NcclWork>(*this, op, label, what);
+  return std::make_unique<Started>(*this, op, label, what);
 }
 
-std::unique_ptr<Work> NcclCommunicator::start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) {
+std::unique_ptr<StartedOperation> NcclCommunicator::start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) {
   return collective(
       "all_reduce", label, {tensor}, nullptr, WaitFor::kReduce, [&](ncclComm_t comm, cudaStream_t stream) {
         return ncclAllReduce(tensor.const_data_ptr(), tensor.mutable_data_ptr(), static_cast<size_t>(tensor.numel()),
@@ -374,7 +364,7 @@ std::unique_ptr<Work> NcclCommunicator::start_all_reduce(at::Tensor& tensor, Red
       });
 }
 
-std::unique_ptr<Work> NcclCommunicator::start_broadcast(at::Tensor& tensor, int root, OpLabel label) {
+std::unique_ptr<StartedOperation> NcclCommunicator::start_broadcast(at::Tensor& tensor, int root, OpLabel label) {
   return collective("broadcast", label, {tensor}, nullptr, WaitFor::kGather, [&](ncclComm_t comm, cudaStream_t stream) {
     return ncclBroadcast(tensor.const_data_ptr(), tensor.mutable_data_ptr(), tensor.nbytes(), ncclUint8, root, comm,
                          stream);
@@ -382,13 +372,13 @@ std::unique_ptr<Work> NcclCommunicator::start_broadcast(at::Tensor& tensor, int 
 }
 
 // Issues the transfer before the ranks have agreed. The watch compares their headers meanwhile, as in an exchange.
-std::unique_ptr<Work> NcclCommunicator::begin(const Begun& call) {
+std::unique_ptr<StartedOperation> NcclCommunicator::begin(const Begun& call) {
   const void* from = call.in.const_data_ptr();
   void* to = call.out.mutable_data_ptr();
   const auto dtype = call.in.scalar_type();
   const size_t bytes = call.in.nbytes();
-  return collective(call.name(), call.label, {call.out, call.in}, &call.header,
-                    call.reduces() ? WaitFor::kReduce : WaitFor::kGather, [&](ncclComm_t comm, cudaStream_t stream) {
+  return collective(call.name(), call.label, {call.out, call.in}, &call.header, wait_for(call),
+                    [&](ncclComm_t comm, cudaStream_t stream) {
                       if (bytes == 0) return ncclSuccess;
                       if (call.collective() == Collective::kAllGather) {
                         return ncclAllGather(from, to, bytes, ncclUint8, comm, stream);
@@ -402,8 +392,9 @@ std::unique_ptr<Work> NcclCommunicator::begin(const Begun& call) {
                     });
 }
 
-std::unique_ptr<Work> NcclCommunicator::start_exchange(const std::vector<Message>& sends,
-                                                       const std::vector<Message>& receives, OpLabel label) {
+std::unique_ptr<StartedOperation> NcclCommunicator::start_exchange(const std::vector<Message>& sends,
+                                                                   const std::vector<Message>& receives,
+                                                                   OpLabel label) {
   std::string description;
   std::vector<at::Tensor> held;
   const auto hold = [&](const Message& message, const char* doing, const char* whom) {
@@ -442,7 +433,7 @@ std::unique_ptr<Work> NcclCommunicator::start_exchange(const std::vector<Message
     check_nccl(code, call, comm);
     check_nccl(ended, "ncclGroupEnd", comm);
   });
-  return std::make_unique<NcclWork>(*this, op, label, WaitFor::kExchange);
+  return std::make_unique<Started>(*this, op, label, WaitFor::kExchange);
 }
 
 }  // namespace

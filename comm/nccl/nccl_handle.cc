@@ -13,7 +13,7 @@
 
 namespace annulus::nccl_internal {
 
-using comm_internal::deadline_of;
+using comm_internal::Deadline;
 using comm_internal::describe_seconds;
 
 namespace {
@@ -72,13 +72,13 @@ void NcclHandle::finish(Seconds timeout) {
 }
 
 void NcclHandle::await(Seconds timeout) {
-  const auto deadline = deadline_of(timeout);
+  const Deadline deadline(timeout);
   for (int64_t turn = 0;; ++turn) {
     ncclResult_t state = ncclSuccess;
     check_nccl(ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError", comm_);
     if (state == ncclSuccess) return;
     if (state != ncclInProgress) fail_comm("NCCL reports " + describe_nccl(state, comm_));
-    if (comm_internal::Clock::now() >= deadline) fail_comm("not done within " + describe_seconds(timeout.count()));
+    if (deadline.passed()) fail_comm("not done within " + describe_seconds(timeout.count()));
     if (turn < 1000) {
       std::this_thread::yield();
     } else {
@@ -113,7 +113,7 @@ bool NcclHandle::capturing() const {
     const cudaError_t code = cudaStreamIsCapturing(c10::cuda::getCurrentCUDAStream(device()).stream(), &status);
     if (code == cudaSuccess) return status != cudaStreamCaptureStatusNone;
     cudaGetLastError();                             // clears the error unless the device has failed
-    return code == cudaErrorStreamCaptureImplicit;  // another stream captures, and this one cannot tell
+    return code == cudaErrorStreamCaptureImplicit;  // another stream captures, and no stream can be asked
   } catch (const c10::Error&) {
     return false;
   }

@@ -56,7 +56,7 @@ void OperationWatch::run(const std::function<void()>& begin) {
       } else {
         wake_.wait_for(lock, kInterval, [this] { return stop_; });
       }
-      if (!stop_) look();
+      if (!stop_) check();
     }
   } catch (const std::exception& e) {
     if (!lock.owns_lock()) lock.lock();
@@ -89,10 +89,9 @@ void OperationWatch::fail_unless_headers_explain(ErrorKind kind, const std::stri
 
 // Returns true if the headers have come and agree. If they differ, it calls fail() with the difference.
 bool OperationWatch::headers_agree(Operation& operation) {
-  const HeaderVerdict verdict = operation.headers();
-  if (verdict.state == HeaderVerdict::kDiffer)
-    fail(ErrorKind::kMismatch, operation.label() + ": " + verdict.difference);
-  return verdict.state == HeaderVerdict::kAgree;
+  const HeaderResult result = operation.headers();
+  if (result.state == HeaderResult::kDiffer) fail(ErrorKind::kMismatch, operation.label() + ": " + result.difference);
+  return result.state == HeaderResult::kAgree;
 }
 
 // Returns true as long as some headers have not come.
@@ -109,17 +108,17 @@ bool OperationWatch::headers_may_explain() {
   return pending;
 }
 
-void OperationWatch::look() {
+void OperationWatch::check() {
   if (failure_ || operations_.empty()) return;
   try {
-    look_once();
+    check_once();
   } catch (const std::exception& e) {
     // LibTorch and CUDA may report an earlier failure of the device in any call.
     fail_device(operations_.empty() ? "watching transfers" : operations_.front()->what(), in_short(e));
   }
 }
 
-void OperationWatch::look_once() {
+void OperationWatch::check_once() {
   if (transport_.capturing()) return;  // the watching thread, which captures nothing, still checks
   const auto now = clock_.now();
   if (const std::string error = transport_.error(); !error.empty()) {

@@ -23,8 +23,8 @@ namespace annulus::nccl_internal {
 
 using comm_internal::Clock;
 
-// The message of an error of any kind for use within another message of this room. LibTorch's errors end in advice for
-// programmers and a backtrace, which are left out.
+// The message of an error of any kind for use within another message of this package. LibTorch's errors end in advice
+// for programmers and a backtrace, which are left out.
 std::string in_short(const std::exception& error);
 
 // One exchange or collective, until it is known to be complete.
@@ -48,7 +48,7 @@ class Operation {
 
  protected:
   // The result so far of comparing its headers. Raises Error(kComm) if they cannot come.
-  virtual HeaderVerdict headers() = 0;
+  virtual HeaderResult headers() = 0;
   // Whether the device has reached it.
   virtual bool reached() = 0;
   // Whether the device is done with it. Raises an error with CUDA's words if the device has failed.
@@ -101,8 +101,8 @@ class OperationWatch {
       : transport_(transport), device_(std::move(device)), clock_(clock) {}
   ~OperationWatch() { stop(); }
 
-  // Starts the thread. It calls `begin` first, and then look() every kInterval while operations are under way. Whatever
-  // is thrown in the thread becomes a failure().
+  // Starts the thread. It calls `begin` first, and then check() every kInterval while operations are under way.
+  // Whatever is thrown in the thread becomes a failure().
   void start(std::function<void()> begin);
   void stop();
 
@@ -119,7 +119,7 @@ class OperationWatch {
   // Checks what is under way, once. Asks the device only up to the first operation that is not done, and for headers
   // only up to the first that have not come, so a call costs the same however many operations are under way. Does not
   // throw: what goes wrong becomes a failure().
-  void look();
+  void check();
 
   struct Failure {
     ErrorKind kind;
@@ -141,7 +141,7 @@ class OperationWatch {
   bool headers_agree(Operation& operation);
   void compare_headers();
   void complete_operations();
-  void look_once();
+  void check_once();
   void run(const std::function<void()>& begin);
 
   Transport& transport_;

@@ -17,11 +17,12 @@
 #include <utility>
 
 #include "comm/checks.h"
+#include "comm/communicator_backend.h"
+#include "comm/deadline.h"
 #include "comm/rank_order.h"
 #include "comm/rounds.h"
 #include "comm/threads/world.h"
 #include "common/error.h"
-#include "common/logging/log.h"
 #include "common/text.h"
 
 namespace annulus {
@@ -35,12 +36,12 @@ std::string not_done_within(Seconds timeout, World::Woken woken) {
          (woken == World::Woken::kStuck ? " (given up at once: every rank waits)" : "");
 }
 
-class ThreadCommunicator final : public Communicator {
+class ThreadCommunicator final : public CommunicatorBackend {
  public:
   // host: a communicator of the same ranks on the CPU, unless `device` is the CPU.
   ThreadCommunicator(std::shared_ptr<Group> group, int rank, at::Device device = at::kCPU,
                      std::shared_ptr<Communicator> host = nullptr)
-      : Communicator(rank, group->size(), device), group_(std::move(group)), host_(std::move(host)) {}
+      : CommunicatorBackend(rank, group->size(), device), group_(std::move(group)), host_(std::move(host)) {}
 
   std::string_view backend() const override { return "threads"; }
   int in_job(int rank) const override { return group_->in_world(rank); }
@@ -60,9 +61,9 @@ class ThreadCommunicator final : public Communicator {
   bool can_lend_to(int) const override { return true; }
   bool is_lendable(const at::Tensor& tensor) const override { return threads_internal::is_lendable(tensor); }
 
-  void look(OpLabel) override {
+  void before_operation(OpLabel) override {
     std::lock_guard<std::mutex> lock(group_->world->mutex);
-    if (const std::string why = group_->hopeless(); !why.empty()) fail(ErrorKind::kComm, why, /*told=*/true);
+    if (const std::string why = group_->failure(); !why.empty()) fail(ErrorKind::kComm, why, /*raised=*/true);
   }
 
   std::vector<CollectiveHeader> gather_headers(const CollectiveHeader& mine, const at::Tensor& brings,
@@ -71,11 +72,11 @@ class ThreadCommunicator final : public Communicator {
     return agreed_->headers();
   }
 
-  std::unique_ptr<Work> start_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
-                                       OpLabel label) override;
+  std::unique_ptr<StartedOperation> start_exchange(const std::vector<Message>& sends,
+                                                   const std::vector<Message>& receives, OpLabel label) override;
 
   // Each rank reduces one slice, in rank order; then every rank copies all slices.
-  std::unique_ptr<Work> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) override {
+  std::unique_ptr<StartedOperation> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) override {
     require_cpu(label);
     auto inputs = std::exchange(agreed_, nullptr);
     const int64_t n = tensor.numel();
@@ -99,7 +100,7 @@ class ThreadCommunicator final : public Communicator {
     return nullptr;
   }
 
-  std::unique_ptr<Work> start_broadcast(at::Tensor& tensor, int root, OpLabel label) override {
+  std::unique_ptr<StartedOperation> start_broadcast(at::Tensor& tensor, int root, OpLabel label) override {
     require_cpu(label);
     auto inputs = std::exchange(agreed_, nullptr);
     if (rank_ != root) {
@@ -112,7 +113,7 @@ class ThreadCommunicator final : public Communicator {
     return nullptr;
   }
 
-  std::unique_ptr<Work> begin(const Begun& call) override;
+  std::unique_ptr<StartedOperation> begin(const Begun& call) override;
 
   std::unique_ptr<Communicator> make_split(int color, int key, OpLabel label) override {
     require_cpu(label);
@@ -137,8 +138,9 @@ class ThreadCommunicator final : public Communicator {
   }
 
  private:
-  friend class ThreadWork;
-  friend class ThreadBegun;
+  class Operation;
+  class Exchange;
+  class BegunOperation;
 
   void require_cpu(OpLabel label) const {
     if (device_.is_cpu()) return;
@@ -146,7 +148,7 @@ class ThreadCommunicator final : public Communicator {
                 where(label) + ": ranks that share a device only exchange its tensors; use host() and the CPU");
   }
 
-  // Brings item to the group's next meeting. The caller holds the mutex, for this function and for require_hope().
+  // Brings item to the group's next meeting. The caller holds the mutex, for this function and for check_missing().
   std::shared_ptr<Meeting> come(Meeting::Item item) {
     const int64_t number = meetings_++;
     std::shared_ptr<Meeting>& slot = group_->meetings[number];
@@ -162,8 +164,8 @@ class ThreadCommunicator final : public Communicator {
   }
 
   // Raises if the ranks that have not come to a meeting never will, or did not come in time.
-  void require_hope(const Meeting& meeting, World::Woken woken, Seconds timeout, OpLabel label) {
-    if (const std::string why = group_->hopeless(); !why.empty()) throw DeadCommunicator(label, why);
+  void check_missing(const Meeting& meeting, World::Woken woken, Seconds timeout, OpLabel label) {
+    if (const std::string why = group_->failure(); !why.empty()) throw DeadCommunicator(label, why);
     std::vector<int> missing;
     std::vector<int> gone;
     for (int r = 0; r < size_; ++r) {
@@ -182,13 +184,13 @@ class ThreadCommunicator final : public Communicator {
   // Brings item to the group's next meeting and waits until all ranks have come.
   std::shared_ptr<Meeting> arrive(Meeting::Item item, OpLabel label) {
     const Waiting waiting(*this, blocked_by());
-    const auto deadline = deadline_of(timeout_);
+    const Deadline deadline(timeout_);
     World& world = *group_->world;
     std::unique_lock<std::mutex> lock(world.mutex);
     const std::shared_ptr<Meeting> meeting = come(std::move(item));
     for (auto woken = World::Woken::kByPeer; meeting->arrived < size_;
-         woken = world.block(lock, group_->in_world(rank_), deadline)) {
-      require_hope(*meeting, woken, timeout_, label);
+         woken = world.block(lock, group_->in_world(rank_), deadline.time)) {
+      check_missing(*meeting, woken, timeout_, label);
     }
     return meeting;
   }
@@ -199,70 +201,68 @@ class ThreadCommunicator final : public Communicator {
   int64_t meetings_ = 0;  // the number of this group's meetings that this rank has come to
 };
 
-class ThreadWork final : public Work {
+// What was started: messages, or a collective that was begun.
+class ThreadCommunicator::Operation : public StartedOperation {
  public:
-  ThreadWork(ThreadCommunicator& comm, std::vector<std::shared_ptr<Transfer>> transfers, OpLabel label)
-      : comm_(comm),
-        group_(comm.group_),
-        transfers_(std::move(transfers)),
-        label_(label),
-        deadline_(deadline_of(comm.timeout_)),
-        timeout_(comm.timeout_),
-        exceptions_(std::uncaught_exceptions()) {}
-
-  ~ThreadWork() override {
-    if (finished_) return;
-    if (std::uncaught_exceptions() > exceptions_) {
-      std::lock_guard<std::mutex> lock(group_->world->mutex);
-      if (!all_done()) group_->kill(where(label_) + ": abandoned by " + describe_ranks(comm_, {comm_.rank()}));
-      return;
+  bool test() final {
+    {
+      const std::lock_guard<std::mutex> lock(group_->world->mutex);
+      if (poll(World::Woken::kByPeer)) return true;
     }
-    try {
-      wait();
-    } catch (const std::exception& e) {
-      log_error(e, comm_.in_job(comm_.rank()));
-    }
+    return deadline_.passed() && wait();
   }
 
-  bool test() override {
-    if (finished_) return true;
-    std::unique_lock<std::mutex> lock(group_->world->mutex);
-    return step(Clock::now() >= deadline_ ? World::Woken::kByDeadline : World::Woken::kByPeer);
-  }
-
-  void wait() override {
-    if (finished_) return;
-    const ThreadCommunicator::Waiting waiting(comm_, ThreadCommunicator::WaitFor::kExchange);
+  bool wait() final {
+    const Waiting waiting(comm_, what_);
     World& world = *group_->world;
     std::unique_lock<std::mutex> lock(world.mutex);
-    for (auto woken = World::Woken::kByPeer; !step(woken);) {
-      woken = world.block(lock, group_->in_world(comm_.rank()), deadline_);
+    for (auto woken = World::Woken::kByPeer; !poll(woken);) {
+      woken = world.block(lock, group_->in_world(comm_.rank()), deadline_.time);
     }
+    return true;
   }
 
+  void abandon() final {
+    const std::lock_guard<std::mutex> lock(group_->world->mutex);
+    if (!complete()) group_->kill(where(label_) + ": abandoned by " + describe_ranks(comm_, {comm_.rank()}));
+  }
+
+ protected:
+  Operation(ThreadCommunicator& comm, OpLabel label, WaitFor what)
+      : comm_(comm), group_(comm.group_), label_(label), what_(what), deadline_(comm.timeout()) {}
+
+  // Returns true when the operation is complete, and raises if it never will be. `woken` is why a blocked rank
+  // continues. The caller holds the mutex.
+  virtual bool poll(World::Woken woken) = 0;
+  virtual bool complete() const = 0;
+
+  ThreadCommunicator& comm_;
+  std::shared_ptr<Group> group_;
+  OpLabel label_;
+  WaitFor what_;
+  Deadline deadline_;
+};
+
+class ThreadCommunicator::Exchange final : public Operation {
+ public:
+  Exchange(ThreadCommunicator& comm, std::vector<std::shared_ptr<Transfer>> transfers, OpLabel label)
+      : Operation(comm, label, WaitFor::kExchange), transfers_(std::move(transfers)) {}
+
  private:
-  bool all_done() const {
+  bool complete() const override {
     return std::all_of(transfers_.begin(), transfers_.end(),
                        [](const auto& t) { return t->state == Transfer::State::kDone; });
   }
 
-  // Returns true when complete; raises if it never will be. The caller holds the mutex.
-  bool step(World::Woken woken) {
+  bool poll(World::Woken woken) override {
     const Transfer* pending = nullptr;
     for (const auto& transfer : transfers_) {
-      if (transfer->state == Transfer::State::kFailed) {
-        finished_ = true;
-        throw_mismatch(label_, transfer->error);
-      }
+      if (transfer->state == Transfer::State::kFailed) throw_mismatch(label_, transfer->error);
       if (transfer->state == Transfer::State::kPosted && pending == nullptr) pending = transfer.get();
     }
-    if (all_done()) {
-      finished_ = true;
-      return true;
-    }
+    if (complete()) return true;
     if (pending == nullptr) return false;  // a peer is copying and will be done soon
-    if (const std::string why = group_->hopeless(); !why.empty()) {
-      finished_ = true;
+    if (const std::string why = group_->failure(); !why.empty()) {
       throw DeadCommunicator(label_, pending->describe(comm_) + ": " + why);
     }
     std::string why;
@@ -272,102 +272,46 @@ class ThreadWork final : public Work {
       break;
     }
     if (why.empty() && woken != World::Woken::kByPeer) {
-      why = pending->describe(comm_) + ": not done " + not_done_within(timeout_, woken);
+      why = pending->describe(comm_) + ": not done " + not_done_within(deadline_.timeout, woken);
     }
     if (why.empty()) return false;
-    finished_ = true;
     group_->kill(where(label_) + ": " + describe_ranks(comm_, {comm_.rank()}) + " " + why);
     throw_comm(label_, why);
   }
 
-  ThreadCommunicator& comm_;
-  std::shared_ptr<Group> group_;
   std::vector<std::shared_ptr<Transfer>> transfers_;
-  OpLabel label_;
-  Clock::time_point deadline_;
-  Seconds timeout_;
-  int exceptions_;
-  bool finished_ = false;
 };
 
-// A collective that was begun: a meeting at which no rank waits. The last rank to come carries it out.
-class ThreadBegun final : public Work {
+// A meeting at which no rank waits. The last rank to come carries out the collective.
+class ThreadCommunicator::BegunOperation final : public Operation {
  public:
-  ThreadBegun(ThreadCommunicator& comm, std::shared_ptr<Meeting> meeting, const Begun& call)
-      : comm_(comm),
-        group_(comm.group_),
-        meeting_(std::move(meeting)),
-        label_(call.label),
-        wait_for_(call.reduces() ? ThreadCommunicator::WaitFor::kReduce : ThreadCommunicator::WaitFor::kGather),
-        deadline_(deadline_of(comm.timeout_)),
-        timeout_(comm.timeout_),
-        exceptions_(std::uncaught_exceptions()) {}
-
-  ~ThreadBegun() override {
-    if (!meeting_) return;
-    if (std::uncaught_exceptions() > exceptions_) {
-      std::lock_guard<std::mutex> lock(group_->world->mutex);
-      if (!meeting_->carried_out) {
-        group_->kill(where(label_) + ": abandoned by " + describe_ranks(comm_, {comm_.rank()}));
-      }
-      return;
-    }
-    try {
-      wait();
-    } catch (const std::exception& e) {
-      log_error(e, comm_.in_job(comm_.rank()));
-    }
-  }
-
-  bool test() override {
-    if (!meeting_) return true;
-    std::unique_lock<std::mutex> lock(group_->world->mutex);
-    return step(Clock::now() >= deadline_ ? World::Woken::kByDeadline : World::Woken::kByPeer);
-  }
-
-  void wait() override {
-    if (!meeting_) return;
-    const ThreadCommunicator::Waiting waiting(comm_, wait_for_);
-    World& world = *group_->world;
-    std::unique_lock<std::mutex> lock(world.mutex);
-    for (auto woken = World::Woken::kByPeer; !step(woken);) {
-      woken = world.block(lock, group_->in_world(comm_.rank()), deadline_);
-    }
-  }
+  BegunOperation(ThreadCommunicator& comm, std::shared_ptr<Meeting> meeting, const Begun& call)
+      : Operation(comm, call.label, wait_for(call)), meeting_(std::move(meeting)) {}
 
  private:
-  // Returns true when complete; raises if it never will be. The caller holds the mutex.
-  bool step(World::Woken woken) {
-    // If this raises, the Work is over: meeting_ stays null.
-    const std::shared_ptr<Meeting> meeting = std::exchange(meeting_, nullptr);
-    if (meeting->carried_out) return true;
-    if (meeting->arrived == comm_.size()) {
-      require_same_headers(comm_, meeting->headers(), label_);
+  bool complete() const override { return meeting_->carried_out; }
+
+  bool poll(World::Woken woken) override {
+    if (complete()) return true;
+    if (meeting_->arrived == comm_.size()) {
+      require_same_headers(comm_, meeting_->headers(), label_);
     } else {
-      comm_.require_hope(*meeting, woken, timeout_, label_);
+      comm_.check_missing(*meeting_, woken, deadline_.timeout, label_);
     }
-    meeting_ = meeting;
     return false;  // also while the last rank carries it out, which will be done soon
   }
 
-  ThreadCommunicator& comm_;
-  std::shared_ptr<Group> group_;
-  std::shared_ptr<Meeting> meeting_;  // null once it is over
-  OpLabel label_;
-  ThreadCommunicator::WaitFor wait_for_;
-  Clock::time_point deadline_;
-  Seconds timeout_;
-  int exceptions_;
+  std::shared_ptr<Meeting> meeting_;
 };
 
-std::unique_ptr<Work> ThreadCommunicator::begin(const Begun& call) {
+std::unique_ptr<StartedOperation> ThreadCommunicator::begin(const Begun& call) {
   require_cpu(call.label);
   *call.to_other_hosts = bytes_to_other_hosts(rank_, hosts_, call);
   std::unique_lock<std::mutex> lock(group_->world->mutex);
   const std::shared_ptr<Meeting> meeting = come({call.header, call.in, call.out});
-  auto work = std::make_unique<ThreadBegun>(*this, meeting, call);
+  auto operation = std::make_unique<BegunOperation>(*this, meeting, call);
   if (meeting->arrived < size_ || !describe_disagreement(*this, meeting->headers(), call.label.counted).empty()) {
-    return work;
+    return operation;
   }
   lock.unlock();
   carry_out(*meeting, call, hosts_.groups());
@@ -376,11 +320,12 @@ std::unique_ptr<Work> ThreadCommunicator::begin(const Begun& call) {
   for (Meeting::Item& item : meeting->items) item.tensor = item.out = at::Tensor();
   meeting->carried_out = true;
   for (int r = 0; r < size_; ++r) group_->wake(r);
-  return work;
+  return operation;
 }
 
-std::unique_ptr<Work> ThreadCommunicator::start_exchange(const std::vector<Message>& sends,
-                                                         const std::vector<Message>& receives, OpLabel label) {
+std::unique_ptr<StartedOperation> ThreadCommunicator::start_exchange(const std::vector<Message>& sends,
+                                                                     const std::vector<Message>& receives,
+                                                                     OpLabel label) {
   std::vector<std::shared_ptr<Transfer>> all;
   std::vector<std::pair<std::shared_ptr<Transfer>, std::shared_ptr<Transfer>>> to_copy;
   World& world = *group_->world;
@@ -437,7 +382,7 @@ std::unique_ptr<Work> ThreadCommunicator::start_exchange(const std::vector<Messa
       receive.reset();
     }
   }
-  return std::make_unique<ThreadWork>(*this, std::move(all), label);
+  return std::make_unique<Exchange>(*this, std::move(all), label);
 }
 
 }  // namespace

@@ -158,9 +158,9 @@ void Group::kill(const std::string& why) {
   world->wake_all();
 }
 
-std::string Group::hopeless() const {
-  const std::string failure = world->failure_text();
-  return failure.empty() ? dead : failure;
+std::string Group::failure() const {
+  const std::string failed = world->failure_text();
+  return failed.empty() ? dead : failed;
 }
 
 }  // namespace annulus::threads_internal

@@ -3,7 +3,7 @@
 //
 // A wait that can only end at its deadline fails earlier: once every rank that has not ended waits here, nothing can
 // arrive any more, and the wait with the earliest deadline fails at once, with the error that it would have raised at
-// that deadline. This requires that each rank communicates from one thread, as the contract of Communicator says.
+// that deadline. This requires that each rank communicates from one thread, as the contract of Communicator demands.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -120,7 +120,7 @@ struct Group {
   // From now on no wait of this group succeeds. The first reason is kept.
   void kill(const std::string& why);
   // Why no wait can succeed; empty if waits can.
-  std::string hopeless() const;
+  std::string failure() const;
 
   std::shared_ptr<World> world;
   std::vector<int> world_rank;

@@ -231,8 +231,8 @@ TEST(Presence, SeesPresentRanksAndReportClaims) {
   comm_internal::Presence one(info);
   info.rank = 3;
   auto three = std::make_unique<comm_internal::Presence>(info);
-  EXPECT_EQ(one.look().here, (std::vector<int>{1, 3}));
-  EXPECT_TRUE(one.look().stopped.empty());
+  EXPECT_EQ(one.seen().here, (std::vector<int>{1, 3}));
+  EXPECT_TRUE(one.seen().stopped.empty());
   bool fault = false;
   EXPECT_EQ(comm_internal::describe_missing(info, one, "h", &fault), "ranks 0,2 have not come (host h)");
   EXPECT_TRUE(fault);
@@ -241,7 +241,7 @@ TEST(Presence, SeesPresentRanksAndReportClaims) {
   EXPECT_TRUE(one.report_claimed());
   EXPECT_FALSE(one.claim_report());
   three.reset();
-  EXPECT_EQ(one.look().here, std::vector<int>{1});
+  EXPECT_EQ(one.seen().here, std::vector<int>{1});
   info.local_size = 1;
   EXPECT_EQ(comm_internal::describe_missing(info, one, "h", &fault),
             "nothing is wrong on host h, so ranks of other hosts have not come");

@@ -92,8 +92,9 @@ TEST(Mpi, CountsEveryMessageOfACollective) {
     const OpLabel label{"counted", 0};
     const CollectiveHeader header =
         make_header(Collective::kReduceScatter, 0, &in, static_cast<int>(ReduceOp::kSum), -1, label);
-    mpi_internal::BegunCollective begun(comm, control, kMost, {header, out, in, label, std::make_shared<int64_t>(0)});
-    begun.start();
+    mpi_internal::MpiBegunCollective begun(comm, control, kMost,
+                                           {header, out, in, label, std::make_shared<int64_t>(0)});
+    begun.start_headers();
     int64_t events = 0;
     while (!begun.over()) {
       begun.advance();

@@ -225,7 +225,7 @@ TEST_F(NcclDevice, TransferInProgressDoesNotDisturbACapture) {
     counter = at::full({1}, 0, kFloats);
     at::cuda::CUDAGraph graph;
     graph.capture_begin();
-    // The capture takes long enough for the watching thread to look several times.
+    // The capture takes long enough for the watching thread to check several times.
     for (int i = 0; i < 20000; ++i) counter.add_(1);
     graph.capture_end();
     c10::cuda::getCurrentCUDAStream().synchronize();

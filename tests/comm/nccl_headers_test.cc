@@ -19,33 +19,33 @@ namespace {
 using comm_internal::Collective;
 using comm_internal::make_header;
 
-constexpr HeaderVerdict::State kPending = HeaderVerdict::kPending, kAgree = HeaderVerdict::kAgree,
-                               kDiffer = HeaderVerdict::kDiffer;
+constexpr HeaderResult::State kPending = HeaderResult::kPending, kAgree = HeaderResult::kAgree,
+                              kDiffer = HeaderResult::kDiffer;
 
 // ---- Headers of messages.
 
 at::Tensor floats(int64_t n) { return at::zeros({n}, at::kFloat); }
 
-HeaderVerdict verdict_of(MessageHeaders::Comparison& comparison) {
-  HeaderVerdict verdict = comparison.look();
-  while (verdict.state == kPending) {
+HeaderResult result_of(MessageHeaders::Comparison& comparison) {
+  HeaderResult result = comparison.result();
+  while (result.state == kPending) {
     sched_yield();
-    verdict = comparison.look();
+    result = comparison.result();
   }
-  return verdict;
+  return result;
 }
 
 // Returns what rank 1 finds if rank 0 sends `sent` and rank 1 expects `expected`, in these orders.
-HeaderVerdict found(const std::vector<at::Tensor>& sent, const std::vector<at::Tensor>& expected) {
-  HeaderVerdict out;
+HeaderResult found(const std::vector<at::Tensor>& sent, const std::vector<at::Tensor>& expected) {
+  HeaderResult out;
   run_ranks(2, [&](Communicator& comm) {
     MessageHeaders headers(comm.split(0, comm.rank()));
     std::vector<Message> messages;
     for (const at::Tensor& tensor : comm.rank() == 0 ? sent : expected) messages.push_back({tensor, 1 - comm.rank()});
     const auto comparison =
         comm.rank() == 0 ? headers.start(messages, {}, Seconds(20)) : headers.start({}, messages, Seconds(20));
-    const HeaderVerdict verdict = verdict_of(*comparison);
-    if (comm.rank() == 1) out = verdict;
+    const HeaderResult result = result_of(*comparison);
+    if (comm.rank() == 1) out = result;
     comm.barrier({"end", 0});
   });
   return out;
@@ -58,18 +58,18 @@ TEST(MessageHeaders, AgreeWhereSizesAndDtypesDo) {
 }
 
 TEST(MessageHeaders, SayWhatDiffers) {
-  HeaderVerdict verdict = found({floats(100)}, {floats(50)});
-  EXPECT_EQ(verdict.state, kDiffer);
-  EXPECT_EQ(verdict.difference,
+  HeaderResult result = found({floats(100)}, {floats(50)});
+  EXPECT_EQ(result.state, kDiffer);
+  EXPECT_EQ(result.difference,
             "rank 0 sent 400 bytes (message 0 between these ranks, fp32), but rank 1 expected 200 bytes (message 0 "
             "between these ranks, fp32)");
-  verdict = found({at::zeros({25}, at::kDouble)}, {floats(50)});
-  EXPECT_EQ(verdict.state, kDiffer);
-  EXPECT_NE(verdict.difference.find("fp64"), std::string::npos) << verdict.difference;
+  result = found({at::zeros({25}, at::kDouble)}, {floats(50)});
+  EXPECT_EQ(result.state, kDiffer);
+  EXPECT_NE(result.difference.find("fp64"), std::string::npos) << result.difference;
   // An empty message in place of an expected one shows in the number of the next message.
-  verdict = found({floats(0), floats(50)}, {floats(50)});
-  EXPECT_EQ(verdict.state, kDiffer);
-  EXPECT_NE(verdict.difference.find("sent 200 bytes (message 1"), std::string::npos) << verdict.difference;
+  result = found({floats(0), floats(50)}, {floats(50)});
+  EXPECT_EQ(result.state, kDiffer);
+  EXPECT_NE(result.difference.find("sent 200 bytes (message 1"), std::string::npos) << result.difference;
 }
 
 TEST(MessageHeaders, EmptyTransfersHaveNone) {
@@ -86,7 +86,7 @@ TEST(MessageHeaders, HaveADeadline) {
     if (comm.rank() == 0) {
       const auto comparison = headers.start({}, {{floats(50), 1}}, Seconds(0.05));
       try {
-        verdict_of(*comparison);
+        result_of(*comparison);
         ADD_FAILURE() << "no error";
       } catch (const Error& e) {
         EXPECT_EQ(e.kind(), ErrorKind::kComm);
@@ -100,8 +100,8 @@ TEST(MessageHeaders, HaveADeadline) {
 // ---- Headers of collectives.
 
 // Returns what each rank finds if rank `odd` begins another collective than the others.
-std::vector<HeaderVerdict> found_of_collectives(int ranks, int odd, int64_t length, OpLabel label) {
-  std::vector<HeaderVerdict> out(static_cast<size_t>(ranks));
+std::vector<HeaderResult> found_of_collectives(int ranks, int odd, int64_t length, OpLabel label) {
+  std::vector<HeaderResult> out(static_cast<size_t>(ranks));
   run_ranks(ranks, [&](Communicator& comm) {
     MessageHeaders headers(comm.split(0, comm.rank()));
     const auto start = [&](int64_t call, int64_t n, OpLabel what) {
@@ -109,31 +109,31 @@ std::vector<HeaderVerdict> found_of_collectives(int ranks, int odd, int64_t leng
       return headers.start_collective(make_header(Collective::kAllGather, call, &in, -1, -1, what), what.counted,
                                       Seconds(20));
     };
-    // Several operations are in progress at once, including an exchange, and are looked at in another order.
+    // Several operations are in progress at once, including an exchange, and are compared in another order.
     const auto before = start(0, 0, {"weights of layer 4", 7, "step"});
     const at::Tensor word = floats(1);
     const auto exchange =
         headers.start({{word, (comm.rank() + 1) % ranks}}, {{word, (comm.rank() + ranks - 1) % ranks}}, Seconds(20));
     const auto asked = comm.rank() == odd ? start(1, length, label) : start(1, 6, {"weights of layer 5", 7, "step"});
-    out[static_cast<size_t>(comm.rank())] = verdict_of(*asked);
-    EXPECT_EQ(verdict_of(*exchange).state, kAgree);
-    EXPECT_EQ(verdict_of(*before).state, kAgree);
-    EXPECT_EQ(asked->look().state, kAgree);  // a difference is reported only once
+    out[static_cast<size_t>(comm.rank())] = result_of(*asked);
+    EXPECT_EQ(result_of(*exchange).state, kAgree);
+    EXPECT_EQ(result_of(*before).state, kAgree);
+    EXPECT_EQ(asked->result().state, kAgree);  // a difference is reported only once
     comm.barrier({"end", 0});
   });
   return out;
 }
 
 TEST(CollectiveHeaders, AgreeWhereAllRanksBeginTheSame) {
-  for (const HeaderVerdict& verdict : found_of_collectives(3, 2, 6, {"weights of layer 5", 7, "step"})) {
-    EXPECT_EQ(verdict.state, kAgree) << verdict.difference;
+  for (const HeaderResult& result : found_of_collectives(3, 2, 6, {"weights of layer 5", 7, "step"})) {
+    EXPECT_EQ(result.state, kAgree) << result.difference;
   }
 }
 
 TEST(CollectiveHeaders, SayWhatDiffersOnEveryRank) {
-  for (const HeaderVerdict& verdict : found_of_collectives(3, 2, 5, {"weights of layer 5", 8, "step"})) {
-    EXPECT_EQ(verdict.state, kDiffer);
-    EXPECT_EQ(verdict.difference,
+  for (const HeaderResult& result : found_of_collectives(3, 2, 5, {"weights of layer 5", 8, "step"})) {
+    EXPECT_EQ(result.state, kDiffer);
+    EXPECT_EQ(result.difference,
               "ranks disagree in all_gather: step is 7 on ranks 0-1, 8 on rank 2; shape is [6] on ranks 0-1, [5] on "
               "rank 2");
   }
@@ -147,7 +147,7 @@ TEST(CollectiveHeaders, NameTheRanksThatDoNotBeginByTheDeadline) {
       const auto comparison = headers.start_collective(
           make_header(Collective::kAllGather, 0, &in, -1, -1, {"weights", 7}), "call", Seconds(0.05));
       try {
-        verdict_of(*comparison);
+        result_of(*comparison);
         ADD_FAILURE() << "no error";
       } catch (const Error& e) {
         EXPECT_EQ(e.kind(), ErrorKind::kComm);

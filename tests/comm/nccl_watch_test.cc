@@ -57,8 +57,8 @@ class FakeTransport final : public Transport {
   std::string capture_fails;  // what asking for the state of capture throws
 };
 
-constexpr HeaderVerdict::State kPending = HeaderVerdict::kPending, kAgree = HeaderVerdict::kAgree,
-                               kDiffer = HeaderVerdict::kDiffer;
+constexpr HeaderResult::State kPending = HeaderResult::kPending, kAgree = HeaderResult::kAgree,
+                              kDiffer = HeaderResult::kDiffer;
 
 class FakeOperation final : public Operation {
  public:
@@ -67,17 +67,17 @@ class FakeOperation final : public Operation {
     set_issued();
   }
 
-  HeaderVerdict headers() override {
-    ++looks;
+  HeaderResult headers() override {
+    ++checks;
     if (!headers_fail.empty()) throw Error(ErrorKind::kComm, "comm", headers_fail);
-    return {verdict, verdict == kDiffer ? "rank 1 sent 400 bytes, but rank 0 expected 200 bytes" : ""};
+    return {result, result == kDiffer ? "rank 1 sent 400 bytes, but rank 0 expected 200 bytes" : ""};
   }
   bool reached() override {
-    ++looks;
+    ++checks;
     return at_it;
   }
   bool done() override {
-    ++looks;
+    ++checks;
     if (!device_fails.empty()) throw Error(ErrorKind::kComm, "comm", device_fails);
     return over;
   }
@@ -86,12 +86,12 @@ class FakeOperation final : public Operation {
     if (on_release) on_release();
   }
 
-  HeaderVerdict::State verdict = kAgree;
+  HeaderResult::State result = kAgree;
   std::string headers_fail;  // why the headers cannot come
   bool at_it = false;        // the device has reached the operation
   bool over = false;         // and has completed it
   std::string device_fails;
-  int looks = 0, releases = 0;
+  int checks = 0, releases = 0;
   std::function<void()> on_release;
 };
 
@@ -117,7 +117,7 @@ struct Scene {
 
 struct Step {
   double time;                          // seconds since the start
-  std::function<void(Scene&)> happens;  // before the look at that time
+  std::function<void(Scene&)> happens;  // before the check at that time
   size_t under_way;                     // after it
   std::string failure = "";             // after it; empty: none
   ErrorKind kind = ErrorKind::kComm;
@@ -137,7 +137,7 @@ std::vector<Case> cases() {
   const std::string first = kFirst, second = kSecond;
   const std::string differ = "attention forward, step 2: rank 1 sent 400 bytes, but rank 0 expected 200 bytes";
   const auto both_at_it = [](Scene& s) { s.first->at_it = s.second->at_it = true; };
-  const auto headers_late = [](Scene& s) { s.first->verdict = kPending; };
+  const auto headers_late = [](Scene& s) { s.first->result = kPending; };
   const auto broken = [](Scene& s) { s.nccl.says = "unhandled system error"; };
   return {
       {"CompletesInOrder",
@@ -146,7 +146,7 @@ std::vector<Case> cases() {
         {0.2, [](Scene& s) { s.second->over = true; }, 0}}},
       {"OperationCompletesOnlyAfterItsHeaders",
        {{0, [=](Scene& s) { headers_late(s), s.first->at_it = s.first->over = true; }, 2},
-        {0.1, [](Scene& s) { s.first->verdict = kAgree; }, 1}}},
+        {0.1, [](Scene& s) { s.first->result = kAgree; }, 1}}},
       {"HeadersHaveTheDeadlineOfTheTransfer",
        {{0, [=](Scene& s) { headers_late(s), s.first->at_it = s.first->over = true; }, 2},
         {0.29, nothing, 2},
@@ -166,9 +166,9 @@ std::vector<Case> cases() {
         {6.29, nothing, 1},
         {6.3, nothing, 0, second + "not done within 0.3 s"}}},
       {"HeadersThatDifferAreAMismatch",
-       {{0, headers_late, 2}, {0.1, [](Scene& s) { s.first->verdict = kDiffer; }, 0, differ, ErrorKind::kMismatch}}},
+       {{0, headers_late, 2}, {0.1, [](Scene& s) { s.first->result = kDiffer; }, 0, differ, ErrorKind::kMismatch}}},
       {"HeadersThatDifferAreAMismatchEvenIfTheDeviceIsDone",
-       {{0, [](Scene& s) { s.first->at_it = s.first->over = true, s.first->verdict = kDiffer; }, 0, differ,
+       {{0, [](Scene& s) { s.first->at_it = s.first->over = true, s.first->result = kDiffer; }, 0, differ,
          ErrorKind::kMismatch}}},
       {"HeadersThatCannotComeAreAnError",
        {{0, [](Scene& s) { s.first->headers_fail = "rank 1 failed: no row 17"; }, 0,
@@ -200,7 +200,7 @@ std::vector<Case> cases() {
       {"NcclErrorIsExplainedByHeadersThatDiffer",
        {{0, headers_late, 2},
         {1, broken, 2},
-        {1.2, [](Scene& s) { s.first->verdict = kDiffer; }, 0, differ, ErrorKind::kMismatch}}},
+        {1.2, [](Scene& s) { s.first->result = kDiffer; }, 0, differ, ErrorKind::kMismatch}}},
       {"NcclErrorIsNotExplainedByHeadersThatCannotCome",
        {{0, headers_late, 2},
         {1, [=](Scene& s) { broken(s), s.first->headers_fail = "not done within 0.3 s"; }, 0,
@@ -216,16 +216,16 @@ std::vector<Case> cases() {
          2},
         {100,
          [](Scene& s) {
-           EXPECT_EQ(s.first->looks + s.second->looks, 0);
+           EXPECT_EQ(s.first->checks + s.second->checks, 0);
            s.nccl.captured = false;
            s.second->device_fails = "";
          },
          1},
-        // The deadline starts with the first look after the capture.
+        // The deadline starts with the first check after the capture.
         {100.29, nothing, 1},
         {100.3, nothing, 0, second + "not done within 0.3 s"}}},
       {"FirstFailureIsKept",
-       {{0, [](Scene& s) { s.first->verdict = kDiffer; }, 0, differ, ErrorKind::kMismatch},
+       {{0, [](Scene& s) { s.first->result = kDiffer; }, 0, differ, ErrorKind::kMismatch},
         {1, broken, 0, differ, ErrorKind::kMismatch},
         {2, [](Scene& s) { s.watch.fail(ErrorKind::kComm, "closed"); }, 0, differ, ErrorKind::kMismatch}}},
   };
@@ -241,7 +241,7 @@ TEST_P(NcclWatch, Answers) {
     SCOPED_TRACE("after " + std::to_string(step.time) + " s");
     scene.clock.set(step.time);
     step.happens(scene);
-    scene.watch.look();
+    scene.watch.check();
     EXPECT_EQ(scene.under_way(), step.under_way);
     EXPECT_EQ(scene.watch.failure().has_value(), !step.failure.empty());
     if (scene.watch.failure()) {
@@ -270,7 +270,7 @@ TEST(NcclWatchIssue, UnissuedOperationsAreNotQueriedAndNotDue) {
   class Unissued final : public Operation {
    public:
     Unissued() : Operation("x", "y", Seconds(0.1)) {}
-    HeaderVerdict headers() override { return {}; }
+    HeaderResult headers() override { return {}; }
     bool reached() override { return ++asked > 0; }
     bool done() override { return ++asked > 0; }
     void release() override {}
@@ -281,13 +281,13 @@ TEST(NcclWatchIssue, UnissuedOperationsAreNotQueriedAndNotDue) {
   OperationWatch watch(nccl, kDevice, clock);
   const auto operation = std::make_shared<Unissued>();
   watch.add(operation);
-  watch.look();
+  watch.check();
   clock.set(1000);
-  watch.look();
+  watch.check();
   EXPECT_EQ(operation->asked, 0);
   EXPECT_FALSE(watch.failure());
   operation->set_issued();
-  watch.look();
+  watch.check();
   EXPECT_TRUE(operation->complete());
 }
 
@@ -296,7 +296,7 @@ TEST(NcclWatchIssue, WhatIsNotIssuedYetKeepsItsPlaceAndItsMemory) {
   class Unissued final : public Operation {
    public:
     Unissued() : Operation("x", "y", Seconds(0.1)) {}
-    HeaderVerdict headers() override { return {}; }
+    HeaderResult headers() override { return {}; }
     bool reached() override { return true; }
     bool done() override { return true; }
     void release() override { ++releases; }
@@ -306,16 +306,16 @@ TEST(NcclWatchIssue, WhatIsNotIssuedYetKeepsItsPlaceAndItsMemory) {
   const auto unissued = std::make_shared<Unissued>();
   scene.watch.add(unissued);
   scene.first->over = true;
-  scene.watch.look();
+  scene.watch.check();
   EXPECT_TRUE(scene.first->complete());
   scene.second->at_it = true;
-  scene.watch.look();
+  scene.watch.check();
   scene.clock.set(1);
-  scene.watch.look();  // the second one is late
+  scene.watch.check();  // the second one is late
   ASSERT_TRUE(scene.watch.failure());
   EXPECT_EQ(scene.watch.failure()->text, std::string(kSecond) + "not done within 0.3 s");
   unissued->set_issued();
-  scene.watch.look();
+  scene.watch.check();
   EXPECT_FALSE(unissued->complete());
   EXPECT_EQ(unissued->releases, 0);
 }
@@ -323,9 +323,9 @@ TEST(NcclWatchIssue, WhatIsNotIssuedYetKeepsItsPlaceAndItsMemory) {
 TEST(NcclWatchIssue, LaterHeadersExplainAFailedCall) {
   Scene scene;
   scene.nccl.says = "unhandled system error";
-  scene.first->verdict = kPending;
+  scene.first->result = kPending;
   scene.clock.on_sleep = [&] {
-    if (scene.clock.sleeps == 20) scene.first->verdict = kDiffer;
+    if (scene.clock.sleeps == 20) scene.first->result = kDiffer;
   };
   scene.watch.fail_unless_headers_explain(ErrorKind::kComm, "ncclGroupEnd failed");
   ASSERT_TRUE(scene.watch.failure());
@@ -336,7 +336,7 @@ TEST(NcclWatchIssue, LaterHeadersExplainAFailedCall) {
 TEST(NcclWatchIssue, FailedCallIsReportedIfHeadersAreLate) {
   Scene scene;
   scene.nccl.says = "unhandled system error";
-  scene.first->verdict = kPending;
+  scene.first->result = kPending;
   scene.watch.fail_unless_headers_explain(ErrorKind::kComm, "ncclGroupEnd failed");
   ASSERT_TRUE(scene.watch.failure());
   EXPECT_EQ(scene.watch.failure()->text, "ncclGroupEnd failed");
@@ -346,7 +346,7 @@ TEST(NcclWatchIssue, FailedCallIsReportedIfHeadersAreLate) {
 
 TEST(NcclWatchIssue, FailedCallIsReportedAtOnceIfNcclHasNoError) {
   Scene scene;
-  scene.first->verdict = kPending;
+  scene.first->result = kPending;
   scene.watch.fail_unless_headers_explain(ErrorKind::kComm, "a CUDA call failed");
   EXPECT_EQ(scene.watch.failure()->text, "a CUDA call failed");
   EXPECT_EQ(scene.clock.sleeps, 0);
@@ -355,7 +355,7 @@ TEST(NcclWatchIssue, FailedCallIsReportedAtOnceIfNcclHasNoError) {
 // If sizes differ, NCCL stays in progress forever and reports no error.
 TEST(NcclWatchIssue, ReceivedHeadersExplainATimeout) {
   Scene scene;
-  scene.second->verdict = kDiffer;
+  scene.second->result = kDiffer;
   scene.watch.fail_unless_headers_explain(ErrorKind::kComm, "not done within 0.3 s");
   ASSERT_TRUE(scene.watch.failure());
   EXPECT_EQ(scene.watch.failure()->kind, ErrorKind::kMismatch);
@@ -374,30 +374,30 @@ TEST(NcclWatchCost, ALookAsksAsMuchHoweverManyOperationsAreUnderWay) {
     watch.add(operations.back());
   }
   const auto asked = [&] {
-    int looks = 0;
-    for (const auto& operation : operations) looks += std::exchange(operation->looks, 0);
-    return looks;
+    int checks = 0;
+    for (const auto& operation : operations) checks += std::exchange(operation->checks, 0);
+    return checks;
   };
-  operations[250]->verdict = kPending;
-  watch.look();
+  operations[250]->result = kPending;
+  watch.check();
   EXPECT_EQ(asked(), 251 + 2);  // once for each set of headers that has come; the device is asked about the first alone
-  watch.look();
+  watch.check();
   EXPECT_EQ(asked(), 1 + 2);
-  operations[250]->verdict = kAgree;
-  watch.look();
+  operations[250]->result = kAgree;
+  watch.check();
   EXPECT_EQ(asked(), 250 + 2);
-  watch.look();
+  watch.check();
   EXPECT_EQ(asked(), 2);
   operations[0]->over = operations[1]->over = true;
-  watch.look();
+  watch.check();
   EXPECT_EQ(asked(), 3 + 1);  // whether three are done, and whether the device has reached the third
   EXPECT_TRUE(operations[1]->complete());
   EXPECT_FALSE(operations[2]->complete());
   // Headers that differ are found at once, although the operations before them are under way.
   const auto differs = std::make_shared<FakeOperation>("the last");
-  differs->verdict = kDiffer;
+  differs->result = kDiffer;
   watch.add(differs);
-  watch.look();
+  watch.check();
   ASSERT_TRUE(watch.failure());
   EXPECT_EQ(watch.failure()->kind, ErrorKind::kMismatch);
 }
@@ -414,7 +414,7 @@ TEST(NcclWatchThread, DeviceFailureDoesNotEndTheProcess) {
     watch.add(std::make_shared<FakeOperation>("receiving 200 bytes from rank 1", Seconds(86400)));
   }
   watch.wake();
-  aborted.get_future().get();  // only the thread can have looked
+  aborted.get_future().get();  // only the thread can have checked
   watch.stop();
   ASSERT_TRUE(watch.failure());
   EXPECT_EQ(watch.failure()->kind, ErrorKind::kComm);
@@ -448,7 +448,7 @@ TEST(NcclWatchThread, PollsByItselfAndStopsWithWorkInProgress) {
     watch.add(never);
   }
   watch.wake();
-  released.get_future().get();  // only the thread can have looked
+  released.get_future().get();  // only the thread can have checked
   watch.stop();
   EXPECT_TRUE(soon->complete());
   EXPECT_FALSE(never->complete());

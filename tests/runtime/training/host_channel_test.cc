@@ -15,6 +15,7 @@
 #include <string>
 #include <utility>
 
+#include "comm/communicator_backend.h"
 #include "comm/headers.h"
 #include "comm/threads/threads.h"
 #include "runtime/attend/attend.h"
@@ -60,10 +61,25 @@ class Names {
   std::map<WaitOf, double> waits_;
 };
 
-class TwoChannels final : public Communicator {
+// An operation of another communicator.
+class Forwarded final : public StartedOperation {
+ public:
+  explicit Forwarded(std::unique_ptr<Work> work) : work_(std::move(work)) {}
+  bool test() override { return work_->test(); }
+  bool wait() override {
+    work_->wait();
+    return true;
+  }
+  void abandon() override { work_.reset(); }
+
+ private:
+  std::unique_ptr<Work> work_;
+};
+
+class TwoChannels final : public CommunicatorBackend {
  public:
   TwoChannels(std::unique_ptr<Communicator> device, std::unique_ptr<Communicator> host, Names& names)
-      : Communicator(device->rank(), device->size(), at::kCPU),
+      : CommunicatorBackend(device->rank(), device->size(), at::kCPU),
         device_(std::move(device)),
         host_(std::move(host)),
         names_(names) {}
@@ -78,29 +94,30 @@ class TwoChannels final : public Communicator {
   }
 
  protected:
-  std::unique_ptr<Work> start_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
-                                       OpLabel label) override {
+  std::unique_ptr<StartedOperation> start_exchange(const std::vector<Message>& sends,
+                                                   const std::vector<Message>& receives, OpLabel label) override {
     names_.add(label);
     ++ring_;
     if (rank() == 0) names_.add_wait(WaitOf::kRing);
-    return device_->exchange(sends, receives, label);
+    return std::make_unique<Forwarded>(device_->exchange(sends, receives, label));
   }
-  std::unique_ptr<Work> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) override {
+  std::unique_ptr<StartedOperation> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) override {
     names_.add(label);
     device_->all_reduce(tensor, op, label);
     return nullptr;
   }
-  std::unique_ptr<Work> begin(const comm_internal::Begun& call) override {
+  std::unique_ptr<StartedOperation> begin(const comm_internal::Begun& call) override {
     names_.add(call.label);
     if (call.reduces()) {
       ++sums_;
       if (rank() == 0) names_.add_wait(WaitOf::kSums);
     }
-    if (call.out.is_same(call.in)) return device_->begin_all_reduce(call.in, call.op(), call.label);
-    return call.reduces() ? device_->begin_reduce_scatter(call.out, call.in, call.label)
-                          : device_->begin_all_gather(call.out, call.in, call.label);
+    const bool all_reduces = call.out.is_same(call.in);
+    return std::make_unique<Forwarded>(all_reduces      ? device_->begin_all_reduce(call.in, call.op(), call.label)
+                                       : call.reduces() ? device_->begin_reduce_scatter(call.out, call.in, call.label)
+                                                        : device_->begin_all_gather(call.out, call.in, call.label));
   }
-  std::unique_ptr<Work> start_broadcast(at::Tensor& tensor, int root, OpLabel label) override {
+  std::unique_ptr<StartedOperation> start_broadcast(at::Tensor& tensor, int root, OpLabel label) override {
     names_.add(label);
     device_->broadcast(tensor, root, label);
     return nullptr;

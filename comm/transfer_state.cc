@@ -1,5 +1,5 @@
-// See unfinished.h.
-#include "comm/unfinished.h"
+// See transfer_state.h.
+#include "comm/transfer_state.h"
 
 #include <algorithm>
 
@@ -12,6 +12,17 @@ std::string describe(const Communicator& comm, const TransferState& transfer) {
   if (transfer.peer < 0) return "a collective";
   return (transfer.is_send ? "sending " : "receiving ") + counted(transfer.bytes, "byte") +
          (transfer.is_send ? " to " : " from ") + describe_ranks(comm, {transfer.peer});
+}
+
+std::string describe_message(int64_t bytes, int64_t number, at::ScalarType dtype, const std::string& shape) {
+  return counted(bytes, "byte") + " (message " + std::to_string(number) + " between these ranks, " + dtype_name(dtype) +
+         shape + ")";
+}
+
+std::string describe_mismatch(const Communicator& comm, int peer, const std::string& sent,
+                              const std::string& expected) {
+  return describe_ranks(comm, {peer}) + " sent " + sent + ", but " + describe_ranks(comm, {comm.rank()}) +
+         " expected " + expected;
 }
 
 std::string describe_unfinished(const Communicator& comm, const std::vector<TransferState>& transfers,
