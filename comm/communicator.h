@@ -118,7 +118,9 @@ class Communicator : public Lending, public std::enable_shared_from_this<Communi
   // first and then host by host (hosts.h); they add bf16 in fp32 and round once. NCCL rounds bf16 at each addition and
   // uses trees and rings of its own.
   virtual void reduce_scatter(at::Tensor& out, const at::Tensor& in, OpLabel label) = 0;
+  // On every rank `tensor` becomes that of rank `root`; the same shape and dtype on all.
   virtual void broadcast(at::Tensor& tensor, int root, OpLabel label) = 0;
+  // Returns once every rank has called it. It does not wait for a device.
   virtual void barrier(OpLabel label) = 0;
 
   // ---- The same collectives, begun and not waited for. Several may be under way at once, beside exchanges and
