@@ -148,7 +148,7 @@ class Communicator : public Lending, public std::enable_shared_from_this<Communi
   // The number of a call among those of this communicator that have one: 1, 2, ... Only calls that will have a backward
   // need one (backward_term in comm/agreement.h). Ask for it once the ranks have agreed on the call, which they do all
   // together or not at all: then a number names one call, in which all of them took part. Calls agreed on ahead
-  // (attention/execution/agreed_calls.h) have numbers that nothing compares.
+  // (attention/execution/planned_call.h) have numbers that nothing compares.
   virtual int64_t number_call() = 0;
 
   // Advances what is under way without blocking. It is cheap: the executor calls it between pieces of work of a few
