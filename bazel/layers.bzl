@@ -65,7 +65,7 @@ USES = {
     "launcher/doctor": ["launcher/hosts", "launcher/topology"],
     "launcher/launch": ["launcher/doctor", "launcher/hosts", "launcher/network", "launcher/topology"],
     "launcher": ["launcher/launch", "launcher/hosts", "launcher/network", "launcher/topology"],
-    "launcher/verbs": [
+    "launcher/subcommands": [
         "launcher",
         "launcher/tokens",
         "launcher/launch",
@@ -87,7 +87,7 @@ INSIDE = [
     "runtime/model/gpu",
     "launcher/tokens",
     "launcher/doctor",
-    "launcher/verbs",
+    "launcher/subcommands",
 ]
 
 def users():

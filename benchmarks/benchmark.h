@@ -1,6 +1,6 @@
 // Benchmark is a subcommand of `annulus bench`, such as ring or train: it declares its options and measures. Each has a
-// file here or in gpu/. program/bench_verb.cc has the table of them, and does what they have in common: --json, the
-// ranks and the report.
+// file here or in gpu/. program/bench_subcommand.cc has the table of them, and does what they have in common: --json,
+// the ranks and the report.
 #pragma once
 
 #include <ATen/ops/tensor.h>
@@ -26,7 +26,7 @@ class Benchmark {
   // Declares the options apart from --json, and with app.footer() an example that works as typed. The values that they
   // have at that time are the defaults, which add() prints.
   virtual void declare(CLI::App& app) = 0;
-  // As those of Verb (launcher/verb.h).
+  // As those of Subcommand (launcher/subcommand.h).
   virtual void check() {}
   virtual std::string device() const { return "cpu"; }
   // If the options ask for something that needs no job of this process: does it, and returns the exit code.

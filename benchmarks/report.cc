@@ -173,7 +173,7 @@ const BenchRatio* find(const BenchReport& report, const std::string& name) {
 
 std::string with_spread(const BenchRatio& r) { return line("%.3f (%.3f to %.3f)", r.ratio, r.low, r.high); }
 
-constexpr const char* kVerdicts[] = {"same", "better", "worse"};
+constexpr const char* kOutcomes[] = {"same", "better", "worse"};
 
 std::string change(const BenchRatio& before, const BenchRatio& after) {
   return before.ratio > 0 ? line("%+.1f %%", 100 * (after.ratio / before.ratio - 1)) : "";
@@ -191,10 +191,10 @@ double allowed_change(const BenchRatio& before, const BenchRatio& after, double 
   return margin * before.ratio + std::max(before.high - before.low, after.high - after.low);
 }
 
-Verdict judge(const BenchRatio& before, const BenchRatio& after, double margin) {
+Outcome judge(const BenchRatio& before, const BenchRatio& after, double margin) {
   const double allowed = allowed_change(before, after, margin);
-  if (after.ratio - before.ratio > allowed) return Verdict::kWorse;
-  return before.ratio - after.ratio > allowed ? Verdict::kBetter : Verdict::kSame;
+  if (after.ratio - before.ratio > allowed) return Outcome::kWorse;
+  return before.ratio - after.ratio > allowed ? Outcome::kBetter : Outcome::kSame;
 }
 
 std::vector<std::string> compare_reports(const BenchReport& before, const BenchReport& after, double margin,
@@ -224,10 +224,10 @@ std::vector<std::string> compare_reports(const BenchReport& before, const BenchR
       out << line("\n  %-*s  %-24s    %-24s  %9s  %8s\n", names, "ratio", "old (quartiles)", "new (quartiles)",
                   "change", "allowed");
     }
-    const Verdict verdict = judge(old, *now, margin);
-    if (verdict == Verdict::kWorse) worse.push_back(old.name);
+    const Outcome outcome = judge(old, *now, margin);
+    if (outcome == Outcome::kWorse) worse.push_back(old.name);
     out << line("  %-*s  %-24s -> %-24s  %9s  %8.3f  %s\n", names, old.name, with_spread(old), with_spread(*now),
-                change(old, *now), allowed_change(old, *now, margin), kVerdicts[static_cast<int>(verdict)]);
+                change(old, *now), allowed_change(old, *now, margin), kOutcomes[static_cast<int>(outcome)]);
   }
   if (compared > 0) out << line("\nAllowed: %g of the old ratio plus the larger spread of both.\n", margin);
   name_missing(before, after, "old", out);

@@ -72,11 +72,11 @@ std::optional<Error> one_error(const Communicator& comm, const Outcomes& all, bo
       continue;
     }
     message += (i > 0 ? "; on " : "on ") + comm_internal::describe_ranks(comm, ranks) + ": ";
-    if (error->room() != first.room()) message += "[" + std::string(error->room()) + "] ";
+    if (error->module() != first.module()) message += "[" + std::string(error->module()) + "] ";
     message += error->message();
   }
   if (!others.empty()) message += "; with other messages also on " + comm_internal::describe_ranks(comm, others);
-  return Error(first.kind(), first.room(), message);
+  return Error(first.kind(), first.module(), message);
 }
 
 }  // namespace

@@ -90,20 +90,20 @@ std::string shown_name(std::string_view name) {
   return "\"" + text + (name.size() > 80 ? "...\"" : "\"");
 }
 
-nlohmann::json parse_checked_json(std::string_view text, std::string_view room, const std::string& source) {
+nlohmann::json parse_checked_json(std::string_view text, std::string_view module, const std::string& source) {
   try {
     return parse_bounded_json(text, 32, 4'000'000);
   } catch (const JsonRefused& refused) {
-    throw Error(ErrorKind::kInput, room, source + ": " + refused.what());
+    throw Error(ErrorKind::kInput, module, source + ": " + refused.what());
   }
 }
 
-CheckedJson::CheckedJson(const nlohmann::json& value, std::string room, std::string source, std::string way)
-    : value_(&value), room_(std::move(room)), source_(std::move(source)), way_(std::move(way)) {}
+CheckedJson::CheckedJson(const nlohmann::json& value, std::string module, std::string source, std::string way)
+    : value_(&value), module_(std::move(module)), source_(std::move(source)), way_(std::move(way)) {}
 
 void CheckedJson::refuse(const std::string& expected) const {
   throw Error(
-      ErrorKind::kInput, room_,
+      ErrorKind::kInput, module_,
       source_ + ": " + (way_.empty() ? "the whole" : way_) + " should be " + expected + ", not " + shown(*value_));
 }
 
@@ -111,8 +111,8 @@ CheckedJson CheckedJson::at(std::string_view key) const {
   if (!value_->is_object()) refuse("an object");
   const auto found = value_->find(key);
   const std::string way = (way_.empty() ? "" : way_ + ".") + std::string(key);
-  if (found == value_->end()) throw Error(ErrorKind::kInput, room_, source_ + ": " + way + " is missing");
-  return {*found, room_, source_, way};
+  if (found == value_->end()) throw Error(ErrorKind::kInput, module_, source_ + ": " + way + " is missing");
+  return {*found, module_, source_, way};
 }
 
 bool CheckedJson::has(std::string_view key) const {
@@ -157,7 +157,7 @@ std::vector<CheckedJson> CheckedJson::list(size_t most) const {
   std::vector<CheckedJson> items;
   items.reserve(value_->size());
   for (const nlohmann::json& item : *value_) {
-    items.push_back({item, room_, source_, way_ + "[" + std::to_string(items.size()) + "]"});
+    items.push_back({item, module_, source_, way_ + "[" + std::to_string(items.size()) + "]"});
   }
   return items;
 }

@@ -30,15 +30,15 @@ nlohmann::json parse_bounded_json(std::string_view text, size_t deepest, int64_t
 std::string shown_name(std::string_view name);
 
 // parse_bounded_json for 32 nested objects and lists and 4,000,000 values (so many take at most 1 GB). Raises
-// Error(kInput) with the room `room`, which names `source`.
-nlohmann::json parse_checked_json(std::string_view text, std::string_view room, const std::string& source);
+// Error(kInput) with the module `module`, which names `source`.
+nlohmann::json parse_checked_json(std::string_view text, std::string_view module, const std::string& source);
 
 // A JSON value and the path to it. Every reader raises Error(kInput) for an unexpected value: "SOURCE:
 // hosts[2].gpus[0].pci should be a text, not 7".
 class CheckedJson {
  public:
-  CheckedJson(const nlohmann::json& value, std::string room, std::string source)
-      : CheckedJson(value, std::move(room), std::move(source), "") {}
+  CheckedJson(const nlohmann::json& value, std::string module, std::string source)
+      : CheckedJson(value, std::move(module), std::move(source), "") {}
 
   // Returns the member `key` of an object, which must exist.
   CheckedJson at(std::string_view key) const;
@@ -58,10 +58,10 @@ class CheckedJson {
   [[noreturn]] void refuse(const std::string& expected) const;
 
  private:
-  CheckedJson(const nlohmann::json& value, std::string room, std::string source, std::string way);
+  CheckedJson(const nlohmann::json& value, std::string module, std::string source, std::string way);
 
   const nlohmann::json* value_;
-  std::string room_, source_, way_;
+  std::string module_, source_, way_;
 };
 
 }  // namespace annulus

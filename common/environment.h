@@ -1,4 +1,4 @@
-// Reads environment variables and rejects invalid values. Used by every room that has such a variable.
+// Reads environment variables and rejects invalid values. Used by every package that has such a variable.
 //
 // Thread safety: thread safe as long as no thread changes the environment.
 #pragma once

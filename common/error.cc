@@ -18,23 +18,25 @@ std::optional<size_t> take_number(std::string_view& text) {
 
 }  // namespace
 
-Error::Error(ErrorKind kind, std::string_view room, std::string_view message)
-    : std::runtime_error("[" + std::string(room) + "] " + std::string(message)), kind_(kind), room_size_(room.size()) {}
+Error::Error(ErrorKind kind, std::string_view module, std::string_view message)
+    : std::runtime_error("[" + std::string(module) + "] " + std::string(message)),
+      kind_(kind),
+      module_size_(module.size()) {}
 
-// what() ends at the first zero byte. A room or message of unknown origin may contain one, so no offset is trusted.
-std::string_view Error::room() const {
+// what() ends at the first zero byte. A module or message of unknown origin may contain one, so no offset is trusted.
+std::string_view Error::module() const {
   const std::string_view all = what();
-  return all.substr(1, room_size_);
+  return all.substr(1, module_size_);
 }
 
 std::string_view Error::message() const {
   const std::string_view all = what();
-  return all.substr(std::min(all.size(), room_size_ + 3));
+  return all.substr(std::min(all.size(), module_size_ + 3));
 }
 
 std::string Error::wire() const {
-  std::string text = std::to_string(exit_code()) + " " + std::to_string(room().size()) + " ";
-  text += room();
+  std::string text = std::to_string(exit_code()) + " " + std::to_string(module().size()) + " ";
+  text += module();
   text += " ";
   text += message();
   return text;
@@ -44,9 +46,9 @@ std::optional<Error> Error::from_wire(std::string_view text) {
   if (text.find('\0') != std::string_view::npos) return std::nullopt;
   const std::optional<size_t> kind = take_number(text);
   if (!kind || *kind < 1 || *kind > static_cast<size_t>(ErrorKind::kRegression)) return std::nullopt;
-  const std::optional<size_t> room = take_number(text);
-  if (!room || *room >= text.size() || text[*room] != ' ') return std::nullopt;
-  return Error(static_cast<ErrorKind>(*kind), text.substr(0, *room), text.substr(*room + 1));
+  const std::optional<size_t> module = take_number(text);
+  if (!module || *module >= text.size() || text[*module] != ' ') return std::nullopt;
+  return Error(static_cast<ErrorKind>(*kind), text.substr(0, *module), text.substr(*module + 1));
 }
 
 }  // namespace annulus

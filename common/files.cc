@@ -131,33 +131,33 @@ ErrorKind kind_of_errno(int error) {
   }
 }
 
-void require_output(std::string_view room, const std::string& named, const std::string& path) {
+void require_output(std::string_view module, const std::string& named, const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (fs::exists(status) && !fs::is_regular_file(status)) {
-    throw Error(ErrorKind::kUsage, room,
+    throw Error(ErrorKind::kUsage, module,
                 named + (fs::is_directory(status) ? " is a folder" : " is no regular file") + ": name a file to write");
   }
   const std::string folder = folder_of(path);
   if (!fs::is_directory(folder, error)) {
-    throw Error(ErrorKind::kResource, room,
+    throw Error(ErrorKind::kResource, module,
                 "the folder of " + named + " does not exist; make it with: " + shell_quote({"mkdir", "-p", folder}));
   }
   if (access(folder.c_str(), W_OK | X_OK) != 0) {
-    throw Error(ErrorKind::kResource, room, named + " cannot be written: " + std::strerror(errno));
+    throw Error(ErrorKind::kResource, module, named + " cannot be written: " + std::strerror(errno));
   }
 }
 
-std::string read_small_file(std::string_view room, const std::string& path, size_t most) {
+std::string read_small_file(std::string_view module, const std::string& path, size_t most) {
   const auto unreadable = [&](int reason) {
-    return Error(kind_of_errno(reason), std::string(room), path + " cannot be read: " + std::strerror(reason));
+    return Error(kind_of_errno(reason), std::string(module), path + " cannot be read: " + std::strerror(reason));
   };
   std::error_code error;
   const uintmax_t bytes = std::filesystem::file_size(path, error);
   if (error) throw unreadable(error.value());
   if (bytes > most) {
-    throw Error(ErrorKind::kInput, std::string(room),
+    throw Error(ErrorKind::kInput, std::string(module),
                 path + " has " + counted(bytes, "byte") + ", but at most " + std::to_string(most) +
                     " were expected: it must be another kind of file");
   }

@@ -69,11 +69,11 @@ ErrorKind kind_of_errno(int error);
 // Checks, before any work is done, that a file can be written. Raises Error(kUsage) if `path` exists and is not a
 // regular file, Error(kResource) if its folder does not exist or is not writable. named: the option and the path as the
 // user typed them.
-void require_output(std::string_view room, const std::string& named, const std::string& path);
+void require_output(std::string_view module, const std::string& named, const std::string& path);
 
 // Returns the content of a file. Raises Error(kInput) if it does not exist or has more than `most` bytes,
 // Error(kResource) if it cannot be read.
-std::string read_small_file(std::string_view room, const std::string& path, size_t most = size_t{16} << 20);
+std::string read_small_file(std::string_view module, const std::string& path, size_t most = size_t{16} << 20);
 
 // Returns the first line of a file such as those of /proc and /sys, without its line break; "" if there is none.
 std::string first_line(const std::string& path);

@@ -1,6 +1,6 @@
 // Requests to stop: SIGINT, SIGTERM, SIGHUP, SIGUSR1 (which the launcher sends through mpirun) and SIGPIPE (the reader
-// of the output has exited) set a flag. Used by long-running verbs. The trainer exchanges the flag among all ranks once
-// per step, so that all write a checkpoint and stop at the same step.
+// of the output has exited) set a flag. Used by long-running subcommands. The trainer exchanges the flag among all
+// ranks once per step, so that all write a checkpoint and stop at the same step.
 #pragma once
 
 namespace annulus {

@@ -76,16 +76,16 @@ bool guarded_copy(void* to, const char* from, size_t count) {
   return true;
 }
 
-[[noreturn]] void unreadable(std::string_view room, const std::string& path, int reason) {
-  throw Error(kind_of_errno(reason), room, path + " cannot be read: " + std::strerror(reason));
+[[noreturn]] void unreadable(std::string_view module, const std::string& path, int reason) {
+  throw Error(kind_of_errno(reason), module, path + " cannot be read: " + std::strerror(reason));
 }
 
 }  // namespace
 
-FileState::FileState(int descriptor, std::string_view room, const std::string& path) {
+FileState::FileState(int descriptor, std::string_view module, const std::string& path) {
   struct stat status {};
-  if (::fstat(descriptor, &status) != 0) unreadable(room, path, errno);
-  if (!S_ISREG(status.st_mode)) throw Error(ErrorKind::kInput, room, path + " is no regular file");
+  if (::fstat(descriptor, &status) != 0) unreadable(module, path, errno);
+  if (!S_ISREG(status.st_mode)) throw Error(ErrorKind::kInput, module, path + " is no regular file");
   device_ = status.st_dev;
   inode_ = status.st_ino;
   size_ = status.st_size;
@@ -93,28 +93,28 @@ FileState::FileState(int descriptor, std::string_view room, const std::string& p
   nanoseconds_ = status.st_mtim.tv_nsec;
 }
 
-void FileState::require_unchanged(std::string_view room, const std::string& path) const {
+void FileState::require_unchanged(std::string_view module, const std::string& path) const {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0 || status.st_dev != device_ || status.st_ino != inode_) return;
   if (status.st_size == size_ && status.st_mtim.tv_sec == seconds_ && status.st_mtim.tv_nsec == nanoseconds_) return;
   const std::string how = status.st_size == size_
                               ? "it was written to"
                               : "it had " + with_commas(size_, "byte") + ", it has " + with_commas(status.st_size);
-  throw Error(ErrorKind::kInput, room,
+  throw Error(ErrorKind::kInput, module,
               path + " has changed since the run began (" + how +
                   "): do not change a file while a run reads it; write a new version under another name, or rename it "
                   "into place");
 }
 
-MappedFile::MappedFile(std::string_view room, std::string path) : room_(room), path_(std::move(path)) {
+MappedFile::MappedFile(std::string_view module, std::string path) : module_(module), path_(std::move(path)) {
   install_handler();
   const Descriptor fd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (fd < 0) unreadable(room_, path_, errno);
-  state_ = FileState(fd, room_, path_);
+  if (fd < 0) unreadable(module_, path_, errno);
+  state_ = FileState(fd, module_, path_);
   if (size() == 0) return;
   void* data = ::mmap(nullptr, static_cast<size_t>(size()), PROT_READ, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) {
-    throw Error(ErrorKind::kResource, room_, path_ + " cannot be mapped: " + std::strerror(errno));
+    throw Error(ErrorKind::kResource, module_, path_ + " cannot be mapped: " + std::strerror(errno));
   }
   data_ = static_cast<const char*>(data);
   // Otherwise each fault would read ahead as much as the disk is configured for, which may be megabytes.
@@ -127,7 +127,7 @@ MappedFile::~MappedFile() {
 
 void MappedFile::copy(int64_t offset, int64_t count, void* to) const {
   if (offset < 0 || count < 0 || offset > size() || count > size() - offset) {
-    throw Error(ErrorKind::kInternal, room_,
+    throw Error(ErrorKind::kInternal, module_,
                 path_ + ": asked for " + with_commas(count, "byte") + " from byte " + with_commas(offset) +
                     " on, but it has " + with_commas(size(), "byte"));
   }
@@ -135,7 +135,7 @@ void MappedFile::copy(int64_t offset, int64_t count, void* to) const {
   if (count > kMany) will_need(offset, count);
   if (count == 0 || guarded_copy(to, data_ + offset, count)) return;
   require_unchanged();
-  throw Error(ErrorKind::kResource, room_,
+  throw Error(ErrorKind::kResource, module_,
               path_ + " cannot be read between bytes " + with_commas(offset) + " and " + with_commas(offset + count) +
                   ": " + std::strerror(EIO));
 }

@@ -18,14 +18,14 @@ class FileState {
  public:
   FileState() = default;
   // Reads the state of an open file. Raises an Error of the kind kind_of_errno() (common/files.h) if that fails, and
-  // Error(kInput) if it is not a regular file. room and path: for the error.
-  FileState(int descriptor, std::string_view room, const std::string& path);
+  // Error(kInput) if it is not a regular file. module and path: for the error.
+  FileState(int descriptor, std::string_view module, const std::string& path);
 
   // In bytes.
   int64_t size() const { return size_; }
   // Raises Error(kInput) if the same file (inode) is still at `path` and its size or modification time has changed.
   // Removing the file or replacing it by a rename is no error, because the open file is then unchanged.
-  void require_unchanged(std::string_view room, const std::string& path) const;
+  void require_unchanged(std::string_view module, const std::string& path) const;
 
   friend bool operator==(const FileState&, const FileState&) = default;
 
@@ -39,9 +39,9 @@ class FileState {
 // the pages that are copied are read from disk, without read-ahead.
 class MappedFile {
  public:
-  // room: the room of the errors. Raises an Error of the kind kind_of_errno() (common/files.h) if the file cannot be
-  // opened, Error(kInput) if it is not a regular file, Error(kResource) if it cannot be mapped.
-  MappedFile(std::string_view room, std::string path);
+  // module: the module of the errors. Raises an Error of the kind kind_of_errno() (common/files.h) if the file cannot
+  // be opened, Error(kInput) if it is not a regular file, Error(kResource) if it cannot be mapped.
+  MappedFile(std::string_view module, std::string path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -65,13 +65,13 @@ class MappedFile {
 
   // Raises Error(kInput) if the file was written to since it was mapped. Costs one call of stat. Call it after each
   // read that must return the content as of the mapping.
-  void require_unchanged() const { state_.require_unchanged(room_, path_); }
+  void require_unchanged() const { state_.require_unchanged(module_, path_); }
 
   // Advises the kernel to prefetch a range that will soon be copied (MADV_WILLNEED).
   void will_need(int64_t offset, int64_t count) const;
 
  private:
-  std::string room_, path_;
+  std::string module_, path_;
   FileState state_;
   const char* data_ = nullptr;
 };

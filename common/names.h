@@ -14,7 +14,7 @@ namespace annulus {
 std::string suggestion(std::string_view got, const std::vector<std::string>& known);
 
 // Returns the index of `got` in `known`. Raises Error(kUsage), which suggests the nearest name, if it is not there.
-// `what` is the kind of name ("layout") and the room of the error, `where` the option or key whose value it is.
+// `what` is the kind of name ("layout") and the module of the error, `where` the option or key whose value it is.
 size_t index_of_name(std::string_view got, const std::vector<std::string>& known, std::string_view what,
                      std::string_view where);
 

@@ -1,5 +1,5 @@
 // Finds the known name nearest to a mistyped one, for "did you mean" in error messages. Used by names.h and by every
-// room that reads names or keys from files. Thread safe.
+// module that reads names or keys from files. Thread safe.
 #pragma once
 
 #include <string>

@@ -60,8 +60,8 @@ def write_tiny_run(folder, steps, text="all work and no play " * 500, **more):
 
 
 def write_stand_in(path, python, tokenization):
-    """Writes a script that replaces ./annulus, which would install and build: its verb `tokenizer` runs the program
-    `tokenization` in this Python, every other verb the program under test."""
+    """Writes a script that replaces ./annulus, which would install and build: its subcommand `tokenizer` runs the program
+    `tokenization` in this Python, every other subcommand the program under test."""
     with open(path, "w") as f:
         f.write(f'#!/bin/bash\n[[ $1 == tokenizer ]] && exec {python} -I -B {tokenization} "${{@:2}}"\nexec {ANNULUS} "$@"\n')
     os.chmod(path, 0o755)

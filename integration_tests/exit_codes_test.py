@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests the exit codes for files that cannot be read or written, for each verb, as in docs/user-guide.md ("Files")."""
+"""Tests the exit codes for files that cannot be read or written, for each subcommand, as in docs/user-guide.md ("Files")."""
 
 import ctypes
 import json
@@ -152,16 +152,16 @@ class ExitCodesTest(cli.CliTest):
             }
         self.assertEqual(measured, documented()[1])
 
-    def test_codes_of_every_verb(self):
+    def test_codes_of_every_subcommand(self):
         _, out, _ = self.annulus("--help")
-        verbs = re.findall(r"^  (\w+) {2,}\S", out, re.M)
-        self.assertIn("train", verbs)
-        expected = documented()[2]["every verb"]
-        for verb in verbs:
-            with self.subTest(verb=verb), open("/dev/full", "w") as full:
-                code, err = self.end([verb, "--help"], stdout=full)
+        subcommands = re.findall(r"^  (\w+) {2,}\S", out, re.M)
+        self.assertIn("train", subcommands)
+        expected = documented()[2]["every subcommand"]
+        for subcommand in subcommands:
+            with self.subTest(subcommand=subcommand), open("/dev/full", "w") as full:
+                code, err = self.end([subcommand, "--help"], stdout=full)
                 self.assertEqual(code, expected["standard output on a full disk"], err)
-                code, err = self.end([verb, "--no-such-option"])
+                code, err = self.end([subcommand, "--no-such-option"])
                 self.assertEqual(code, expected["an unknown option"], err)
 
     def by_shell(self, change, *args):

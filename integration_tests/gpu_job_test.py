@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Tests `annulus attend` and `train` on GPUs, with one rank and, if there are more GPUs, with one rank on each: attention
-against the oracle, training against the same steps on a CPU in fp64. Skipped without a GPU; it has never run on a GPU."""
+against the oracle, training against the same steps on a CPU in fp64. Skipped without a GPU."""
 
 import concurrent.futures
 import json

@@ -251,15 +251,15 @@ class LaunchTest(cli.CliTest):
 
 
 class CommandLineTest(cli.CliTest):
-    def test_single_process_verbs_refuse_ranks(self):
-        for verb in (("sample", "run"), ("plan", "--length", "64", "--ranks", "2")):
+    def test_single_process_subcommands_refuse_ranks(self):
+        for subcommand in (("sample", "run"), ("plan", "--length", "64", "--ranks", "2")):
             for rank in ("0", "1"):
                 rank_of = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank}
-                code, out, err = self.annulus(*verb, **rank_of)
+                code, out, err = self.annulus(*subcommand, **rank_of)
                 self.assertEqual((code, out), (2, ""), err)
                 self.assertEqual("runs in one process, but this is a job of 2 ranks" in err, rank == "0", err)
 
-    def test_help_lists_script_verbs_only_in_a_clone(self):
+    def test_help_lists_script_subcommands_only_in_a_clone(self):
         # The script of a clone can do more than that of an installation.
         os.mkdir(self.path("tools"))
         open(self.path("tools/install.sh"), "w").close()
@@ -281,7 +281,7 @@ class CommandLineTest(cli.CliTest):
             ("whole number of ranks.*\"2x\"", "launch", "-np", "2x", "selftest", "print"),
             ("whole number of ranks.*\"99999999999999999999\"", "launch", "-n", "99999999999999999999", "selftest", "print"),
             ("number of ranks, -n N", "launch", "selftest", "print"),
-            ("needs a verb", "launch", "-n", "2"),
+            ("needs a subcommand", "launch", "-n", "2"),
             ("did you mean \"selftest\"", "launch", "-n", "2", "selftst"),
             ("did you mean \"--dry-run\"", "launch", "-n", "2", "--dryrun", "selftest", "print"),
             ("did you mean \"--code\"", "launch", "-n", "2", "selftest", "exit", "--cod", "3"),
@@ -293,7 +293,7 @@ class CommandLineTest(cli.CliTest):
             ("export: argument 1 is empty", "export", "", "out"),
             ("sample: argument 1 is empty", "sample", ""),
             ("attend: --output is empty", "attend", "--random", "queries=8", "--output="),
-            ("unknown verb \"\"", ""),
+            ("unknown subcommand \"\"", ""),
             ("did you mean \"topology\"", "topologie"),
             ("did you mean \"print\"", "selftest", "prnt"),
             ("--code is an option of exit, and the test is exchange", "selftest", "exchange", "--code", "5", "--deaf"),
@@ -370,15 +370,15 @@ class CommandLineTest(cli.CliTest):
             self.assertEqual(done.returncode, 141 if ignored else -signal.SIGPIPE, done.stderr)
             self.assertNotIn("annulus:", done.stderr)
 
-    def test_help_shows_an_example_for_every_verb(self):
+    def test_help_shows_an_example_for_every_subcommand(self):
         code, out, _ = self.annulus("--help")
         self.assertEqual(code, 0)
         listed = re.findall(r"^  (\w+) {2,}\S", out, re.M)
         self.assertIn("launch", listed)
-        for verb in listed:
-            code, out, err = self.annulus(verb, "--help")
+        for subcommand in listed:
+            code, out, err = self.annulus(subcommand, "--help")
             self.assertEqual(code, 0, err)
-            self.assertRegex(out, r"Examples?\b.*:\n(?s:.*)\./annulus .*" + verb, verb)
+            self.assertRegex(out, r"Examples?\b.*:\n(?s:.*)\./annulus .*" + subcommand, subcommand)
             for line in re.findall(r"^ +\./annulus (launch .*selftest.*|topology.*|doctor|version|selftest.*)$", out, re.M):
                 code, _, err = self.annulus(*line.split())
                 self.assertEqual(code, 0, f"{line}: {err}")

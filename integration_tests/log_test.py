@@ -22,7 +22,7 @@ ranks = [connect(rank) for rank in range(3)]
 for rank, control in enumerate(ranks):
     for i, message in enumerate(["all ranks know it", f"rank {rank} knows it"]):
         record = {"time": f"2026-01-01T00:00:0{5 - rank}.00000{i}Z", "level": "warn", "host": f"node{rank}", "rank": rank,
-                  "room": "train", "message": message}
+                  "module": "train", "message": message}
         send(control, record=json.dumps(record), shown=True, of_one=False)
     send(control, exit=0)
 for control in ranks:
@@ -191,7 +191,7 @@ class LogTest(cli.CliTest):
                 self.assertFalse([line for line in out.splitlines() if not PROGRESS.match(line)], out)
                 records = [json.loads(line) for line in err.splitlines()]
                 for record in records:
-                    self.assertEqual(list(record), ["time", "level", "host", "rank", "room", "message"])
+                    self.assertEqual(list(record), ["time", "level", "host", "rank", "module", "message"])
                 self.assertTrue(any(r["message"].startswith("done: 3 steps") and r["rank"] == 0 for r in records), err)
         files = glob.glob(self.path("runs/*/logs/rank-0.log")) + glob.glob(self.path("runs/logs/*/job.log"))
         self.assertEqual(len(files), 5)
@@ -201,7 +201,7 @@ class LogTest(cli.CliTest):
             self.assertEqual(times, sorted(times))
         code, _, err = self.annulus("launch", "-n", "2", "--log-json", "selftest", "print")
         self.assertEqual(code, 0, err)
-        self.assertEqual(sorted((r["rank"], r["room"], r["message"]) for r in map(json.loads, err.splitlines())),
+        self.assertEqual(sorted((r["rank"], r["module"], r["message"]) for r in map(json.loads, err.splitlines())),
                          [(i, "stderr", f"standard error of rank {i}") for i in range(2)])
         code, _, err = self.annulus("launch", "-n", "2", "--log-json", "selftest", "fail", "--rank", "1")
         self.assertEqual(code, 3)
@@ -262,7 +262,7 @@ class LogTest(cli.CliTest):
         self.assertEqual(left[2:-2], ["20200101-000000-1", "20200106-000000-6", "20200107-000000-7"])
         self.assertTrue(os.path.exists(self.path(f"runs/logs/{left[-2]}/job.log")))
         self.assertEqual(sorted(os.listdir(self.path("runs/logs/20190101-000000-1"))), sorted([*ours, "notes.txt"]))
-        # A verb without a configuration, and so without run.keep_logs, removes nothing.
+        # A subcommand without a configuration, and so without run.keep_logs, removes nothing.
         self.assertEqual(self.annulus("launch", "-n", "1", "selftest", "print")[0], 0)
         self.assertEqual(len(os.listdir(self.path("runs/logs"))), len(left) + 1)
 

@@ -1,7 +1,7 @@
 // Runs attention over the ranks of mpirun on GPUs, under LibTorch's profiler (CUPTI), and checks the trace: transfers
 // run on a stream without computation and at the same time as tiles; the host never waits for the device and copies
 // nothing from pageable memory, which would wait as well. Prints a line for each violation and exits with 1. Without a
-// GPU it prints "SKIPPED: reason". It has never run on a GPU.
+// GPU it prints "SKIPPED: reason".
 #include <ATen/ops/randn.h>
 #include <ATen/record_function.h>
 #include <c10/cuda/CUDAFunctions.h>

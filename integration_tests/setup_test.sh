@@ -153,7 +153,7 @@ run "$home/annulus" version
 run "$home/annulus" bench ring
 [[ $(calls) == 6 ]] || fail "built though all is there"
 echo '// z' >>"$home/launcher/main.cc" && run "$home/annulus" version
-[[ $(calls) == 7 && $(built) == *"//launcher:annulus" ]] || fail "built the benchmarks for another verb: $(built)"
+[[ $(calls) == 7 && $(built) == *"//launcher:annulus" ]] || fail "built the benchmarks for another subcommand: $(built)"
 run "$home/annulus" launch -n 2 bench ring
 [[ $(calls) == 8 && $(built) == *annulus_bench ]] || fail "launch did not build the benchmarks that it starts: $(built)"
 

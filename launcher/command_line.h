@@ -1,5 +1,5 @@
 // The command line that the user typed, for messages that say how to run something again. program.cc sets it once;
-// verbs and the benchmarks read it. Setting it is not thread safe; reading it afterwards is.
+// subcommands and the benchmarks read it. Setting it is not thread safe; reading it afterwards is.
 #pragma once
 
 #include <string>

@@ -37,8 +37,8 @@
 #include "launcher/launch/rank_place.h"
 #include "launcher/network/network.h"
 #include "launcher/rank_locations.h"
+#include "launcher/subcommand.h"
 #include "launcher/threads.h"
-#include "launcher/verb.h"
 #include "memory/freed_memory.h"
 
 namespace annulus {
@@ -62,11 +62,11 @@ void prepare_process() {
 std::string overview() {
   std::string text =
       "annulus: exact attention over sequences too long for one device\n\n"
-      "  annulus VERB [OPTIONS]\n";
+      "  annulus COMMAND [OPTIONS]\n";
   constexpr size_t kNames = 13;
   const auto columns = static_cast<size_t>(std::clamp(terminal_columns(STDOUT_FILENO), 40, 100));
   std::string_view group = "none yet";
-  for (const VerbEntry& entry : verbs()) {
+  for (const SubcommandEntry& entry : subcommands()) {
     if (entry.hidden) continue;
     if (entry.group != group) text += "\n" + (entry.group.empty() ? "" : std::string(entry.group) + ":\n");
     group = entry.group;
@@ -86,7 +86,7 @@ std::string overview() {
         "  setup      show what the build needs and what was found, and install what is missing\n";
   }
   return text + "\n`" + shell_quote({typed_program()}) +
-         " VERB --help` shows the options of a verb and an example.\n"
+         " COMMAND --help` shows the options of a subcommand and an example.\n"
          "Example:\n  " +
          shell_quote({typed_program(), "launch", "-n", "2", "train", "configs/quickstart.toml"}) + "\n";
 }
@@ -95,8 +95,8 @@ std::string overview() {
 std::vector<std::string> with_long_np(std::vector<std::string> args) {
   for (std::string& arg : args) {
     if (arg == "-np") arg = "--np";
-    for (const VerbEntry& entry : verbs()) {
-      if (arg == entry.name) return args;  // the following arguments belong to this verb
+    for (const SubcommandEntry& entry : subcommands()) {
+      if (arg == entry.name) return args;  // the following arguments belong to this subcommand
     }
   }
   return args;
@@ -114,7 +114,7 @@ int dispatch(std::vector<std::string> args, const LaunchInfo& info) {
     std::fputs(overview().c_str(), stdout);
     return 0;
   }
-  const VerbEntry& entry = find_verb(word == "--version" ? "version" : word);
+  const SubcommandEntry& entry = find_subcommand(word == "--version" ? "version" : word);
   if (!entry.program.empty()) run_other_program(entry);
   if (entry.alone && info.launched && info.size > 1) {
     const Error error(ErrorKind::kUsage, "launcher",
@@ -126,29 +126,29 @@ int dispatch(std::vector<std::string> args, const LaunchInfo& info) {
   for (const char* const placing : {"launch", "topology", "doctor"}) {
     if (entry.name == placing) args = with_long_np(std::move(args));
   }
-  ParsedVerb parsed = parse_verb(entry, args);
-  if (parsed.verb == nullptr) {
+  ParsedSubcommand parsed = parse_subcommand(entry, args);
+  if (parsed.subcommand == nullptr) {
     std::fputs(parsed.text.c_str(), stdout);
     return 0;
   }
   log_debug("launcher", "process " + std::to_string(getpid()));
   if (entry.ranks && info.launched) {
-    const Network network = network_from_environment(parsed.verb->network());
-    const int context = parsed.verb->context(std::max({1, info.size, info.local_size}));
+    const Network network = network_from_environment(parsed.subcommand->network());
+    const int context = parsed.subcommand->context(std::max({1, info.size, info.local_size}));
     const std::optional<int> threads =
-        rank_place().take(info, {.context = context, .device = parsed.verb->device(), .hcas = network.hcas});
+        rank_place().take(info, {.context = context, .device = parsed.subcommand->device(), .hcas = network.hcas});
     set_job_network(network, info);
     set_threads(threads);
   } else {
     set_threads(std::nullopt);
   }
   keep_freed_memory();
-  return parsed.verb->run();
+  return parsed.subcommand->run();
 }
 
-// Checks that all that a verb printed was written, because a job whose output was lost on a full disk has failed. An
-// earlier failed write counts as well: it sets stdout's error flag, and the last flush does not repeat it. Returns 0 if
-// everything was written, or 128 + SIGPIPE if the reader has closed the pipe; throws Error(kResource) otherwise.
+// Checks that all that a subcommand printed was written, because a job whose output was lost on a full disk has failed.
+// An earlier failed write counts as well: it sets stdout's error flag, and the last flush does not repeat it. Returns 0
+// if everything was written, or 128 + SIGPIPE if the reader has closed the pipe; throws Error(kResource) otherwise.
 int require_printed() {
   std::cout.flush();
   errno = 0;
@@ -163,8 +163,8 @@ int require_printed() {
                   (reason == 0 ? " in full; the disk that it goes to may be full" : ": " + writing_error_text(reason)));
 }
 
-// Ends the process without running the destructors of static objects. Nothing needs them: whatever a verb began has
-// ended, and each record of the log was flushed when it was written. LibTorch's alone, which take its table of
+// Ends the process without running the destructors of static objects. Nothing needs them: whatever a subcommand began
+// has ended, and each record of the log was flushed when it was written. LibTorch's alone, which take its table of
 // operators apart, take 0.06 s, about a third of the shortest command.
 [[noreturn]] void end_process(int code) {
   std::cout.flush();
@@ -178,7 +178,7 @@ int require_printed() {
 
 }  // namespace
 
-void run_other_program(const VerbEntry& entry) {
+void run_other_program(const SubcommandEntry& entry) {
   const std::string name(entry.program);
   std::error_code error;
   const fs::path here = fs::read_symlink("/proc/self/exe", error).parent_path();
@@ -233,7 +233,8 @@ void run_program(int argc, char** argv) {
   }
   if (error) code = error->exit_code();  // docs/user-guide.md, "Exit codes"
   if (error && attached_to_launcher()) {
-    if (!said) log_unshown(LogLevel::kError, error->room(), error->message());  // the launcher shows how the job ended
+    if (!said)
+      log_unshown(LogLevel::kError, error->module(), error->message());  // the launcher shows how the job ended
     if (failed) {
       report_following(*error, *failed);
     } else {

@@ -1,5 +1,5 @@
 // The threads of a process of annulus that compute: how many they are, and how they wait for one another. Used by
-// program.cc, rank_locations.cc and verbs/doctor.cc.
+// program.cc, rank_locations.cc and subcommands/doctor.cc.
 //
 // Threads of OpenMP (LibTorch's operators, its BLAS and annulus's own kernels) wait for each other after every parallel
 // part. By default GNU's library lets a waiting thread spin for milliseconds. That gains microseconds on an idle

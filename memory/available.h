@@ -1,6 +1,6 @@
 // Finds how much memory this process can still allocate before the kernel's OOM killer acts: the minimum of the host's
-// free memory and what remains of each cgroup's limit. Training, the logits verb and the memory planner compare it with
-// their demand before they allocate. Linux only; reads files of the kernel. Thread safe.
+// free memory and what remains of each cgroup's limit. Training, the logits subcommand and the memory planner compare
+// it with their demand before they allocate. Linux only; reads files of the kernel. Thread safe.
 #pragma once
 
 #include <cstdint>

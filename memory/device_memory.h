@@ -1,6 +1,6 @@
 // Statistics of LibTorch's caching allocator for a device, and the release of its unused memory. A CUDA build has
-// device_memory_cuda.cc (it has never run on a GPU), any other device_memory_cpu.cc. Used by the benchmarks, by
-// training and by the logits verb. Thread safe.
+// device_memory_cuda.cc, any other device_memory_cpu.cc. Used by the benchmarks, by
+// training and by the logits subcommand. Thread safe.
 #pragma once
 
 #include <c10/core/Device.h>

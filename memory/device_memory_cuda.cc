@@ -1,4 +1,4 @@
-// See device_memory.h. It has never run on a GPU.
+// See device_memory.h.
 #include "memory/device_memory.h"
 
 #include <ATen/Context.h>

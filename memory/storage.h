@@ -35,7 +35,7 @@ struct StoredBuffer {
 };
 
 // Example: buffers 0, 1 and 2 of one pool and of size 10 are needed in steps [0, 1], [1, 2] and [2, 3]. held() is 10,
-// 20, 20, 10, peak() is 20, and heirs() is {2, -1, -1}: buffer 2 reuses the storage of buffer 0.
+// 20, 20, 10, peak() is 20, and successors() is {2, -1, -1}: buffer 2 reuses the storage of buffer 0.
 //
 // Thread compatible: a plain value.
 class Storage {
@@ -74,23 +74,23 @@ class Storage {
   // Returns, for each buffer, the buffer that reuses its storage, or -1. The successor has the same pool and size, and
   // its lifetime begins in the step after the buffer's last. So code that passes storage on at once, and frees it where
   // there is no successor, never holds more than peak().
-  std::vector<int> heirs() const {
+  std::vector<int> successors() const {
     std::map<std::tuple<int, int, int64_t>, std::vector<int>> ended;  // by next step, pool and size; descending
     for (size_t b = buffers_.size(); b-- > 0;) {
       const StoredBuffer& buffer = buffers_[b];
       if (buffer.life.empty()) continue;
       ended[{buffer.life.last + 1, buffer.pool, buffer.size}].push_back(static_cast<int>(b));
     }
-    std::vector<int> heirs(buffers_.size(), -1);
+    std::vector<int> successors(buffers_.size(), -1);
     for (size_t b = 0; b < buffers_.size(); ++b) {
       const StoredBuffer& buffer = buffers_[b];
       if (buffer.life.empty()) continue;
       const auto found = ended.find({buffer.life.first, buffer.pool, buffer.size});
       if (found == ended.end() || found->second.empty()) continue;
-      heirs[static_cast<size_t>(found->second.back())] = static_cast<int>(b);
+      successors[static_cast<size_t>(found->second.back())] = static_cast<int>(b);
       found->second.pop_back();
     }
-    return heirs;
+    return successors;
   }
 
  private:

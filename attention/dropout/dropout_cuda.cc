@@ -1,4 +1,4 @@
-// Draws for dropout_factors on CUDA tensors. Built with --config=cuda; called by dropout.cc. It has never run.
+// Draws for dropout_factors on CUDA tensors. Built with --config=cuda; called by dropout.cc.
 #include <ATen/core/Tensor.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAException.h>

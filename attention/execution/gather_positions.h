@@ -1,4 +1,5 @@
-// Gathers a tensor that is distributed over the ranks by a layout. Used by the verbs that write whole tensors to a file
+// Gathers a tensor that is distributed over the ranks by a layout. Used by the subcommands that write whole tensors to
+// a file
 // (`attend`, `logits`).
 #pragma once
 

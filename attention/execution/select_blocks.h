@@ -24,7 +24,7 @@ namespace annulus {
 // memory for block sums (fp64, 1 / block of q and k), for the selection, and for rows and scores a few times 8 MB on a
 // CPU or 64 MB on a GPU (more only if one period of blocks or the scores of one query block need more).
 //
-// On a GPU nearly all of the work is done on the device (this code has never run on one). The number of launches does
+// On a GPU nearly all of the work is done on the device. The number of launches does
 // not depend on the number of heads, and grows with the number of blocks only as far as the memory above requires. For
 // each map the host waits for the rank's selection, which planning needs; with several ranks, for that of all ranks;
 // and for the means if the scores of some blocks differ only by rounding, which are then compared on the CPU. So a call

@@ -104,7 +104,7 @@ TravellingBlocks::TravellingBlocks(const Program& program, const std::vector<Ste
                                    Communicator& comm)
     : program_(program),
       storage_(storage_of(program, steps)),
-      heirs_(storage_.heirs()),
+      successors_(storage_.successors()),
       ending_(steps.size()),
       kv_options_(k.options()),
       grad_options_(k.options().dtype(accumulator_type(k.scalar_type()))),
@@ -189,11 +189,12 @@ TensorPair TravellingBlocks::to_send(const Transfer& send) {
 void TravellingBlocks::end_step(int step) {
   for (const size_t number : ending_[static_cast<size_t>(step)]) {
     std::unique_ptr<Block> block = std::move(blocks_[number]);
-    const int heir = heirs_[number];
-    if (heir < 0 || places_[number] != Place::kOrdinary || places_[static_cast<size_t>(heir)] != Place::kOrdinary) {
+    const int successor = successors_[number];
+    if (successor < 0 || places_[number] != Place::kOrdinary ||
+        places_[static_cast<size_t>(successor)] != Place::kOrdinary) {
       continue;
     }
-    blocks_[static_cast<size_t>(heir)] = std::move(block);
+    blocks_[static_cast<size_t>(successor)] = std::move(block);
   }
 }
 

@@ -24,16 +24,16 @@ void transfer_rows(const TensorPair& dst, const RowSet& dst_rows, const TensorPa
                    bool add);
 
 // Storage is allocated when a buffer's life begins. When the life ends, the buffer that memory/storage.h names as its
-// heir takes the storage over; without an heir the storage is freed at once. So a long ring allocates two travelling
-// blocks instead of P, and in every step the memory held is what the plan says.
+// successor takes the storage over; without a successor the storage is freed at once. So a long ring allocates two
+// travelling blocks instead of P, and in every step the memory held is what the plan says.
 //
 // Between ranks that lend to each other (Communicator::lends_to) blocks are not copied. A buffer that is sent to such a
 // rank is lendable, and one that is received from such a rank has no memory until the message arrives; then it has the
-// sender's. These have no heirs, because another rank may still read them when their life here ends. The rank's own
-// keys and values belong to the caller, so the rows that are sent are copied to lendable memory first. This copy does
-// not count as held: it lies in this rank's memory, but it is the block that the receivers hold and count.
+// sender's. These have no successors, because another rank may still read them when their life here ends. The rank's
+// own keys and values belong to the caller, so the rows that are sent are copied to lendable memory first. This copy
+// does not count as held: it lies in this rank's memory, but it is the block that the receivers hold and count.
 //
-// On a GPU (this code has never run on one) the host is several steps ahead of the device, and transfers run on a
+// On a GPU the host is several steps ahead of the device, and transfers run on a
 // stream of their own. Storage is reused in the order of the compute stream, which is sufficient:
 // - exchange() makes the transfers of a step wait for everything that has been issued to the compute stream. So a block
 //   is sent after the tiles or additions that made it, and nothing arrives in storage that an earlier tile still reads.
@@ -41,8 +41,8 @@ void transfer_rows(const TensorPair& dst, const RowSet& dst_rows, const TensorPa
 //   verifier proves that the step neither zeroes a received buffer nor has a tile that touches it, and that neither
 //   tiles nor additions change a sent one.
 // - Work::wait() makes the compute stream wait for all transfers of the step, sends included, before the additions are
-//   issued, which read what has arrived, and before end_step gives storage to the heir or back to the allocator, which
-//   reuses it in the order of the compute stream.
+//   issued, which read what has arrived, and before end_step gives storage to the successor or back to the allocator,
+//   which reuses it in the order of the compute stream.
 // So every use of a piece of storage, on either stream, is ordered after the previous one, and the host never waits.
 class TravellingBlocks {
  public:
@@ -94,7 +94,7 @@ class TravellingBlocks {
 
   const Program& program_;
   const Storage storage_;
-  const std::vector<int> heirs_;
+  const std::vector<int> successors_;
   std::vector<std::vector<size_t>> ending_;  // by step: the buffers whose life ends with it
   const at::TensorOptions kv_options_, grad_options_;
   const int64_t head_dim_;

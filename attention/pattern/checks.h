@@ -18,7 +18,7 @@ std::string fault_of(const PatternSpec& spec);
 // valid for the shape in all other respects.
 void require_size(const PatternSpec& spec, const AttentionShape& shape);
 
-// Raises Error(kPlan) from the room "pattern".
+// Raises Error(kPlan) from the module "pattern".
 [[noreturn]] void refuse_plan(const std::string& message);
 
 }  // namespace annulus

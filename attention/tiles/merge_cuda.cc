@@ -1,4 +1,4 @@
-// merge_parts on CUDA tensors. Built with --config=cuda; called by merge.cc. It has never run.
+// merge_parts on CUDA tensors. Built with --config=cuda; called by merge.cc.
 #include <ATen/core/Tensor.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAException.h>

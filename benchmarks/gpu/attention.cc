@@ -115,7 +115,7 @@ std::optional<double> goal_of(const GpuBenchOptions& o, double goal) {
   return o.device.is_cuda() ? std::optional(goal) : std::nullopt;
 }
 
-std::string verdict(const BenchRatio& r) {
+std::string outcome(const BenchRatio& r) {
   if (!r.invalid.empty()) return "  INVALID: " + r.invalid;
   return r.goal ? ", " + r.goal_text() : "";
 }
@@ -182,7 +182,7 @@ void bench_dense(GpuBench& bench) {
         bench.figure(&side == &sides[0] ? of : of + ", operator", "TFLOP/s", teraflops(flops, seconds),
                      teraflops(flops, median(side.seconds)), side.operators(), &side == &sides[0] ? r.invalid : "");
       }
-      bench.out << line("  %8.3f  ", r.ratio) << sides[0].operators() << verdict(r) << std::endl;
+      bench.out << line("  %8.3f  ", r.ratio) << sides[0].operators() << outcome(r) << std::endl;
       bench.end_figures("dense");  // the run may be cut off at any time
     }
   }
@@ -268,7 +268,7 @@ void bench_ring(GpuBench& bench) {
     const auto print = [&](const char* direction, const BenchRatio& r, const std::string& operators, double mine,
                            double base) {
       bench.out << line("  %-9s  %10.3f  %11.3f  %13.3f", direction, 1e3 * mine, 1e3 * base, r.ratio) << "  "
-                << operators << verdict(r) << std::endl;
+                << operators << outcome(r) << std::endl;
     };
     for (const bool back : {false, true}) {
       const std::string direction = back ? "backward" : "forward";
@@ -357,7 +357,7 @@ void bench_attention_patterns(GpuBench& bench) {
       if (sides[1].operators() != own) r.invalid = computed_instead(sides[1], own);
       bench.out << line("  %-20s  %.4f  %-9s  %9.3f  %8.3f  %10.2f  %8.2g   ", p.name, share, direction,
                         1e3 * least(sides[0].seconds), 1e3 * least(sides[1].seconds), r.ratio, error)
-                << by << verdict(r) << std::endl;
+                << by << outcome(r) << std::endl;
       bench.figure(name, "s", sides[0].seconds, sides[0].operators(), r.invalid);
       bench.figure(name + ", over share", "ratio", r.ratio, r.ratio, by, r.invalid);
       bench.figure(name + ", call without a mask", "s", sides[1].seconds, sides[1].operators());

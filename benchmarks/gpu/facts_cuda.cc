@@ -1,4 +1,4 @@
-// Implements device_facts of gpu_parts.h for a build with CUDA. It has never run on a GPU.
+// Implements device_facts of gpu_parts.h for a build with CUDA.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/cuda/CUDAException.h>
 #include <cuda_runtime_api.h>

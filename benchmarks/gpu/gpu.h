@@ -1,6 +1,6 @@
 // `annulus bench gpu`: what attention and training cost on a GPU, each compared within one run with a baseline:
 // attention through the executor with a direct call of LibTorch's operator, a whole ring with one call, patterns with
-// their share of the dense call; and training steps. Used by tests. It has never run on a GPU (docs/performance.md).
+// their share of the dense call; and training steps. Used by tests.
 // With --device cpu it runs tiny sizes, which tests the program and measures nothing of use.
 #pragma once
 

@@ -93,7 +93,7 @@ Job bootstrap(const BootstrapOptions& options) {
   Job job;
   job.launch = launch_info();
   job.host = host_name();
-  const auto log_it = [](const Error& error) { log_error_for_all(error.room(), error.message()); };
+  const auto log_it = [](const Error& error) { log_error_for_all(error.module(), error.message()); };
   job.report = options.report ? options.report : log_it;
   const int expected = job.launch.annulus_size;
   if (!job.launch.launched) {
@@ -137,7 +137,7 @@ Job bootstrap(const BootstrapOptions& options) {
       if (options.report) {
         options.report(error);
       } else {
-        log_last_words(LogLevel::kError, error.room(), error.message(), {.of_all = true});
+        log_last_words(LogLevel::kError, error.module(), error.message(), {.of_all = true});
       }
       // The claim ends with this process, so wait until the other ranks, whose deadlines are near, have found it taken.
       std::this_thread::sleep_for(std::chrono::seconds(2));

@@ -1,7 +1,7 @@
 // Makes processes the ranks of a job: they find each other through MPI, agree on what they are about to do and pass the
 // initialization barrier within a deadline, or they end together with one readable message. Programs call it at their
-// start: the program annulus (launcher/verbs/start_job.h), annulus_bench, the operators for PyTorch under mpirun, and
-// the programs of users (examples/cpp).
+// start: the program annulus (launcher/subcommands/start_job.h), annulus_bench, the operators for PyTorch under mpirun,
+// and the programs of users (examples/cpp).
 //
 //   int main() try {
 //     Job job = bootstrap({.fingerprint = {{"version", kVersion}, {"config", text}}, .device = "cpu"});

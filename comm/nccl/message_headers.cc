@@ -85,7 +85,7 @@ class CollectiveComparison final : public Comparison {
 
 }  // namespace
 
-std::string plain(const Error& error) { return std::string(error.room() == "comm" ? error.message() : error.what()); }
+std::string plain(const Error& error) { return std::string(error.module() == "comm" ? error.message() : error.what()); }
 
 MessageHeaders::MessageHeaders(std::unique_ptr<Communicator> channel)
     : channel_(std::move(channel)),

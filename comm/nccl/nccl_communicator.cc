@@ -1,4 +1,4 @@
-// The NCCL backend: see nccl_communicator.h. It has never run on a GPU.
+// The NCCL backend: see nccl_communicator.h.
 //
 // Threads. The mutex of the watch guards NCCL's handle, the operations on the device, and the communicator that carries
 // their headers. The caller's thread and the watching thread use these, and neither holds the mutex for longer than a

@@ -1,5 +1,5 @@
 // NCCL's communicator of one rank, and CUDA events. Every call is checked, and none waits without a deadline. Internal
-// to comm/nccl, and only in CUDA builds. It has never run on a GPU.
+// to comm/nccl, and only in CUDA builds.
 #pragma once
 
 #include <c10/cuda/CUDAGuard.h>

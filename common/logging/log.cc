@@ -82,13 +82,13 @@ Log& the_log() {
   return *log;
 }
 
-LogRecord make_record(Log& log, LogLevel level, std::string_view room, std::string_view message) {
+LogRecord make_record(Log& log, LogLevel level, std::string_view module, std::string_view message) {
   const Place place = log.place();
   return {.time = std::chrono::system_clock::now(),
           .level = level,
           .host = place.host,
           .rank = place.rank,
-          .room = std::string(room),
+          .module = std::string(module),
           .message = std::string(message.substr(0, kLongestMessage)),
           .of_one = place.world != 1};
 }
@@ -97,31 +97,31 @@ LogRecord make_record(Log& log, LogLevel level, std::string_view room, std::stri
 
 bool log_enabled(LogLevel level) { return level >= wanted; }
 
-void log(LogLevel level, std::string_view room, std::string_view message) {
+void log(LogLevel level, std::string_view module, std::string_view message) {
   if (!log_enabled(level)) return;
   Log& log = the_log();
   const std::lock_guard<std::timed_mutex> lock(log.mutex);
-  log.take(make_record(log, level, room, message), /*shown=*/true);
+  log.take(make_record(log, level, module, message), /*shown=*/true);
 }
 
 void log_error(const std::exception& error, int rank) {
   const auto* const ours = dynamic_cast<const Error*>(&error);
   Log& log = the_log();
   const std::lock_guard<std::timed_mutex> lock(log.mutex);
-  LogRecord record = make_record(log, LogLevel::kError, ours != nullptr ? ours->room() : "",
+  LogRecord record = make_record(log, LogLevel::kError, ours != nullptr ? ours->module() : "",
                                  ours != nullptr ? ours->message() : std::string_view(error.what()));
   if (rank != kNoRank) record.rank = rank;
   log.take(record, /*shown=*/true);
 }
 
-void log_warn_once_per_job(std::string_view room, std::string_view message) {
-  if (the_log().place().rank <= 0) log_warn(room, message);
+void log_warn_once_per_job(std::string_view module, std::string_view message) {
+  if (the_log().place().rank <= 0) log_warn(module, message);
 }
 
-void log_last_words(LogLevel level, std::string_view room, std::string_view message, LastWords words) {
+void log_last_words(LogLevel level, std::string_view module, std::string_view message, LastWords words) {
   if (!log_enabled(level)) return;
   Log& log = the_log();
-  LogRecord record = make_record(log, level, room, message);
+  LogRecord record = make_record(log, level, module, message);
   if (words.rank != kNoRank) record.rank = words.rank;
   if (words.of_all) record.of_one = false;
   const std::unique_lock<std::timed_mutex> lock(log.mutex, kLastWait);
@@ -132,19 +132,19 @@ void log_last_words(LogLevel level, std::string_view room, std::string_view mess
   }
 }
 
-void log_error_for_all(std::string_view room, std::string_view message) {
+void log_error_for_all(std::string_view module, std::string_view message) {
   Log& log = the_log();
   const std::lock_guard<std::timed_mutex> lock(log.mutex);
-  LogRecord record = make_record(log, LogLevel::kError, room, message);
+  LogRecord record = make_record(log, LogLevel::kError, module, message);
   record.of_one = false;
   log.take(record, /*shown=*/true);
 }
 
-void log_unshown(LogLevel level, std::string_view room, std::string_view message) {
+void log_unshown(LogLevel level, std::string_view module, std::string_view message) {
   if (!log_enabled(level)) return;
   Log& log = the_log();
   const std::lock_guard<std::timed_mutex> lock(log.mutex);
-  log.take(make_record(log, level, room, message), /*shown=*/false);
+  log.take(make_record(log, level, module, message), /*shown=*/false);
 }
 
 LogLevel parse_log_level(std::string_view text, std::string_view where) {

@@ -76,7 +76,7 @@ class Logger : public LogBackend {
     told_ = true;  // a job does not fail because of its logs
     LogRecord lost = record;
     lost.level = LogLevel::kWarn;
-    lost.room = "log";
+    lost.module = "log";
     lost.message = "lines are missing in the log file " + path_ + ": " + failure_;
     console(lost, /*shown=*/true);
   }

@@ -65,7 +65,7 @@ std::string plain_text(const LogRecord& record) {
   std::string text = "annulus: ";
   if (record.level == LogLevel::kError) {
     if (record.of_one && record.rank != kNoRank) text += "rank " + std::to_string(record.rank) + ": ";
-    if (!record.room.empty()) text += "[" + record.room + "] ";
+    if (!record.module.empty()) text += "[" + record.module + "] ";
   }
   return text + record.message;
 }
@@ -73,7 +73,7 @@ std::string plain_text(const LogRecord& record) {
 std::string file_text(const LogRecord& record) {
   std::string text = time_text(record.time) + " " + std::string(level_name(record.level)) + " " +
                      (record.host.empty() ? "-" : record.host) + " " + who(record) + " ";
-  if (!record.room.empty()) text += "[" + record.room + "] ";
+  if (!record.module.empty()) text += "[" + record.module + "] ";
   for (const char c : record.message) text += c == '\n' ? "\n    " : std::string(1, c);
   return text;
 }
@@ -85,7 +85,7 @@ std::string json_text(const LogRecord& record) {
   line["host"] = record.host;
   line["rank"] = record.rank == kNoRank ? nlohmann::ordered_json() : nlohmann::ordered_json(record.rank);
   if (!record.ranks.empty()) line["ranks"] = record.ranks;
-  line["room"] = record.room;
+  line["module"] = record.module;
   line["message"] = record.message;
   return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
@@ -99,15 +99,15 @@ std::optional<LogRecord> record_from_json(std::string_view text) {
     return found->get<std::string>();
   };
   const std::optional<std::string> time = text_at("time"), level = text_at("level"), host = text_at("host"),
-                                   room = text_at("room"), message = text_at("message");
-  if (!time || !level || !host || !room || !message) return std::nullopt;
+                                   module = text_at("module"), message = text_at("message");
+  if (!time || !level || !host || !module || !message) return std::nullopt;
   const std::optional<Clock::time_point> at = time_of(*time);
   const auto known = std::find(level_names().begin(), level_names().end(), *level);
   if (!at || known == level_names().end()) return std::nullopt;
   LogRecord record{.time = *at,
                    .level = static_cast<LogLevel>(known - level_names().begin()),
                    .host = *host,
-                   .room = *room,
+                   .module = *module,
                    .message = *message};
   if (const auto rank = line.find("rank"); rank != line.end() && rank->is_number_unsigned()) {
     record.rank = static_cast<int>(std::min<uint64_t>(rank->get<uint64_t>(), INT32_MAX));
@@ -127,7 +127,7 @@ std::vector<LogRecord> merged(std::vector<LogRecord> records, std::optional<int>
   for (LogRecord& record : records) {
     const bool folds = record.level >= LogLevel::kWarn && record.rank != kNoRank && !is_last(record);
     if (folds) {
-      auto [found, fresh] = first.try_emplace({record.level, record.room, record.message}, out.size());
+      auto [found, fresh] = first.try_emplace({record.level, record.module, record.message}, out.size());
       if (!fresh && record.time - out[found->second].time > kFoldTime) {
         found->second = out.size();
         fresh = true;

@@ -22,7 +22,7 @@ struct LogRecord {
   std::string host = {};
   int rank = kNoRank;           // in the job
   std::vector<int> ranks = {};  // ascending; empty unless merged() joined equal records of several ranks
-  std::string room = {};
+  std::string module = {};
   std::string message = {};
   bool of_one = false;  // whether a terminal shows the rank of an error; not written to files
 };
@@ -34,9 +34,9 @@ const std::vector<std::string>& level_names();
 // Returns "2026-11-23T16:34:19.123456Z" (UTC). Such texts sort by time.
 std::string time_text(std::chrono::system_clock::time_point time);
 
-// Formats for a terminal: "annulus: message", or for an error "annulus: rank 2: [room] message".
+// Formats for a terminal: "annulus: message", or for an error "annulus: rank 2: [module] message".
 std::string plain_text(const LogRecord& record);
-// Formats for a log file: "TIME warn HOST rank 2 [room] message". Further lines of a message are indented.
+// Formats for a log file: "TIME warn HOST rank 2 [module] message". Further lines of a message are indented.
 std::string file_text(const LogRecord& record);
 // Formats as JSON, without a line break. Bytes that are not valid UTF-8 are replaced.
 std::string json_text(const LogRecord& record);

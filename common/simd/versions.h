@@ -2,7 +2,7 @@
 // Such a file looks like this:
 //
 //   #undef HWY_TARGET_INCLUDE
-//   #define HWY_TARGET_INCLUDE "room/file.cc"
+//   #define HWY_TARGET_INCLUDE "package/file.cc"
 //   #include "common/simd/versions.h"
 //
 //   HWY_BEFORE_NAMESPACE();

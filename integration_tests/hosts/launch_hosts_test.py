@@ -176,7 +176,7 @@ class LaunchHostsTest(OverHosts):
                                      "--check")
         self.assertEqual(code, 0, out + err)
 
-    def test_starts_a_verb_of_annulus_bench(self):
+    def test_starts_a_subcommand_of_annulus_bench(self):
         """`bench` belongs to annulus_bench, which asks the hosts and starts the ranks itself."""
         bench = ("bench", "comm", "--part", "exchange", "--smallest", "1024", "--largest", "1024", "--rounds", "1")
         code, out, err = self.launch("--hosts", "host1:1,host3:1", *bench)

@@ -210,7 +210,7 @@ class Discovery {
     if (said.has("error")) {
       const std::string wire = said.at("error").text(kLongestMessage);
       const Error error = Error::from_wire(wire).value_or(Error(ErrorKind::kInternal, "launcher", wire));
-      throw Error(error.kind(), error.room(), "host " + name + ": " + std::string(error.message()));
+      throw Error(error.kind(), error.module(), "host " + name + ": " + std::string(error.message()));
     }
     if (host.state == HostConnection::State::kClock) {
       const double accuracy = (now - host.asked) / 2;

@@ -40,8 +40,8 @@ struct DiscoveryOptions {
 // only interfaces are loopbacks and there are other hosts. An error on a host is thrown here with the host's name.
 std::vector<HostReport> discover_hosts(const DiscoveryOptions& options, LauncherSocket& socket);
 
-// The work of the verb `host` on each host: reports, answers the launcher, and tries to reach the other hosts. Returns
-// the exit code.
+// The work of the subcommand `host` on each host: reports, answers the launcher, and tries to reach the other hosts.
+// Returns the exit code.
 int run_discovery_agent();
 
 }  // namespace annulus

@@ -1,5 +1,5 @@
-// Makes the report of the host that this process runs on. The hidden verb `host`, which host discovery starts on every
-// host, sends it to the launcher; `doctor` makes that of its own host.
+// Makes the report of the host that this process runs on. The hidden subcommand `host`, which host discovery starts on
+// every host, sends it to the launcher; `doctor` makes that of its own host.
 #pragma once
 
 #include <string>

@@ -40,8 +40,8 @@ HostList read_hostfile(const std::string& path);
 // SLURM_NTASKS_PER_NODE). Nothing outside of an allocation. Throws Error(kUsage) if a variable cannot be parsed.
 std::optional<HostList> hosts_of_slurm();
 
-// The hosts that the options --hosts and --hostfile of a verb name, else those of Slurm's allocation. Throws as these
-// functions do, and Error(kUsage) if both are given.
+// The hosts that the options --hosts and --hostfile of a subcommand name, else those of Slurm's allocation. Throws as
+// these functions do, and Error(kUsage) if both are given.
 std::optional<HostList> hosts_of_options(const std::optional<std::string>& hosts,
                                          const std::optional<std::string>& hostfile);
 

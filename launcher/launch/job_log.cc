@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kMostWarnings = 10000;
 
 size_t memory_of(const LogRecord& record) {
-  return sizeof record + record.host.size() + record.room.size() + record.message.size();
+  return sizeof record + record.host.size() + record.module.size() + record.message.size();
 }
 
 // Copies the first `bytes` bytes of the file `from`, a piece at a time. Throws Error(kResource) if it has fewer.
@@ -58,7 +58,7 @@ void JobLog::add(const LogRecord& record) {
 bool JobLog::is_news(const LogRecord& record) {
   if (record.level < LogLevel::kWarn || warned_.size() >= kMostWarnings) return true;
   const First now{record.rank, record.time};
-  First& first = warned_.try_emplace({record.level, record.room, record.message}, now).first->second;
+  First& first = warned_.try_emplace({record.level, record.module, record.message}, now).first->second;
   if (std::chrono::abs(record.time - first.time) > kFoldTime) first = now;
   return first.rank == record.rank;
 }

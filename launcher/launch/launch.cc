@@ -182,7 +182,7 @@ int run_launch(const LaunchOptions& options) {
   if (info.launched && !(info.launcher == "Slurm" && info.size == 1)) {
     throw Error(ErrorKind::kUsage, "launcher",
                 "`launch` inside a rank: this process was itself started by mpirun or srun, and would start ranks of "
-                "ranks; give mpirun the verb without `launch`, or run `launch` without mpirun");
+                "ranks; give mpirun the subcommand without `launch`, or run `launch` without mpirun");
   }
   const Mpirun mpirun = find_mpirun();
   if (!options.dry_run) {

@@ -1,5 +1,5 @@
-// launch: starts the ranks of a verb through mpirun, on this host or on several, watches them, merges what they print,
-// stops them and reports how they ended. The verb `launch` (verb_launch.cc) and benchmarks call it.
+// launch: starts the ranks of a subcommand through mpirun, on this host or on several, watches them, merges what they
+// print, stops them and reports how they ended. The subcommand `launch` (subcommand_launch.cc) and benchmarks call it.
 //
 // The launcher starts mpirun, and mpirun starts the ranks, which run the launcher's own program. Ranks connect to the
 // launcher and send it what they print and how they end (launcher/launch/rank.h). Other hosts are asked for a report
@@ -19,16 +19,16 @@ namespace annulus {
 struct LaunchOptions {
   int ranks = 1;
   std::optional<HostList> hosts;      // nothing: this host, or the hosts that `mpi_args` name
-  std::vector<std::string> files;     // files that must be the same on every host (Verb::files)
-  int context = 1;                    // the number of ranks in a ring (Verb::context)
-  std::string device = "cpu";         // what the ranks compute on (Verb::device)
-  Network network;                    // the job's network: the options of `launch`, or else the verb's
+  std::vector<std::string> files;     // files that must be the same on every host (Subcommand::files)
+  int context = 1;                    // the number of ranks in a ring (Subcommand::context)
+  std::string device = "cpu";         // what the ranks compute on (Subcommand::device)
+  Network network;                    // the job's network: the options of `launch`, or else the subcommand's
   bool dry_run = false;               // print the placement and the mpirun command, start no rank
   std::string log_dir;                // empty: runs/logs/DATE-TIME-PID below the current folder
   int64_t keep_logs = 0;              // how many of the newest folders of runs/logs are kept; 0: all
   double grace_seconds = 30;          // the time from the first Ctrl-C until ranks are killed
   std::vector<std::string> mpi_args;  // passed to mpirun unchanged
-  std::vector<std::string> program;   // the verb and its arguments
+  std::vector<std::string> program;   // the subcommand and its arguments
   std::vector<std::string> typed;     // the words of the command as the user typed them, the program first
 };
 

@@ -1,5 +1,5 @@
 // The rank's side of `annulus launch`: connects this process to the launcher, which receives its output and how it
-// ends, and makes it end with the launcher. Called by program.cc before any thread starts, and by verbs/train.cc.
+// ends, and makes it end with the launcher. Called by program.cc before any thread starts, and by subcommands/train.cc.
 // Thread safety: one thread at a time.
 #pragma once
 

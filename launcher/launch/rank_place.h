@@ -1,7 +1,7 @@
 // The place of a rank: the processors, memory, GPU and HCA that it uses. It is computed before MPI starts from what the
 // launcher says, the process is bound to it, and it is corrected later if CUDA or the choice of devices leads to
-// another place. Used by program.cc, rank_locations.cc, device.cc and verbs/train.cc. The parts for GPUs have never run
-// on one.
+// another place. Used by program.cc, rank_locations.cc, device.cc and subcommands/train.cc. The parts for GPUs have
+// never run on one.
 //
 // Thread safety: take and carry_out bind the process; call them from the thread that starts the job.
 #pragma once

@@ -77,7 +77,7 @@ class Supervisor {
     try {
       mpirun_ = MpirunProcess(command, signals_.before);
     } catch (const Error& error) {
-      log_unshown(LogLevel::kError, error.room(), error.message());  // run_program shows it
+      log_unshown(LogLevel::kError, error.module(), error.message());  // run_program shows it
       throw;
     }
   }
@@ -132,7 +132,7 @@ class Supervisor {
     const LogRecord record{.time = std::chrono::system_clock::now(),
                            .host = r.host,
                            .rank = r.number,
-                           .room = "stderr",
+                           .module = "stderr",
                            .message = std::string(line)};
     job_log_.add(record);
     if (json_) terminal_.write_line(Terminal::kErr, json_text(record));

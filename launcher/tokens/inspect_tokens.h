@@ -1,5 +1,5 @@
 // The work of `tokenize --inspect` and `tokenize --verify` on shards of tokens in any format. Used by
-// verbs/tokenize.cc.
+// subcommands/tokenize.cc.
 #pragma once
 
 #include <string>

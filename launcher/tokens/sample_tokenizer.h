@@ -1,5 +1,5 @@
 // What sampling needs from a tokenizer's own library: the ids of a prompt, and the bytes of all ids. Used by
-// verbs/sample.cc.
+// subcommands/sample.cc.
 #pragma once
 
 #include <cstdint>

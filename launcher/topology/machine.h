@@ -1,6 +1,6 @@
 // Machine: the topology of one host as plain data: packages, NUMA nodes, cores, GPUs, NICs, and the links between GPUs.
-// `place` computes a Placement from it, and the verb `topology` prints it. It is independent of the hardware, so a node
-// of 8 GPUs can be planned for on a laptop.
+// `place` computes a Placement from it, and the subcommand `topology` prints it. It is independent of the hardware, so
+// a node of 8 GPUs can be planned for on a laptop.
 //
 // hwloc provides it: from this machine, from an XML file that `lstopo file.xml` wrote on another, or from a synthetic
 // description. Thread safety: plain data; loading this machine only reads from the kernel.

@@ -1,5 +1,5 @@
-// Formats machines and placements as tables and as JSON. Used by the verb `topology` and `launch --dry-run`. Tables of
-// 8 GPUs fit into 120 columns; long names of hosts and models are truncated.
+// Formats machines and placements as tables and as JSON. Used by the subcommand `topology` and `launch --dry-run`.
+// Tables of 8 GPUs fit into 120 columns; long names of hosts and models are truncated.
 //
 // Thread safety: functions without state.
 #pragma once
@@ -29,7 +29,8 @@ std::string to_table(const std::vector<Machine>& hosts, const Placement& placeme
 // NUMA nodes have the kernel's numbers.
 nlohmann::json to_json(const Placement& placement);
 
-// Return the output of the verb: each distinct host once, then the placement; as JSON {"hosts": [...], "placement":
+// Return the output of the subcommand: each distinct host once, then the placement; as JSON {"hosts": [...],
+// "placement":
 // {...}}.
 std::string topology_table(const std::vector<Machine>& hosts, const Placement& placement);
 nlohmann::json topology_json(const std::vector<Host>& hosts, const Placement& placement);

@@ -4,11 +4,11 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-_OWN = re.compile(r"\[[a-z_/ ]+\] ")  # the text of an annulus::Error begins with its room
+_OWN = re.compile(r"\[[a-z_/ ]+\] ")  # the text of an annulus::Error begins with its module
 
 
 class AnnulusError(RuntimeError):
-    """An error of annulus: "[room] what was expected, what came, what to do"."""
+    """An error of annulus: "[module] what was expected, what came, what to do"."""
 
 
 @contextlib.contextmanager

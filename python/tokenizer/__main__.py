@@ -1,5 +1,5 @@
 """The program behind `annulus tokenize` and the prompts of `annulus sample`: it does what needs the tokenizer libraries.
-`./annulus tokenizer VERB ...` starts it after making sure that the libraries are installed. launcher/verbs/tokenize.cc
+`./annulus tokenizer COMMAND ...` starts it after making sure that the libraries are installed. launcher/subcommands/tokenize.cc
 checks and documents the options.
 """
 
@@ -14,42 +14,42 @@ from shards import FORMATS
 
 def parse(words):
     parser = argparse.ArgumentParser(prog="annulus tokenizer", allow_abbrev=False)
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    tokenize = verbs.add_parser("tokenize", allow_abbrev=False)
-    bench = verbs.add_parser("bench", allow_abbrev=False)
-    prompt = verbs.add_parser("encode-prompt", allow_abbrev=False)
-    table = verbs.add_parser("table", allow_abbrev=False)
-    for verb in (tokenize, bench, prompt, table):
-        verb.add_argument("--tokenizer", required=True)
-    for verb in (tokenize, table):
-        verb.add_argument("--output", required=True)
-    for verb in (tokenize, bench):
-        verb.add_argument("--input", action="append", required=True)
-        verb.add_argument("--format", choices=FORMATS, default="annulus")
-        verb.add_argument("--kind", choices=("auto", "text", "jsonl", "parquet"), default="auto")
-        verb.add_argument("--field", default="text")
-        verb.add_argument("--begin")
-        verb.add_argument("--end")
-        verb.add_argument("--no-special-tokens", action="store_true")
-        verb.add_argument("--specials-as-text", action="store_true")
-        verb.add_argument("--bad-utf8", choices=("refuse", "replace"), default="refuse")
-        verb.add_argument("--shard-tokens", type=int, default=100_000_000)
-        verb.add_argument("--processes", type=int, default=0)
+    subcommands = parser.add_subparsers(dest="subcommand", required=True)
+    tokenize = subcommands.add_parser("tokenize", allow_abbrev=False)
+    bench = subcommands.add_parser("bench", allow_abbrev=False)
+    prompt = subcommands.add_parser("encode-prompt", allow_abbrev=False)
+    table = subcommands.add_parser("table", allow_abbrev=False)
+    for subcommand in (tokenize, bench, prompt, table):
+        subcommand.add_argument("--tokenizer", required=True)
+    for subcommand in (tokenize, table):
+        subcommand.add_argument("--output", required=True)
+    for subcommand in (tokenize, bench):
+        subcommand.add_argument("--input", action="append", required=True)
+        subcommand.add_argument("--format", choices=FORMATS, default="annulus")
+        subcommand.add_argument("--kind", choices=("auto", "text", "jsonl", "parquet"), default="auto")
+        subcommand.add_argument("--field", default="text")
+        subcommand.add_argument("--begin")
+        subcommand.add_argument("--end")
+        subcommand.add_argument("--no-special-tokens", action="store_true")
+        subcommand.add_argument("--specials-as-text", action="store_true")
+        subcommand.add_argument("--bad-utf8", choices=("refuse", "replace"), default="refuse")
+        subcommand.add_argument("--shard-tokens", type=int, default=100_000_000)
+        subcommand.add_argument("--processes", type=int, default=0)
     return parser.parse_args(words)
 
 
 def run(options):
-    """Runs the verb and returns the exit code."""
+    """Runs the subcommand and returns the exit code."""
     try:
-        if options.verb == "tokenize":
-            from work import main as verb
-        elif options.verb == "bench":
-            from bench import main as verb
-        elif options.verb == "table":
-            from table import main as verb
+        if options.subcommand == "tokenize":
+            from work import main as subcommand
+        elif options.subcommand == "bench":
+            from bench import main as subcommand
+        elif options.subcommand == "table":
+            from table import main as subcommand
         else:
-            from prompt import main as verb
-        return verb(options)
+            from prompt import main as subcommand
+        return subcommand(options)
     except Refused as refused:
         print(f"annulus: [tokenize] {refused}", file=sys.stderr)
         return refused.code

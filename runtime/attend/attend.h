@@ -1,6 +1,6 @@
 // attend: computes exact attention over the tensors of a safetensors file with all ranks of a communicator. It serves
-// to check results, and can be used from any program that writes such a file. The verb `attend`
-// (launcher/verbs/attend.cc) calls it.
+// to check results, and can be used from any program that writes such a file. The subcommand `attend`
+// (launcher/subcommands/attend.cc) calls it.
 //
 // Input: q [B, Sq, H, D]; k and v [B, Sk, Hk, D]; for the backward dout, with q's shape. All have the same dtype: fp32,
 // fp64, bf16 or fp16. Output: out with q's shape, divided by the pattern's output_divisor; lse [B, H, Sq], fp32 (fp64

@@ -1,7 +1,7 @@
-// Config: the configuration of a training run, from a TOML file and `--set key=value` options. Used by every verb that
-// reads a configuration or a run's folder; a run saves it, and the ranks compare it at bootstrap. One table (keys.cc)
-// has the name, field, range and documentation of every key; reading (reading.cc), writing, comparing and documenting
-// (writing.cc) iterate over it.
+// Config: the configuration of a training run, from a TOML file and `--set key=value` options. Used by every subcommand
+// that reads a configuration or a run's folder; a run saves it, and the ranks compare it at bootstrap. One table
+// (keys.cc) has the name, field, range and documentation of every key; reading (reading.cc), writing, comparing and
+// documenting (writing.cc) iterate over it.
 #pragma once
 
 #include <cstdint>

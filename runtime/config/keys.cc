@@ -67,13 +67,12 @@ const std::vector<Key>& keys() {
       {ANNULUS_TOP(timeout),
        "seconds after which a communication that has not finished is an error",
        {.range = above(0)}},
-      {ANNULUS_TOP(tf32),
-       "on a GPU (never run on one), multiply fp32 matrices in TF32, with 10 bits of fraction instead of 23"},
+      {ANNULUS_TOP(tf32), "on a GPU, multiply fp32 matrices in TF32, with 10 bits of fraction instead of 23"},
       {ANNULUS_TOP(deterministic),
-       "on GPUs (never run on one), compute the same bits in every run with the same ranks, at some cost; on CPUs this "
+       "on GPUs, compute the same bits in every run with the same ranks, at some cost; on CPUs this "
        "is always so with the same ranks, threads, vector instructions and software (docs/training-habits.md)"},
       {ANNULUS_TOP(cuda_graphs),
-       "on GPUs (never run on one), record a step as a CUDA graph and replay it; this needs a context axis of one "
+       "on GPUs, record a step as a CUDA graph and replay it; this needs a context axis of one "
        "rank, optimizer.shard 0 or 1, running positions, and no documents, dropout or adaptive patterns",
        {.choices = {"auto", "off"}}},
 
@@ -220,14 +219,14 @@ const std::vector<Key>& keys() {
       {ANNULUS_KEY(network, interfaces),
        "the IP interfaces that NCCL and MPI use, such as \"eth0,eth1\"; empty: they choose"},
       {ANNULUS_KEY(network, hcas),
-       "the RDMA devices that NCCL and MPI use (never run on one), such as \"mlx5_0,mlx5_1:1\" (\":1\" means port 1 "
+       "the RDMA devices that NCCL and MPI use, such as \"mlx5_0,mlx5_1:1\" (\":1\" means port 1 "
        "only); empty: they choose"},
       {ANNULUS_KEY(network, rank_hca),
-       "which of these devices a rank uses (never run on one): \"auto\" leaves the choice to NCCL and MPI, \"nearest\" "
+       "which of these devices a rank uses: \"auto\" leaves the choice to NCCL and MPI, \"nearest\" "
        "is the one that `annulus topology` shows",
        {.choices = {"auto", "nearest"}}},
       {ANNULUS_KEY(network, exchange_ctas),
-       "on GPUs (never run on one), the most thread blocks, and so multiprocessors, that NCCL takes while keys and "
+       "on GPUs, the most thread blocks, and so multiprocessors, that NCCL takes while keys and "
        "values travel beside the attention that is computed; 0: NCCL chooses",
        {.range = at_least(0, 64)}},
 

@@ -1,5 +1,5 @@
 // Exports a run's checkpoint as a folder in Hugging Face's layout: config.json, weights, tokenizer and generation
-// files. Used by the verbs `export` and `inspect`.
+// files. Used by the subcommands `export` and `inspect`.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // Converts between config.json of a folder in Hugging Face's layout and a ModelSection: Llama, Mistral, Qwen 2 and Qwen
-// 3, with the defaults of transformers. families.h has the families, config_keys.h the keys. Used by the verbs that
-// take such a folder and by export. Needs no LibTorch. Thread safe.
+// 3, with the defaults of transformers. families.h has the families, config_keys.h the keys. Used by the subcommands
+// that take such a folder and by export. Needs no LibTorch. Thread safe.
 #pragma once
 
 #include <cstdint>

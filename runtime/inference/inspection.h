@@ -1,5 +1,5 @@
 // Describes a run or a folder in Hugging Face's layout: the model's shape, parameters, FLOPs and memory. Used by the
-// verb `inspect`. Thread safe: a function without state.
+// subcommand `inspect`. Thread safe: a function without state.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // Computes a model's logits, loss and gradients for given tokens on all ranks of a communicator, to compare the model
-// with other implementations, or to use it from any program that can write a safetensors file. Used by the verb
-// `logits` (launcher/verbs/logits.cc). It has never run on GPUs.
+// with other implementations, or to use it from any program that can write a safetensors file. Used by the subcommand
+// `logits` (launcher/subcommands/logits.cc).
 //
 // Input: tokens [B, S] int64; optionally targets [B, S] int64, of which negative ones are ignored.
 // Output, all fp32 (fp64 if the model computes in fp64): logits [B, S, V], or with `last` [B, V] of the last position;

@@ -1,6 +1,6 @@
 // Implements `annulus sample`: continues a prompt with a model from a run's checkpoint or from a folder in Hugging
-// Face's layout, in one process on the CPU. Used by launcher/verbs/sample.cc and by tests. Thread safety: one call at a
-// time.
+// Face's layout, in one process on the CPU. Used by launcher/subcommands/sample.cc and by tests. Thread safety: one
+// call at a time.
 #pragma once
 
 #include <cstdint>

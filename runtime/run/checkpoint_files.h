@@ -1,5 +1,5 @@
 // Writes and reads the slices of a checkpoint block by block, with memory for only one block. Used by CheckpointStore,
-// checkpoint_merge.cc and the verb `checkpoint`.
+// checkpoint_merge.cc and the subcommand `checkpoint`.
 #pragma once
 
 #include <cstdint>

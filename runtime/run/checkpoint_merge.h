@@ -1,4 +1,4 @@
-// Merges the weights of a checkpoint, from any number of ranks, into standard safetensors files. Used by the verb
+// Merges the weights of a checkpoint, from any number of ranks, into standard safetensors files. Used by the subcommand
 // `checkpoint` and export (runtime/huggingface/export.h).
 #pragma once
 

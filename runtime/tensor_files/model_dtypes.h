@@ -1,5 +1,5 @@
 // The compute dtypes of a model, by their names in configurations and options. Used by training, inference, export and
-// the verbs. Thread safe: functions without state.
+// the subcommands. Thread safe: functions without state.
 #pragma once
 
 #include <c10/core/ScalarType.h>

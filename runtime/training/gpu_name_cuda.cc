@@ -1,4 +1,4 @@
-// Implements gpu_name of device_peak.h for a build with CUDA. It has never run on a GPU.
+// Implements gpu_name of device_peak.h for a build with CUDA.
 #include <ATen/cuda/CUDAContextLight.h>
 
 #include "runtime/training/device_peak.h"

@@ -1,4 +1,4 @@
-// See step_graph.h. It has never run on a GPU.
+// See step_graph.h.
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>

@@ -1,5 +1,5 @@
 // Carries out `annulus train` on one rank: from a configuration to a run folder with metrics and checkpoints. The
-// launcher's verb and tests call it. Several ranks of one process may each call it on a thread of its own.
+// launcher's subcommand and tests call it. Several ranks of one process may each call it on a thread of its own.
 #pragma once
 
 #include <cstdint>

@@ -33,19 +33,19 @@ Compared compare(const BenchReport& before, const BenchReport& after, double mar
 
 TEST(Judge, AllowsMarginAndLargerSpread) {
   // No spread: the margin alone.
-  EXPECT_EQ(judge(ratio("a", 1), ratio("a", 1.09), 0.1), Verdict::kSame);
-  EXPECT_EQ(judge(ratio("a", 1), ratio("a", 1.11), 0.1), Verdict::kWorse);
-  EXPECT_EQ(judge(ratio("a", 1), ratio("a", 0.91), 0.1), Verdict::kSame);
-  EXPECT_EQ(judge(ratio("a", 1), ratio("a", 0.89), 0.1), Verdict::kBetter);
+  EXPECT_EQ(judge(ratio("a", 1), ratio("a", 1.09), 0.1), Outcome::kSame);
+  EXPECT_EQ(judge(ratio("a", 1), ratio("a", 1.11), 0.1), Outcome::kWorse);
+  EXPECT_EQ(judge(ratio("a", 1), ratio("a", 0.91), 0.1), Outcome::kSame);
+  EXPECT_EQ(judge(ratio("a", 1), ratio("a", 0.89), 0.1), Outcome::kBetter);
   // The spread of either side is allowed too.
-  EXPECT_EQ(judge(ratio("a", 1, 0.2), ratio("a", 1.25), 0.1), Verdict::kSame);
-  EXPECT_EQ(judge(ratio("a", 1), ratio("a", 1.25, 0.2), 0.1), Verdict::kSame);
-  EXPECT_EQ(judge(ratio("a", 1, 0.2), ratio("a", 1.35, 0.1), 0.1), Verdict::kWorse);
+  EXPECT_EQ(judge(ratio("a", 1, 0.2), ratio("a", 1.25), 0.1), Outcome::kSame);
+  EXPECT_EQ(judge(ratio("a", 1), ratio("a", 1.25, 0.2), 0.1), Outcome::kSame);
+  EXPECT_EQ(judge(ratio("a", 1, 0.2), ratio("a", 1.35, 0.1), 0.1), Outcome::kWorse);
   // The margin is a share of the old ratio.
-  EXPECT_EQ(judge(ratio("a", 0.1), ratio("a", 0.15), 0.1), Verdict::kWorse);
-  EXPECT_EQ(judge(ratio("a", 0.1), ratio("a", 0.15), 0.6), Verdict::kSame);
-  EXPECT_EQ(judge(ratio("a", 1), ratio("a", 1), 0), Verdict::kSame);
-  EXPECT_EQ(judge(ratio("a", 0), ratio("a", 0.01), 0.1), Verdict::kWorse);
+  EXPECT_EQ(judge(ratio("a", 0.1), ratio("a", 0.15), 0.1), Outcome::kWorse);
+  EXPECT_EQ(judge(ratio("a", 0.1), ratio("a", 0.15), 0.6), Outcome::kSame);
+  EXPECT_EQ(judge(ratio("a", 1), ratio("a", 1), 0), Outcome::kSame);
+  EXPECT_EQ(judge(ratio("a", 0), ratio("a", 0.01), 0.1), Outcome::kWorse);
 }
 
 TEST(Compare, NamesWorseRatios) {

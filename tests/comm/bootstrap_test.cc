@@ -304,7 +304,8 @@ TEST(WatchdogDeathTest, LogsARecord) {
             Seconds(0.01), [] { return std::string("stuck in a call"); }, 3);
         for (;;) pause();
       },
-      ::testing::ExitedWithCode(6), R"("level":"error","host":"","rank":3,"room":"comm","message":"stuck in a call")");
+      ::testing::ExitedWithCode(6),
+      R"("level":"error","host":"","rank":3,"module":"comm","message":"stuck in a call")");
 }
 
 TEST(Watchdog, DestructionCancelsIt) {

@@ -61,22 +61,22 @@ TEST(BoundedJson, RefusesMalformedJson) {
 
 TEST(CheckedJson, RefusesInvalidAndOversizedJson) {
   const auto parsed = [](const std::string& text) {
-    return refusal([&] { parse_checked_json(text, "room", "here.json"); });
+    return refusal([&] { parse_checked_json(text, "module", "here.json"); });
   };
-  EXPECT_EQ(parsed(""), "[room] here.json: not JSON, or cut off, at byte 1 of 0");
-  EXPECT_EQ(parsed("{\"a\": 1"), "[room] here.json: not JSON, or cut off, at byte 8 of 7");
-  EXPECT_EQ(parsed("[1e999]"), "[room] here.json: a number in it is too large");
-  EXPECT_EQ(parsed(std::string(1'000'000, '[')), "[room] here.json: nested too deeply");
+  EXPECT_EQ(parsed(""), "[module] here.json: not JSON, or cut off, at byte 1 of 0");
+  EXPECT_EQ(parsed("{\"a\": 1"), "[module] here.json: not JSON, or cut off, at byte 8 of 7");
+  EXPECT_EQ(parsed("[1e999]"), "[module] here.json: a number in it is too large");
+  EXPECT_EQ(parsed(std::string(1'000'000, '[')), "[module] here.json: nested too deeply");
   std::string many = "[0";
   for (int i = 0; i < 4'000'000; ++i) many += ",0";
-  EXPECT_EQ(parsed(many + "]"), "[room] here.json: more than 4,000,000 values");
-  EXPECT_EQ(parse_checked_json("[[1, \"a\"]]", "room", "here.json"), nlohmann::json::parse("[[1, \"a\"]]"));
+  EXPECT_EQ(parsed(many + "]"), "[module] here.json: more than 4,000,000 values");
+  EXPECT_EQ(parse_checked_json("[[1, \"a\"]]", "module", "here.json"), nlohmann::json::parse("[[1, \"a\"]]"));
 }
 
 TEST(CheckedJson, ErrorsNameThePathToTheMember) {
   const nlohmann::json json = nlohmann::json::parse(
       R"({"list": [{"n": 7, "x": 1.5, "b": true, "t": "text", "none": null}], "large": 18446744073709551615})");
-  const CheckedJson whole(json, "room", "here.json");
+  const CheckedJson whole(json, "module", "here.json");
   const CheckedJson item = whole.at("list").list(1).at(0);
   EXPECT_EQ(item.at("n").integer(7, 7), 7);
   EXPECT_EQ(item.at("x").number(1.5, 1.5), 1.5);
@@ -89,7 +89,7 @@ TEST(CheckedJson, ErrorsNameThePathToTheMember) {
   EXPECT_EQ(whole.keys(2), (std::vector<std::string>{"large", "list"}));
 
   const auto expect = [](const std::string& words, const std::function<void()>& call) {
-    EXPECT_EQ(refusal(call), "[room] here.json: " + words);
+    EXPECT_EQ(refusal(call), "[module] here.json: " + words);
   };
   expect("list[0].other is missing", [&] { item.at("other"); });
   expect("list[0].n should be a whole number from 8 to 9, not 7", [&] { item.at("n").integer(8, 9); });

@@ -12,27 +12,27 @@ namespace {
 TEST(Error, KeepsRoomAndMessageApart) {
   const Error error(ErrorKind::kPlan, "plan", "3 heads] over 2 ranks");
   EXPECT_STREQ(error.what(), "[plan] 3 heads] over 2 ranks");
-  EXPECT_EQ(error.room(), "plan");
+  EXPECT_EQ(error.module(), "plan");
   EXPECT_EQ(error.message(), "3 heads] over 2 ranks");
   EXPECT_EQ(error.kind(), ErrorKind::kPlan);
   EXPECT_EQ(error.exit_code(), 4);
   const Error copy = error;  // NOLINT: the copy is tested
-  EXPECT_EQ(copy.room(), "plan");
+  EXPECT_EQ(copy.module(), "plan");
   EXPECT_EQ(copy.message(), "3 heads] over 2 ranks");
 }
 
 TEST(Error, WireFormRoundTrips) {
   const std::pair<std::string, std::string> cases[] = {{"plan", "12 query heads"},
-                                                       {"a room] with 2 words", "[x] y"},
+                                                       {"a module] with 2 words", "[x] y"},
                                                        {"", ""},
                                                        {"data", "several\nlines"},
                                                        {"7", " 8 9"}};
-  for (const auto& [room, message] : cases) {
+  for (const auto& [module, message] : cases) {
     for (const ErrorKind kind : {ErrorKind::kInternal, ErrorKind::kComm, ErrorKind::kRegression}) {
-      const std::optional<Error> back = Error::from_wire(Error(kind, room, message).wire());
-      ASSERT_TRUE(back) << room << message;
+      const std::optional<Error> back = Error::from_wire(Error(kind, module, message).wire());
+      ASSERT_TRUE(back) << module << message;
       EXPECT_EQ(back->kind(), kind);
-      EXPECT_EQ(back->room(), room);
+      EXPECT_EQ(back->module(), module);
       EXPECT_EQ(back->message(), message);
     }
   }
@@ -44,7 +44,7 @@ TEST(Error, TruncatedWireFormKeepsKindAndRoom) {
   const std::optional<Error> cut = Error::from_wire(whole.substr(0, whole.size() - 8));
   ASSERT_TRUE(cut);
   EXPECT_EQ(cut->kind(), ErrorKind::kInput);
-  EXPECT_EQ(cut->room(), "data");
+  EXPECT_EQ(cut->module(), "data");
   EXPECT_EQ(cut->message(), "a long");
 }
 
@@ -77,7 +77,7 @@ TEST(Error, RefusesInvalidWireForms) {
 
 TEST(Error, ZeroByteShortensOnlyTheShownText) {
   const Error error(ErrorKind::kInput, std::string("da\0ta", 5), "message");
-  EXPECT_EQ(error.room(), "da");
+  EXPECT_EQ(error.module(), "da");
   EXPECT_EQ(error.message(), "");
 }
 

@@ -1,5 +1,6 @@
-// How exact the results of a computation must be, for tests in every room. A bound is never a number that was seen on
-// some machine: other instructions or another library add in another order. There are three kinds, from the strictest:
+// How exact the results of a computation must be, for tests in every package. A bound is never a number that was seen
+// on some machine: other instructions or another library add in another order. There are three kinds, from the
+// strictest:
 //
 // - What is equal by mathematics (for any number of ranks, layout, tile or order of parts) is compared in fp64, by
 //   `agrees`.

@@ -43,26 +43,26 @@ RC_GTEST_PROP(Storage, PeakIsTheMaximumOverTheSteps, ()) {
   RC_ASSERT(storage.peak(weights) == most);
 }
 
-// Each heir fits, begins when its predecessor ends, and has only one predecessor. No buffer that could have an heir
-// goes without.
+// Each successor fits, begins when its predecessor ends, and has only one predecessor. No buffer that could have a
+// successor goes without.
 RC_GTEST_PROP(Storage, HeirsFitAndFollowImmediately, ()) {
   const Storage storage = any_storage();
   const std::vector<StoredBuffer>& all = storage.buffers();
-  const std::vector<int> heirs = storage.heirs();
-  RC_ASSERT(heirs.size() == all.size());
+  const std::vector<int> successors = storage.successors();
+  RC_ASSERT(successors.size() == all.size());
   const auto fits = [](const StoredBuffer& from, const StoredBuffer& to) {
     return !from.life.empty() && !to.life.empty() && from.size == to.size && from.pool == to.pool &&
            from.life.last + 1 == to.life.first;
   };
   std::set<int> given;
   for (size_t b = 0; b < all.size(); ++b) {
-    if (heirs[b] < 0) continue;
-    RC_ASSERT(fits(all[b], all[static_cast<size_t>(heirs[b])]));
-    RC_ASSERT(given.insert(heirs[b]).second);
+    if (successors[b] < 0) continue;
+    RC_ASSERT(fits(all[b], all[static_cast<size_t>(successors[b])]));
+    RC_ASSERT(given.insert(successors[b]).second);
   }
   for (size_t from = 0; from < all.size(); ++from) {
     for (size_t to = 0; to < all.size(); ++to) {
-      RC_ASSERT(heirs[from] >= 0 || given.count(static_cast<int>(to)) || !fits(all[from], all[to]));
+      RC_ASSERT(successors[from] >= 0 || given.count(static_cast<int>(to)) || !fits(all[from], all[to]));
     }
   }
 }
@@ -71,7 +71,7 @@ TEST(Storage, RingOfBlocksTakesTwoBuffers) {
   Storage storage;
   for (int i = 0; i < 6; ++i) storage.add({10, 0, {i, i + 1}});
   EXPECT_EQ(storage.peak(std::array<int64_t, 1>{4}), 2 * 10 * 4);
-  EXPECT_EQ(storage.heirs(), (std::vector<int>{2, 3, 4, 5, -1, -1}));
+  EXPECT_EQ(storage.successors(), (std::vector<int>{2, 3, 4, 5, -1, -1}));
 }
 
 }  // namespace

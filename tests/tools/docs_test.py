@@ -2,7 +2,7 @@
 """The documents, held against the tree: README.md, CONTRIBUTING.md and docs/*.md, of the working tree.
 
 - A path in backticks exists, and so does a test that is named.
-- A command that is printed uses a verb or word of ./annulus, and options that its source has.
+- A command that is printed uses a subcommand or word of ./annulus, and options that its source has.
 - A key of the configuration is in the table of keys (runtime/config/keys.cc).
 - The exit codes of the user guide are those of common/error.h.
 - Pages are mentioned by links. Links to pages, sections and pictures work, and the sections exist that answer the questions of docs/questions.md.
@@ -100,18 +100,18 @@ def commands(text):
                 yield re.split(r"\s{2,}|\s[#;|&>]", command)[0].split()
 
 
-def verbs():
-    table = re.findall(r'\.name = "(\w+)"', SOURCES["launcher/verbs.cc"])
+def subcommands():
+    table = re.findall(r'\.name = "(\w+)"', SOURCES["launcher/subcommands.cc"])
     script = re.findall(r"\b(test|install|wheel|torch|examples|setup|tokenizer)\b", SOURCES["annulus"])
     return set(table) | set(script) | {"help"}
 
 
 def wrong_commands(pages):
-    known, faults = verbs(), []
+    known, faults = subcommands(), []
     for page, text in pages.items():
         for words in commands(text):
             if re.fullmatch(r"[a-z]+", words[0]) and words[0] not in known:
-                faults.append("%s: `annulus %s`: there is no such verb" % (page, words[0]))
+                faults.append("%s: `annulus %s`: there is no such subcommand" % (page, words[0]))
             for word in words:
                 option = re.match(r"--[a-z][a-z0-9-]+", word)
                 if option and words[0] in known and not re.search(re.escape(option.group()) + r"(?![\w-])", PROGRAMS):
@@ -204,7 +204,7 @@ class Documents(unittest.TestCase):
     def test_named_tests_exist(self):
         self.none(missing_tests(PAGES))
 
-    def test_printed_commands_have_verbs_and_options_of_the_program(self):
+    def test_printed_commands_have_subcommands_and_options_of_the_program(self):
         self.none(wrong_commands(PAGES))
 
     def test_named_keys_are_keys_of_the_configuration(self):
@@ -237,8 +237,8 @@ class Planted(unittest.TestCase):
     def test_a_test_that_was_renamed(self):
         self.found(missing_tests, "`Merge.Nonsense` and `test_nothing_of_the_kind`", "test_nothing_of_the_kind")
 
-    def test_a_verb_and_an_option_that_do_not_exist(self):
-        self.found(wrong_commands, "    ./annulus trian configs/quickstart.toml\n", "there is no such verb")
+    def test_a_subcommand_and_an_option_that_do_not_exist(self):
+        self.found(wrong_commands, "    ./annulus trian configs/quickstart.toml\n", "there is no such subcommand")
         self.found(wrong_commands, "    ./annulus launch -n 2 train --no-such-thing x\n", "nothing reads --no-such-thing")
 
     def test_a_key_with_a_typo(self):

@@ -171,7 +171,7 @@ def check_includes(files):
         taken.add((package, used))
         if not layers.allows(package, used):
             faults.append("%s includes %s: %s may not use %s (%s)" % (path, header, package, used, LAYERS))
-    for target in read_targets(files):  # of the verbs, for example, the program includes nothing
+    for target in read_targets(files):  # of the subcommands, for example, the program includes nothing
         taken.update((target.package, dep[2:].split(":")[0]) for dep in target.deps)
     for package, used in layers.uses.items():
         faults += ["%s: %s uses nothing of %s any more" % (LAYERS, package, u) for u in used if (package, u) not in taken]
@@ -342,7 +342,7 @@ class Planted(unittest.TestCase):
                    "runtime/model may not use attention/kernels/cpu")
 
     def test_finds_benchmark_in_the_launcher(self):
-        self.found(check_includes, {"launcher/verbs.cc": self.include("benchmarks/report.h")}, "launcher may not use benchmarks")
+        self.found(check_includes, {"launcher/subcommands.cc": self.include("benchmarks/report.h")}, "launcher may not use benchmarks")
 
     def test_finds_test_header_in_the_program(self):
         self.found(check_includes, {"comm/agreement.cc": self.include("tests/comm/suite.h")}, "comm may not use tests/comm")

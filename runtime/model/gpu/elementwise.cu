@@ -1,4 +1,4 @@
-// Compiles rotary.h and swiglu.h for GPUs. Called by launcher_cuda.cc. It has never run on a GPU.
+// Compiles rotary.h and swiglu.h for GPUs. Called by launcher_cuda.cc.
 #include "runtime/model/gpu/cuda_group.h"
 #include "runtime/model/gpu/cuda_launch.h"
 

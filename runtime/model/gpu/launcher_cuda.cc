@@ -1,4 +1,4 @@
-// The launcher for GPUs; see launcher.h. Built with --config=cuda. It has never run.
+// The launcher for GPUs; see launcher.h. Built with --config=cuda.
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>

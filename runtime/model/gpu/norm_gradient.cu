@@ -1,4 +1,4 @@
-// Compiles the backward of norm.h for GPUs. Called by launcher_cuda.cc. It has never run on a GPU.
+// Compiles the backward of norm.h for GPUs. Called by launcher_cuda.cc.
 #include "runtime/model/gpu/cuda_group.h"
 #include "runtime/model/gpu/cuda_launch.h"
 

@@ -356,7 +356,7 @@ TEST(Defects, ErrorsHaveOneForm) {
       },
       [] { run_ranks(0, [](Communicator&) {}); },
   };
-  const std::regex form("\\[[a-z]+\\] [^\\s][^\n]{10,}");  // [room] one line
+  const std::regex form("\\[[a-z]+\\] [^\\s][^\n]{10,}");  // [module] one line
   for (size_t i = 0; i < wrong.size(); ++i) {
     try {
       wrong[i]();

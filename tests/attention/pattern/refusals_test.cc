@@ -166,7 +166,7 @@ TEST(Pattern, RefusesPatternsThatDoNotFitTheShape) {
 
 // A pattern that would be too large is refused before any of it is made.
 TEST(Pattern, RefusesTooManySlicesBeforeMakingThem) {
-  const auto verdict = [](const std::string& text, const AttentionShape& shape) -> std::string {
+  const auto outcome = [](const std::string& text, const AttentionShape& shape) -> std::string {
     try {
       validate(parse_pattern(text, "--pattern"), shape);
       return "taken";
@@ -181,9 +181,9 @@ TEST(Pattern, RefusesTooManySlicesBeforeMakingThem) {
   using ::testing::HasSubstr;
   const int64_t million = 1'000'000;
   const AttentionShape tokens{1, 1, 1, 10 * million, 10 * million, 0};
-  EXPECT_EQ(verdict(dilated("1", "1"), tokens), "taken");
-  EXPECT_THAT(verdict(dilated("1, 1", "1, 1"), tokens), HasSubstr("use longer segments"));
-  EXPECT_THAT(verdict("{ kind = \"union\", of = [" + dilated("1", "1") + ", " + dilated("1", "1") + "] }", tokens),
+  EXPECT_EQ(outcome(dilated("1", "1"), tokens), "taken");
+  EXPECT_THAT(outcome(dilated("1, 1", "1, 1"), tokens), HasSubstr("use longer segments"));
+  EXPECT_THAT(outcome("{ kind = \"union\", of = [" + dilated("1", "1") + ", " + dilated("1", "1") + "] }", tokens),
               HasSubstr("2e+07 slices"));
 
   // Every second block is active: 512 runs for each of 1024 query blocks, and each of 4095 borders cuts 512 of them.
@@ -193,18 +193,18 @@ TEST(Pattern, RefusesTooManySlicesBeforeMakingThem) {
   const std::string strided =
       "{ kind = \"blocks\", map = \"strided\", block = 16, window_blocks = 0, stride = 2, documents = ";
   const AttentionShape rows{8, 1, 1, 1 << 14, 1 << 14, 0};
-  EXPECT_EQ(verdict(strided + documents + " }", rows), "taken");
+  EXPECT_EQ(outcome(strided + documents + " }", rows), "taken");
   std::string each = documents;
   for (int i = 1; i < 8; ++i) each += ", " + documents;
-  EXPECT_THAT(verdict(strided + "[" + each + "] }", rows), HasSubstr("use fewer documents"));
+  EXPECT_THAT(outcome(strided + "[" + each + "] }", rows), HasSubstr("use fewer documents"));
   // A slice does not have more parts than queries.
-  EXPECT_EQ(verdict("{ kind = \"dilated\", segment_lengths = [16384], dilation_rates = [16384], documents = " +
+  EXPECT_EQ(outcome("{ kind = \"dilated\", segment_lengths = [16384], dilation_rates = [16384], documents = " +
                         documents + " }",
                     {1, 1 << 14, 1, 1 << 14, 1 << 14, 0}),
             "taken");
 
   // 2^22 query blocks for each of 2^24 heads.
-  EXPECT_THAT(verdict("{ kind = \"blocks\", map = \"bigbird\", block = 16, window_blocks = 1, global_blocks = 0, "
+  EXPECT_THAT(outcome("{ kind = \"blocks\", map = \"bigbird\", block = 16, window_blocks = 1, global_blocks = 0, "
                       "random_blocks = 1 }",
                       {1, int64_t{1} << 24, 1, int64_t{1} << 26, int64_t{1} << 26, 0}),
               HasSubstr("use larger blocks or fewer"));
@@ -214,11 +214,11 @@ TEST(Pattern, RefusesTooManySlicesBeforeMakingThem) {
     return "{ kind = \"blocks\", map = \"adaptive\", block = " + std::to_string(block) +
            ", keep = " + std::to_string(keep) + " }";
   };
-  EXPECT_THAT(verdict(adaptive(16, 8), large), HasSubstr("use keep = 1 or less, or blocks of 128 or more"));
-  EXPECT_EQ(verdict(adaptive(16, 1), large), "taken");
-  EXPECT_EQ(verdict(adaptive(128, 8), large), "taken");
-  EXPECT_EQ(verdict(adaptive(16, 1 << 16), large), "taken") << "all blocks are kept: one plane serves all heads";
-  EXPECT_THAT(verdict(adaptive(16, int64_t{1} << 15), {1 << 24, 1, 1, 1 << 20, 1 << 20, 0}),
+  EXPECT_THAT(outcome(adaptive(16, 8), large), HasSubstr("use keep = 1 or less, or blocks of 128 or more"));
+  EXPECT_EQ(outcome(adaptive(16, 1), large), "taken");
+  EXPECT_EQ(outcome(adaptive(128, 8), large), "taken");
+  EXPECT_EQ(outcome(adaptive(16, 1 << 16), large), "taken") << "all blocks are kept: one plane serves all heads";
+  EXPECT_THAT(outcome(adaptive(16, int64_t{1} << 15), {1 << 24, 1, 1, 1 << 20, 1 << 20, 0}),
               HasSubstr("use fewer batch rows or heads"));
 }
 

@@ -72,10 +72,10 @@ TEST_F(LogTest, LeavesOutWhatIsBelowTheLevel) {
   for (const LogLevel level : {LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarn, LogLevel::kError}) {
     taken_.clear();
     set_log_settings({.level = level});
-    log_debug("room", "a");
-    log_info("room", "b");
-    log_warn("room", "c");
-    log_error("room", "d");
+    log_debug("module", "a");
+    log_info("module", "b");
+    log_warn("module", "c");
+    log_error("module", "d");
     EXPECT_EQ(taken_.size(), 4 - static_cast<size_t>(level));
     EXPECT_TRUE(log_enabled(level));
   }
@@ -88,7 +88,7 @@ TEST_F(LogTest, GivesARecordItsPlace) {
   ASSERT_EQ(taken_.size(), 1);
   EXPECT_EQ(taken_[0].host, "node1");
   EXPECT_EQ(taken_[0].rank, 2);
-  EXPECT_EQ(taken_[0].room, "train");
+  EXPECT_EQ(taken_[0].module, "train");
   EXPECT_EQ(taken_[0].message, "the data");
   log_error(Error(ErrorKind::kInput, "data", "no file"));
   log_error(std::runtime_error("other"), 3);

@@ -21,7 +21,7 @@ using Time = std::chrono::system_clock::time_point;
 Time at(int64_t micros) { return Time(std::chrono::seconds(1795451659)) + microseconds(micros); }
 
 LogRecord record(int64_t micros, int rank, const std::string& message, LogLevel level = LogLevel::kInfo) {
-  return {.time = at(micros), .level = level, .host = "node1", .rank = rank, .room = "train", .message = message};
+  return {.time = at(micros), .level = level, .host = "node1", .rank = rank, .module = "train", .message = message};
 }
 
 std::vector<std::string> lines(const std::vector<LogRecord>& records) {
@@ -47,7 +47,7 @@ TEST(Record, LooksPlainOnATerminal) {
   EXPECT_EQ(plain_text(error), "annulus: [train] no text");
   error.of_one = true;
   EXPECT_EQ(plain_text(error), "annulus: rank 2: [train] no text");
-  error.room.clear();
+  error.module.clear();
   EXPECT_EQ(plain_text(error), "annulus: rank 2: no text");
 }
 
@@ -62,7 +62,7 @@ TEST(Record, IsJsonWhateverItsBytes) {
     EXPECT_EQ(line.at("level"), "error");
     EXPECT_EQ(line.at("host"), "node1");
     EXPECT_EQ(line.at("rank"), 3);
-    EXPECT_EQ(line.at("room"), "train");
+    EXPECT_EQ(line.at("module"), "train");
     EXPECT_TRUE(line.at("message").is_string());
   }
   EXPECT_TRUE(nlohmann::json::parse(json_text({.time = at(0)})).at("rank").is_null());

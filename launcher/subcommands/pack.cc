@@ -13,7 +13,7 @@
 #include "common/interrupt.h"
 #include "common/logging/log.h"
 #include "common/text.h"
-#include "launcher/verb.h"
+#include "launcher/subcommand.h"
 #include "runtime/config/config.h"
 #include "runtime/data/dataset.h"
 #include "runtime/data/row_index.h"
@@ -42,7 +42,7 @@ std::string counts_text(const PartCounts& counts, int64_t context) {
          " of one token";
 }
 
-class PackVerb : public Verb {
+class PackSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
     app.add_option("CONFIG", config_path_, "TOML file, such as configs/quickstart.toml")->required();
@@ -126,6 +126,6 @@ class PackVerb : public Verb {
 
 }  // namespace
 
-std::unique_ptr<Verb> make_pack_verb() { return std::make_unique<PackVerb>(); }
+std::unique_ptr<Subcommand> make_pack_subcommand() { return std::make_unique<PackSubcommand>(); }
 
 }  // namespace annulus

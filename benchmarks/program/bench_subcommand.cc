@@ -1,5 +1,5 @@
-// The verb `annulus bench`, which compares costs with a baseline within one run: the table of its benchmarks, and what
-// they have in common. The measuring itself is in benchmarks/ and benchmarks/gpu/.
+// The subcommand `annulus bench`, which compares costs with a baseline within one run: the table of its benchmarks, and
+// what they have in common. The measuring itself is in benchmarks/ and benchmarks/gpu/.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
@@ -18,7 +18,7 @@
 #include "common/version.h"
 #include "launcher/command_line.h"
 #include "launcher/device.h"
-#include "launcher/verb.h"
+#include "launcher/subcommand.h"
 
 namespace annulus {
 namespace {
@@ -64,10 +64,10 @@ void refuse_ranks(const std::string& word) {
   }
 }
 
-// The subcommands are verbs, too (launcher/verb.h).
-class MeasureVerb : public Verb {
+// The subcommands are subcommands, too (launcher/subcommand.h).
+class MeasureSubcommand : public Subcommand {
  public:
-  explicit MeasureVerb(const Measurement& measurement) : it_(measurement) {}
+  explicit MeasureSubcommand(const Measurement& measurement) : it_(measurement) {}
 
   void declare(CLI::App& app) override {
     add_json(app, json_);
@@ -117,7 +117,7 @@ class MeasureVerb : public Verb {
   std::string json_;
 };
 
-class AllVerb : public Verb {
+class AllSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
     add_json(app, json_)->required();
@@ -174,18 +174,18 @@ class AllVerb : public Verb {
     const auto found = std::find_if(kMeasurements.begin(), kMeasurements.end(),
                                     [&](const Measurement& m) { return words[0] == m.name; });
     CLI::App app;
-    MeasureVerb verb(*found);
-    verb.declare(app);
+    MeasureSubcommand subcommand(*found);
+    subcommand.declare(app);
     app.parse(std::vector<std::string>(words.rbegin(), words.rend() - 1));  // as CLI11 wants them, the last one first
-    verb.check();
-    return verb.measure();
+    subcommand.check();
+    return subcommand.measure();
   }
 
   std::string json_, baseline_;
   int64_t length_ = 0, rounds_ = 5;
 };
 
-class CompareVerb : public Verb {
+class CompareSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
     app.add_option("OLD", before_, "the earlier file that --json wrote")->required();
@@ -211,20 +211,22 @@ class CompareVerb : public Verb {
   double margin_ = 0.1;
 };
 
-class BenchVerb : public Verb {
+class BenchSubcommand : public Subcommand {
  public:
-  BenchVerb() {
-    for (const Measurement& m : kMeasurements) words_.push_back({m.name, m.help, std::make_unique<MeasureVerb>(m)});
-    words_.push_back({"all", "ring, train and patterns, with their ratios in one file", std::make_unique<AllVerb>()});
+  BenchSubcommand() {
+    for (const Measurement& m : kMeasurements)
+      words_.push_back({m.name, m.help, std::make_unique<MeasureSubcommand>(m)});
     words_.push_back(
-        {"compare", "show which ratios got worse from one file to another", std::make_unique<CompareVerb>()});
+        {"all", "ring, train and patterns, with their ratios in one file", std::make_unique<AllSubcommand>()});
+    words_.push_back(
+        {"compare", "show which ratios got worse from one file to another", std::make_unique<CompareSubcommand>()});
   }
 
   void declare(CLI::App& app) override {
     app.require_subcommand(0, 1);
     for (Entry& word : words_) {
       word.app = app.add_subcommand(word.name, word.help);
-      word.verb->declare(*word.app);
+      word.subcommand->declare(*word.app);
     }
     app.footer(
         "`annulus bench BENCHMARK --help` shows the options of each.\n"
@@ -235,7 +237,7 @@ class BenchVerb : public Verb {
     std::vector<std::string> names;
     for (const Entry& word : words_) {
       names.push_back(word.name);
-      if (word.app->parsed()) chosen_ = word.verb.get();
+      if (word.app->parsed()) chosen_ = word.subcommand.get();
     }
     if (chosen_ == nullptr) {
       const std::string last = names.back();
@@ -254,15 +256,15 @@ class BenchVerb : public Verb {
  private:
   struct Entry {
     std::string name, help;
-    std::unique_ptr<Verb> verb;
+    std::unique_ptr<Subcommand> subcommand;
     CLI::App* app = nullptr;  // alive until check() is done
   };
   std::vector<Entry> words_;
-  Verb* chosen_ = nullptr;
+  Subcommand* chosen_ = nullptr;
 };
 
 }  // namespace
 
-std::unique_ptr<Verb> make_bench_verb() { return std::make_unique<BenchVerb>(); }
+std::unique_ptr<Subcommand> make_bench_subcommand() { return std::make_unique<BenchSubcommand>(); }
 
 }  // namespace annulus

@@ -1,5 +1,5 @@
 // See plan_memory.h.
-#include "launcher/verbs/plan_memory.h"
+#include "launcher/subcommands/plan_memory.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 #include "common/error.h"
 #include "common/text.h"
-#include "launcher/verbs/live_line.h"
+#include "launcher/subcommands/live_line.h"
 #include "runtime/huggingface/model_config.h"
 
 namespace annulus {

@@ -3,12 +3,12 @@
 #include <CLI/CLI.hpp>
 
 #include "launcher/hosts/host_discovery.h"
-#include "launcher/verb.h"
+#include "launcher/subcommand.h"
 
 namespace annulus {
 namespace {
 
-class HostVerb : public Verb {
+class HostSubcommand : public Subcommand {
  public:
   void declare(CLI::App&) override {}
   int run() override { return run_discovery_agent(); }
@@ -16,6 +16,6 @@ class HostVerb : public Verb {
 
 }  // namespace
 
-std::unique_ptr<Verb> make_host_verb() { return std::make_unique<HostVerb>(); }
+std::unique_ptr<Subcommand> make_host_subcommand() { return std::make_unique<HostSubcommand>(); }
 
 }  // namespace annulus

@@ -1,5 +1,5 @@
-// See verb.h.
-#include "launcher/verb.h"
+// See subcommand.h.
+#include "launcher/subcommand.h"
 
 #include <unistd.h>
 
@@ -27,34 +27,34 @@
 
 namespace annulus {
 
-const VerbEntry& find_verb(std::string_view name) {
+const SubcommandEntry& find_subcommand(std::string_view name) {
   std::vector<std::string> names;
-  for (const VerbEntry& entry : verbs()) {
+  for (const SubcommandEntry& entry : subcommands()) {
     if (entry.name == name) return entry;
     if (!entry.hidden) names.emplace_back(entry.name);
   }
   throw Error(ErrorKind::kUsage, "launcher",
-              "unknown verb \"" + std::string(name) + "\"" + suggestion(name, names) + "; `" +
+              "unknown subcommand \"" + std::string(name) + "\"" + suggestion(name, names) + "; `" +
                   shell_quote({typed_program(), "--help"}) + "` lists them");
 }
 
 namespace {
 
-[[noreturn]] void refuse_usage(std::string_view verb, const std::string& message) {
+[[noreturn]] void refuse_usage(std::string_view subcommand, const std::string& message) {
   throw Error(ErrorKind::kUsage, "launcher",
-              std::string(verb) + ": " + message + "; `" + shell_quote({typed_program()}) + " " + std::string(verb) +
-                  " --help` shows the options and an example");
+              std::string(subcommand) + ": " + message + "; `" + shell_quote({typed_program()}) + " " +
+                  std::string(subcommand) + " --help` shows the options and an example");
 }
 
 }  // namespace
 
-void refuse_option(std::string_view verb, const CLI::App& app, const std::string& option) {
+void refuse_option(std::string_view subcommand, const CLI::App& app, const std::string& option) {
   std::vector<std::string> known;
   for (const CLI::Option* o : app.get_options()) {
     for (const std::string& name : o->get_lnames()) known.push_back("--" + name);
     for (const std::string& name : o->get_snames()) known.push_back("-" + name);
   }
-  refuse_usage(verb, "unknown option " + option + suggestion(option.substr(0, option.find('=')), known));
+  refuse_usage(subcommand, "unknown option " + option + suggestion(option.substr(0, option.find('=')), known));
 }
 
 namespace {
@@ -78,9 +78,9 @@ std::optional<std::string> number_of_ranks(const std::string& option, const std:
 }
 
 // Throws Error(kUsage) with CLI11's message, or with a better one for unknown options and arguments.
-[[noreturn]] void refuse(const VerbEntry& entry, const CLI::App& app, const CLI::ParseError& error,
+[[noreturn]] void refuse(const SubcommandEntry& entry, const CLI::App& app, const CLI::ParseError& error,
                          const std::vector<std::string>& args) {
-  // If the verb has subcommands (`bench ring`), the options are those of the subcommand.
+  // If the subcommand has subcommands (`bench ring`), the options are those of the subcommand.
   const std::vector<CLI::App*> words = app.get_subcommands();
   const CLI::App& meant = words.empty() ? app : *words.front();
   const std::string name = std::string(entry.name) + (words.empty() ? "" : " " + meant.get_name());
@@ -189,12 +189,13 @@ void print_fact(const std::string& name, const std::string& text) {
 
 namespace {
 
-// The options for the log, which every verb has.
+// The options for the log, which every subcommand has.
 struct LogOptions {
   std::optional<std::string> level;
   bool json = false;
 
-  // Declares them for the verb and for its subcommands, so that they may also follow one (`bench ring --log-json`).
+  // Declares them for the subcommand and for its subcommands, so that they may also follow one (`bench ring
+  // --log-json`).
   void declare(CLI::App& app) {
     app.add_option("--log-level", level,
                    "the least severe records to print beside the progress: debug, info (default), warn or error")
@@ -230,9 +231,9 @@ const CLI::Option* named_option(const CLI::App& app, const std::string& word) {
   return nullptr;
 }
 
-// Throws Error(kUsage) for an empty argument, also in --name=. CLI11 and the verbs would take it for one that was not
-// given, but it most often comes from a variable of the shell that is not set.
-void refuse_empty_arguments(const VerbEntry& entry, const CLI::App& app, const std::vector<std::string>& args) {
+// Throws Error(kUsage) for an empty argument, also in --name=. CLI11 and the subcommands would take it for one that was
+// not given, but it most often comes from a variable of the shell that is not set.
+void refuse_empty_arguments(const SubcommandEntry& entry, const CLI::App& app, const std::vector<std::string>& args) {
   const auto refuse_empty = [&](const std::string& which) {
     refuse_usage(entry.name,
                  which + " is empty: give it a value, or leave it out (is a variable of the shell not set?)");
@@ -246,9 +247,10 @@ void refuse_empty_arguments(const VerbEntry& entry, const CLI::App& app, const s
       refuse_empty(of_option ? args[i - 1] : "argument " + std::to_string(i + 1));
     }
     if (arg.find('=') == arg.size() - 1 && named_option(app, arg)) refuse_empty(arg.substr(0, arg.size() - 1));
-    // What follows the verb that `launch` starts is that verb's.
+    // What follows the subcommand that `launch` starts is that subcommand's.
     if (app.get_prefix_command() &&
-        std::any_of(verbs().begin(), verbs().end(), [&](const VerbEntry& verb) { return verb.name == arg; })) {
+        std::any_of(subcommands().begin(), subcommands().end(),
+                    [&](const SubcommandEntry& subcommand) { return subcommand.name == arg; })) {
       return;
     }
   }
@@ -256,13 +258,13 @@ void refuse_empty_arguments(const VerbEntry& entry, const CLI::App& app, const s
 
 }  // namespace
 
-ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& args) {
-  // Options hold references to members of the verb, so the verb must outlive the app.
-  ParsedVerb parsed;
-  parsed.verb = entry.make();
+ParsedSubcommand parse_subcommand(const SubcommandEntry& entry, const std::vector<std::string>& args) {
+  // Options hold references to members of the subcommand, so the subcommand must outlive the app.
+  ParsedSubcommand parsed;
+  parsed.subcommand = entry.make();
   CLI::App app{std::string(entry.help), "annulus " + std::string(entry.name)};
   app.formatter(std::make_shared<HelpPage>(terminal_columns(STDOUT_FILENO)));  // subcommands inherit it
-  parsed.verb->declare(app);
+  parsed.subcommand->declare(app);
   LogOptions log;
   log.declare(app);
   check_numbers(app);
@@ -275,7 +277,7 @@ ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& ar
     refuse(entry, app, error, args);
   }
   log.apply();
-  parsed.verb->check();
+  parsed.subcommand->check();
   return parsed;
 }
 

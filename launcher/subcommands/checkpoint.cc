@@ -11,7 +11,7 @@
 #include "common/interrupt.h"
 #include "common/logging/log.h"
 #include "common/text.h"
-#include "launcher/verb.h"
+#include "launcher/subcommand.h"
 #include "runtime/run/checkpoint.h"
 #include "runtime/run/checkpoint_files.h"
 #include "runtime/run/checkpoint_merge.h"
@@ -91,7 +91,7 @@ void show_json(const std::string& path, const Manifest& manifest, const std::vec
   std::printf("%s\n", all.dump(1).c_str());
 }
 
-class CheckpointVerb : public Verb {
+class CheckpointSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
     app.require_subcommand(0, 1);
@@ -215,6 +215,6 @@ class CheckpointVerb : public Verb {
 
 }  // namespace
 
-std::unique_ptr<Verb> make_checkpoint_verb() { return std::make_unique<CheckpointVerb>(); }
+std::unique_ptr<Subcommand> make_checkpoint_subcommand() { return std::make_unique<CheckpointSubcommand>(); }
 
 }  // namespace annulus

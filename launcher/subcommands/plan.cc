@@ -9,15 +9,15 @@
 #include "attention/execution/plan_report.h"
 #include "common/error.h"
 #include "common/text.h"
-#include "launcher/verb.h"
-#include "launcher/verbs/live_line.h"
-#include "launcher/verbs/plan_memory.h"
+#include "launcher/subcommand.h"
+#include "launcher/subcommands/live_line.h"
+#include "launcher/subcommands/plan_memory.h"
 #include "runtime/tensor_files/block_map_file.h"
 
 namespace annulus {
 namespace {
 
-class PlanVerb : public Verb {
+class PlanSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
     app.add_option("--ranks", ranks_, "number of ranks to plan for");
@@ -169,6 +169,6 @@ class PlanVerb : public Verb {
 
 }  // namespace
 
-std::unique_ptr<Verb> make_plan_verb() { return std::make_unique<PlanVerb>(); }
+std::unique_ptr<Subcommand> make_plan_subcommand() { return std::make_unique<PlanSubcommand>(); }
 
 }  // namespace annulus

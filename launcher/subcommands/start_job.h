@@ -1,5 +1,5 @@
-// Makes this process a rank of a job: bootstrap (comm/bootstrap/bootstrap.h) with the fields that all verbs compare.
-// Used by train, attend, logits and selftest.
+// Makes this process a rank of a job: bootstrap (comm/bootstrap/bootstrap.h) with the fields that all subcommands
+// compare. Used by train, attend, logits and selftest.
 #pragma once
 
 #include <string>

@@ -18,8 +18,8 @@
 #include "launcher/launch/rank.h"
 #include "launcher/launch/rank_place.h"
 #include "launcher/rank_locations.h"
-#include "launcher/verb.h"
-#include "launcher/verbs/start_job.h"
+#include "launcher/subcommand.h"
+#include "launcher/subcommands/start_job.h"
 #include "runtime/config/config.h"
 #include "runtime/huggingface/model_config.h"
 #include "runtime/run/run_folder.h"
@@ -29,7 +29,7 @@
 namespace annulus {
 namespace {
 
-class TrainVerb : public Verb {
+class TrainSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
     app.add_option("CONFIG", config_path_,
@@ -173,6 +173,6 @@ class TrainVerb : public Verb {
 
 }  // namespace
 
-std::unique_ptr<Verb> make_train_verb() { return std::make_unique<TrainVerb>(); }
+std::unique_ptr<Subcommand> make_train_subcommand() { return std::make_unique<TrainSubcommand>(); }
 
 }  // namespace annulus

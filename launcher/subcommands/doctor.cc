@@ -21,10 +21,10 @@
 #include "launcher/hosts/host_list.h"
 #include "launcher/hosts/launcher_socket.h"
 #include "launcher/network/network.h"
+#include "launcher/subcommand.h"
 #include "launcher/threads.h"
 #include "launcher/topology/binding.h"
 #include "launcher/topology/machine.h"
-#include "launcher/verb.h"
 #include "memory/caches.h"
 
 namespace annulus {
@@ -160,7 +160,7 @@ struct Diagnosis {
   std::vector<Finding> findings;
 };
 
-class DoctorVerb : public Verb {
+class DoctorSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
     app.add_option("--hosts", hosts_, "check these hosts, a:8,b:8; mpirun starts a process on each")->type_name("LIST");
@@ -279,6 +279,6 @@ class DoctorVerb : public Verb {
 
 }  // namespace
 
-std::unique_ptr<Verb> make_doctor_verb() { return std::make_unique<DoctorVerb>(); }
+std::unique_ptr<Subcommand> make_doctor_subcommand() { return std::make_unique<DoctorSubcommand>(); }
 
 }  // namespace annulus

@@ -5,15 +5,15 @@
 
 #include "common/interrupt.h"
 #include "common/names.h"
+#include "launcher/subcommand.h"
 #include "launcher/tokens/sample_tokenizer.h"
-#include "launcher/verb.h"
 #include "runtime/inference/sampler.h"
 #include "runtime/tensor_files/model_dtypes.h"
 
 namespace annulus {
 namespace {
 
-class SampleVerb : public Verb {
+class SampleSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
     app.add_option("MODEL", options_.run, "a run folder, the name of a run, or a folder in Hugging Face's layout")
@@ -56,6 +56,6 @@ class SampleVerb : public Verb {
 
 }  // namespace
 
-std::unique_ptr<Verb> make_sample_verb() { return std::make_unique<SampleVerb>(); }
+std::unique_ptr<Subcommand> make_sample_subcommand() { return std::make_unique<SampleSubcommand>(); }
 
 }  // namespace annulus

@@ -1,6 +1,6 @@
 // annulus plan --model: computes whether a training configuration fits into the memory of a device, at each level of
 // optimizer.shard, with and without recomputation, for any number of ranks. It runs nothing
-// (runtime/training/fitting.h). Part of the verb `plan` (plan.cc), whose other options plan attention.
+// (runtime/training/fitting.h). Part of the subcommand `plan` (plan.cc), whose other options plan attention.
 #pragma once
 
 #include <optional>

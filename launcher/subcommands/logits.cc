@@ -9,15 +9,15 @@
 #include "common/text.h"
 #include "launcher/command_line.h"
 #include "launcher/device.h"
-#include "launcher/verb.h"
-#include "launcher/verbs/start_job.h"
+#include "launcher/subcommand.h"
+#include "launcher/subcommands/start_job.h"
 #include "runtime/inference/logits.h"
 #include "runtime/tensor_files/model_dtypes.h"
 
 namespace annulus {
 namespace {
 
-class LogitsVerb : public Verb {
+class LogitsSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
     app.add_option("--model", options_.model, "a folder in Hugging Face's layout, a run folder, or the name of a run")
@@ -83,6 +83,6 @@ class LogitsVerb : public Verb {
 
 }  // namespace
 
-std::unique_ptr<Verb> make_logits_verb() { return std::make_unique<LogitsVerb>(); }
+std::unique_ptr<Subcommand> make_logits_subcommand() { return std::make_unique<LogitsSubcommand>(); }
 
 }  // namespace annulus

@@ -9,7 +9,7 @@
 
 #include "common/error.h"
 #include "common/text.h"
-#include "launcher/verb.h"
+#include "launcher/subcommand.h"
 #include "runtime/inference/inspection.h"
 
 namespace annulus {
@@ -117,7 +117,7 @@ void show_inspection_json(const Inspection& of) {
   std::printf("%s\n", all.dump(2).c_str());
 }
 
-class InspectVerb : public Verb {
+class InspectSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
     app.add_option("FOLDER_OR_RUN", which_, "a folder in Hugging Face's layout, a run folder, or the name of a run")
@@ -147,6 +147,6 @@ class InspectVerb : public Verb {
 
 }  // namespace
 
-std::unique_ptr<Verb> make_inspect_verb() { return std::make_unique<InspectVerb>(); }
+std::unique_ptr<Subcommand> make_inspect_subcommand() { return std::make_unique<InspectSubcommand>(); }
 
 }  // namespace annulus

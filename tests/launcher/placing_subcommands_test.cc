@@ -10,34 +10,34 @@
 #include <vector>
 
 #include "common/files.h"
+#include "launcher/subcommand.h"
 #include "launcher/topology/cluster.h"
-#include "launcher/verb.h"
 
 namespace annulus {
 
-// A verb of ranks, which `launch` can start.
-class ProbeVerb : public Verb {
+// A subcommand of ranks, which `launch` can start.
+class ProbeSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override { app.footer("Example:\n  ./annulus launch -n 2 probe"); }
   int run() override { return 0; }
 };
 
-const std::vector<VerbEntry>& verbs() {
-  static const std::vector<VerbEntry> all = {
-      {"launch", "", false, make_launch_verb},
-      {"topology", "", false, make_topology_verb},
-      {"probe", "", true, []() -> std::unique_ptr<Verb> { return std::make_unique<ProbeVerb>(); }},
+const std::vector<SubcommandEntry>& subcommands() {
+  static const std::vector<SubcommandEntry> all = {
+      {"launch", "", false, make_launch_subcommand},
+      {"topology", "", false, make_topology_subcommand},
+      {"probe", "", true, []() -> std::unique_ptr<Subcommand> { return std::make_unique<ProbeSubcommand>(); }},
   };
   return all;
 }
 
 namespace {
 
-std::string said_by(const std::string& verb, const std::vector<std::string>& args) {
-  ParsedVerb parsed = parse_verb(find_verb(verb), args);
+std::string said_by(const std::string& subcommand, const std::vector<std::string>& args) {
+  ParsedSubcommand parsed = parse_subcommand(find_subcommand(subcommand), args);
   ::testing::internal::CaptureStdout();
   try {
-    EXPECT_EQ(parsed.verb->run(), 0);
+    EXPECT_EQ(parsed.subcommand->run(), 0);
   } catch (...) {
     ::testing::internal::GetCapturedStdout();
     throw;
@@ -54,7 +54,7 @@ std::set<std::string> nics_of(const std::vector<std::string>& more) {
   return nics;
 }
 
-TEST(TopologyVerb, ShowsTheHcasOfTheJob) {
+TEST(TopologySubcommand, ShowsTheHcasOfTheJob) {
   using Nics = std::set<std::string>;
   unsetenv("ANNULUS_HCAS");
   EXPECT_EQ(nics_of({}), (Nics{"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"}));
@@ -65,7 +65,7 @@ TEST(TopologyVerb, ShowsTheHcasOfTheJob) {
   unsetenv("ANNULUS_HCAS");
 }
 
-TEST(TopologyVerb, ShowsTheDeviceOfTheJob) {
+TEST(TopologySubcommand, ShowsTheDeviceOfTheJob) {
   const std::vector<std::string> args = {"--xml", "tests/launcher/topology/testdata/one_socket_gpus.xml", "-n", "2"};
   const auto nodes = [&](const std::string& device) {
     std::vector<std::string> with = args;
@@ -78,10 +78,10 @@ TEST(TopologyVerb, ShowsTheDeviceOfTheJob) {
   EXPECT_EQ(nodes("auto"), std::set<int>{0});
   EXPECT_EQ(nodes("cuda"), std::set<int>{0});
   EXPECT_EQ(nodes("cpu"), (std::set<int>{0, 1}));
-  EXPECT_ANY_THROW(parse_verb(find_verb("topology"), {"--device", "gpu"}));
+  EXPECT_ANY_THROW(parse_subcommand(find_subcommand("topology"), {"--device", "gpu"}));
 }
 
-TEST(TopologyVerb, PlacesRanksOnSavedHosts) {
+TEST(TopologySubcommand, PlacesRanksOnSavedHosts) {
   const std::string path = ::testing::TempDir() + "/two hosts; \"quoted\".json";
   const std::string xml = "tests/launcher/topology/testdata/one_socket_gpus.xml";
   const std::vector<std::string> placed = {"-n", "8", "--context", "4", "--json"};
@@ -98,14 +98,14 @@ TEST(TopologyVerb, PlacesRanksOnSavedHosts) {
   EXPECT_ANY_THROW(with({"--xml", xml, "--save", "no/such/folder/x.json"}));
 }
 
-TEST(TopologyVerb, SavesAllDevicesWhateverTheJobUses) {
+TEST(TopologySubcommand, SavesAllDevicesWhateverTheJobUses) {
   const std::string path = ::testing::TempDir() + "/whole.json";
   EXPECT_EQ(nics_of({"--hcas", "mlx5_1", "--save", path}), std::set<std::string>{"mlx5_1"});
   const nlohmann::json said = nlohmann::json::parse(said_by("topology", {"--load", path, "--json"}));
   EXPECT_EQ(said.at("hosts").at(0).at("nics").size(), 4U);
 }
 
-TEST(TopologyVerb, ShowsInterfacesAndWhatLibrariesAreTold) {
+TEST(TopologySubcommand, ShowsInterfacesAndWhatLibrariesAreTold) {
   Host host{Machine::from_xml("tests/launcher/topology/testdata/h200_node.xml"), /*cuda=*/true};
   host.interfaces.push_back({"eth0", true, false, 10000, {"10.0.0.1/24"}, ""});
   const std::string path = ::testing::TempDir() + "/network.json";
@@ -130,7 +130,7 @@ TEST(TopologyVerb, ShowsInterfacesAndWhatLibrariesAreTold) {
   unsetenv("UCX_TLS");
 }
 
-TEST(TopologyVerb, RefusesSeveralSourcesOfHosts) {
+TEST(TopologySubcommand, RefusesSeveralSourcesOfHosts) {
   const std::string xml = "tests/launcher/topology/testdata/h200_node.xml";
   const nlohmann::json here =
       nlohmann::json::parse(said_by("topology", {"--hosts", "localhost:3", "--device", "cpu", "--json"}));
@@ -142,7 +142,7 @@ TEST(TopologyVerb, RefusesSeveralSourcesOfHosts) {
   EXPECT_ANY_THROW(said_by("topology", {"--hosts", "a;b"}));
 }
 
-TEST(TopologyVerb, UsesSlurmAllocationByDefault) {
+TEST(TopologySubcommand, UsesSlurmAllocationByDefault) {
   const std::vector<std::pair<const char*, const char*>> slurm = {
       {"SLURM_JOB_ID", "7"}, {"SLURM_JOB_NODELIST", "localhost"}, {"SLURM_TASKS_PER_NODE", "3"}, {"SLURM_NTASKS", "3"}};
   for (const auto& [name, value] : slurm) setenv(name, value, 1);
@@ -157,7 +157,7 @@ TEST(TopologyVerb, UsesSlurmAllocationByDefault) {
   for (const auto& [name, value] : slurm) unsetenv(name);
 }
 
-TEST(TopologyVerb, DrawsPlacementAsSvg) {
+TEST(TopologySubcommand, DrawsPlacementAsSvg) {
   const std::string path = ::testing::TempDir() + "/picture.svg";
   said_by("topology",
           {"--xml", "tests/launcher/topology/testdata/h200_node.xml", "-n", "8", "--context", "4", "--svg", path});
@@ -166,7 +166,7 @@ TEST(TopologyVerb, DrawsPlacementAsSvg) {
   EXPECT_NE(svg.find("ring 1: ranks 4 to 7"), std::string::npos) << svg;
 }
 
-TEST(LaunchVerb, PlansPlacementOnlyForRanksOnThisHost) {
+TEST(LaunchSubcommand, PlansPlacementOnlyForRanksOnThisHost) {
   for (const char* name : {"SLURM_JOB_NUM_NODES", "SLURM_NNODES", "OMPI_MCA_orte_default_hostfile"}) unsetenv(name);
   const std::string many = std::to_string(std::thread::hardware_concurrency() + 2);
   const std::string here = said_by("launch", {"-n", many, "--dry-run", "probe"});

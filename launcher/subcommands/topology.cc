@@ -22,12 +22,12 @@
 #include "launcher/hosts/launcher_socket.h"
 #include "launcher/launch/host_plan.h"
 #include "launcher/network/network.h"
+#include "launcher/subcommand.h"
 #include "launcher/topology/cluster.h"
 #include "launcher/topology/machine.h"
 #include "launcher/topology/placement.h"
 #include "launcher/topology/report.h"
 #include "launcher/topology/topology_svg.h"
-#include "launcher/verb.h"
 
 namespace annulus {
 namespace {
@@ -61,7 +61,7 @@ std::string network_text(const std::vector<Host>& hosts, const std::vector<std::
   return out;
 }
 
-class TopologyVerb : public Verb {
+class TopologySubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
     app.add_option(
@@ -211,6 +211,6 @@ class TopologyVerb : public Verb {
 
 }  // namespace
 
-std::unique_ptr<Verb> make_topology_verb() { return std::make_unique<TopologyVerb>(); }
+std::unique_ptr<Subcommand> make_topology_subcommand() { return std::make_unique<TopologySubcommand>(); }
 
 }  // namespace annulus

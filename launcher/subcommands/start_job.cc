@@ -1,5 +1,5 @@
 // See start_job.h.
-#include "launcher/verbs/start_job.h"
+#include "launcher/subcommands/start_job.h"
 
 #include "common/logging/log_setup.h"
 #include "common/version.h"

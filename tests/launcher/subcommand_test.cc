@@ -1,5 +1,6 @@
-// Tests how the options of any verb are parsed: numbers exactly as typed, or with an error, and no empty arguments.
-#include "launcher/verb.h"
+// Tests how the options of any subcommand are parsed: numbers exactly as typed, or with an error, and no empty
+// arguments.
+#include "launcher/subcommand.h"
 
 #include <gtest/gtest.h>
 
@@ -31,7 +32,7 @@ struct Numbers {
   int inner = 0;
 } numbers;
 
-class NumbersVerb : public Verb {
+class NumbersSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
     numbers = {};
@@ -51,13 +52,14 @@ class NumbersVerb : public Verb {
   int run() override { return 0; }
 };
 
-const VerbEntry kEntry = {"numbers", "", false, [] { return std::unique_ptr<Verb>(new NumbersVerb); }};
+const SubcommandEntry kEntry = {"numbers", "", false,
+                                [] { return std::unique_ptr<Subcommand>(new NumbersSubcommand); }};
 
-const VerbEntry kRanksEntry = {"numbers", "", true, kEntry.make};
+const SubcommandEntry kRanksEntry = {"numbers", "", true, kEntry.make};
 
-std::string refusal(const std::vector<std::string>& args, const VerbEntry& entry = kEntry) {
+std::string refusal(const std::vector<std::string>& args, const SubcommandEntry& entry = kEntry) {
   try {
-    parse_verb(entry, args);
+    parse_subcommand(entry, args);
   } catch (const Error& e) {
     EXPECT_EQ(e.kind(), ErrorKind::kUsage) << e.what();
     return e.what();
@@ -65,7 +67,7 @@ std::string refusal(const std::vector<std::string>& args, const VerbEntry& entry
   return "";
 }
 
-TEST(ParseVerb, ParsesNumbersOverTheirWholeRange) {
+TEST(ParseSubcommand, ParsesNumbersOverTheirWholeRange) {
   EXPECT_EQ(
       refusal({"--any", "-9223372036854775808", "--positive", "9223372036854775807", "--small", "2147483647", "--seed",
                "18446744073709551615", "--real", "-1.5e-3", "--share", "0.1", "--list", "3,-5,0", "--text", "010"}),
@@ -82,7 +84,7 @@ TEST(ParseVerb, ParsesNumbersOverTheirWholeRange) {
   EXPECT_EQ(numbers.inner, 7);
 }
 
-TEST(ParseVerb, RefusesMalformedNumbers) {
+TEST(ParseSubcommand, RefusesMalformedNumbers) {
   const std::string limit = "9223372036854775807";
   for (const std::vector<std::string>& row : std::vector<std::vector<std::string>>{
            {"--seed", "-1", "expected a whole number of at least 0, got \"-1\""},
@@ -119,7 +121,7 @@ TEST(ParseVerb, RefusesMalformedNumbers) {
 }
 
 // "$UNSET" in a shell is an empty argument. It is no value, whatever the option would do with it.
-TEST(ParseVerb, RefusesEmptyArguments) {
+TEST(ParseSubcommand, RefusesEmptyArguments) {
   const std::string empty = " is empty: give it a value, or leave it out";
   for (const auto& [args, named] : std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{"--text", ""}, "--text"},
@@ -145,14 +147,14 @@ TEST(ParseVerb, RefusesEmptyArguments) {
   EXPECT_EQ(numbers.text, "a=");
 }
 
-TEST(ParseVerb, RankCountOptionPointsToLaunch) {
+TEST(ParseSubcommand, RankCountOptionPointsToLaunch) {
   for (const std::vector<std::string>& args : std::vector<std::vector<std::string>>{
            {"-n", "3"}, {"-n3"}, {"-np", "3"}, {"--np", "3"}, {"--np=3"}, {"--any", "7", "-n", "3"}}) {
     const std::string words = "ranks are started by `", command = " launch -n 3 numbers ...`";
     const std::string text = refusal(args, kRanksEntry);
     EXPECT_NE(text.find(words), std::string::npos) << text;
     EXPECT_NE(text.find(command), std::string::npos) << text;
-    EXPECT_EQ(refusal(args).find("started by"), std::string::npos) << "this verb does not run as ranks";
+    EXPECT_EQ(refusal(args).find("started by"), std::string::npos) << "this subcommand does not run as ranks";
   }
   EXPECT_NE(refusal({"word", "-n", "3"}, kRanksEntry).find(" launch -n 3 numbers word ...`"), std::string::npos);
   EXPECT_NE(refusal({"--any", "7", "-n"}, kRanksEntry).find(" launch -n N numbers ...`"), std::string::npos);
@@ -162,8 +164,8 @@ TEST(ParseVerb, RankCountOptionPointsToLaunch) {
 
 }  // namespace
 
-const std::vector<VerbEntry>& verbs() {
-  static const std::vector<VerbEntry> table;
+const std::vector<SubcommandEntry>& subcommands() {
+  static const std::vector<SubcommandEntry> table;
   return table;
 }
 

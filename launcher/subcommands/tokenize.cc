@@ -9,14 +9,14 @@
 #include <cstring>
 
 #include "common/error.h"
+#include "launcher/subcommand.h"
 #include "launcher/tokens/inspect_tokens.h"
 #include "launcher/tokens/tokenizer_script.h"
-#include "launcher/verb.h"
 
 namespace annulus {
 namespace {
 
-class TokenizeVerb : public Verb {
+class TokenizeSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
     const auto making = [&](CLI::Option* option) { making_.push_back(option); };
@@ -156,6 +156,6 @@ class TokenizeVerb : public Verb {
 
 }  // namespace
 
-std::unique_ptr<Verb> make_tokenize_verb() { return std::make_unique<TokenizeVerb>(); }
+std::unique_ptr<Subcommand> make_tokenize_subcommand() { return std::make_unique<TokenizeSubcommand>(); }
 
 }  // namespace annulus

@@ -9,7 +9,7 @@
 #include "common/logging/log.h"
 #include "common/names.h"
 #include "common/text.h"
-#include "launcher/verb.h"
+#include "launcher/subcommand.h"
 #include "runtime/huggingface/export.h"
 #include "runtime/run/run_folder.h"
 #include "runtime/tensor_files/model_dtypes.h"
@@ -17,7 +17,7 @@
 namespace annulus {
 namespace {
 
-class ExportVerb : public Verb {
+class ExportSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
     app.add_option("RUN", run_, "a run folder, or the name of a run")->required();
@@ -74,6 +74,6 @@ class ExportVerb : public Verb {
 
 }  // namespace
 
-std::unique_ptr<Verb> make_export_verb() { return std::make_unique<ExportVerb>(); }
+std::unique_ptr<Subcommand> make_export_subcommand() { return std::make_unique<ExportSubcommand>(); }
 
 }  // namespace annulus

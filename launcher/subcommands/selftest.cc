@@ -21,8 +21,8 @@
 #include "comm/bootstrap/launch_info.h"
 #include "common/error.h"
 #include "common/names.h"
-#include "launcher/verb.h"
-#include "launcher/verbs/start_job.h"
+#include "launcher/subcommand.h"
+#include "launcher/subcommands/start_job.h"
 
 namespace annulus {
 namespace {
@@ -37,7 +37,7 @@ bool ends_a_process(int signal) {
   return std::find(others.begin(), others.end(), signal) == others.end();
 }
 
-class SelftestVerb : public Verb {
+class SelftestSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
     app.add_option("TEST", what_, "exchange, print, exit, fail, kill, hang, stop or spin")->required();
@@ -176,6 +176,6 @@ class SelftestVerb : public Verb {
 
 }  // namespace
 
-std::unique_ptr<Verb> make_selftest_verb() { return std::make_unique<SelftestVerb>(); }
+std::unique_ptr<Subcommand> make_selftest_subcommand() { return std::make_unique<SelftestSubcommand>(); }
 
 }  // namespace annulus

@@ -1,4 +1,5 @@
-// annulus launch: reads its own options and those of the verb that it starts; launcher/launch/launch.h does the work.
+// annulus launch: reads its own options and those of the subcommand that it starts; launcher/launch/launch.h does the
+// work.
 #include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <numeric>
@@ -13,17 +14,17 @@
 #include "launcher/hosts/mpirun.h"
 #include "launcher/launch/launch.h"
 #include "launcher/program.h"
-#include "launcher/verb.h"
+#include "launcher/subcommand.h"
 
 namespace annulus {
 namespace {
 
 constexpr int kMostRanks = 65536;
 
-class LaunchVerb : public Verb {
+class LaunchSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
-    app.prefix_command();  // arguments after the verb's name belong to the verb
+    app.prefix_command();  // arguments after the subcommand's name belong to the subcommand
     app.add_option("-n,--np", ranks_, "number of ranks (also -np; default: all slots of the hosts)")->type_name("N");
     app.add_option("--hosts", hosts_,
                    "the hosts on which ranks run, and the slots of each: a:8,b:8 (default: the hosts of the Slurm "
@@ -55,7 +56,7 @@ class LaunchVerb : public Verb {
       if (!rest_.empty() && rest_.front().starts_with("-")) refuse_option("launch", app, rest_.front());
     });
     app.footer(
-        "The verb and its own options come last.\n"
+        "The subcommand and its own options come last.\n"
         "Examples:\n"
         "  ./annulus launch -n 2 train configs/quickstart.toml\n"
         "  ./annulus launch -n 4 --dry-run selftest exchange\n"
@@ -86,12 +87,13 @@ class LaunchVerb : public Verb {
     if (options_.hosts) ranks_of_hosts(*options_.hosts, options_.ranks);  // throws if there are more ranks than slots
     if (rest_.empty()) {
       std::vector<std::string> known;
-      for (const VerbEntry& entry : verbs()) {
+      for (const SubcommandEntry& entry : subcommands()) {
         if (entry.ranks) known.emplace_back(entry.name);
       }
-      throw Error(ErrorKind::kUsage, "launcher", "launch needs a verb to run: one of " + join(known, ", ") + usage);
+      throw Error(ErrorKind::kUsage, "launcher",
+                  "launch needs a subcommand to run: one of " + join(known, ", ") + usage);
     }
-    const VerbEntry& entry = find_verb(rest_.front());
+    const SubcommandEntry& entry = find_subcommand(rest_.front());
     if (!entry.ranks) {
       throw Error(ErrorKind::kUsage, "launcher",
                   "`" + std::string(entry.name) + "` runs in one process: run it without `launch -n N`");
@@ -100,14 +102,15 @@ class LaunchVerb : public Verb {
     const Network typed = parse_network(interfaces_, hcas_, rank_hca_.empty() ? "auto" : rank_hca_, "launch");
     for (const Variable& variable : environment_of(typed)) setenv(variable.name.c_str(), variable.value.c_str(), 1);
     if (rank_hca_ == "auto") setenv("ANNULUS_RANK_HCA", "auto", 1);  // overrides the configuration
-    // The verb's options are parsed here so that a typing error is reported once, before anything starts.
-    const ParsedVerb parsed = parse_verb(entry, {rest_.begin() + 1, rest_.end()});
+    // The subcommand's options are parsed here so that a typing error is reported once, before anything starts.
+    const ParsedSubcommand parsed = parse_subcommand(entry, {rest_.begin() + 1, rest_.end()});
     help_ = parsed.text;
-    options_.context = parsed.verb == nullptr ? options_.ranks : parsed.verb->context(options_.ranks);
-    options_.device = parsed.verb == nullptr ? "cpu" : parsed.verb->device();
-    options_.network = network_from_environment(parsed.verb == nullptr ? Network{} : parsed.verb->network());
-    if (parsed.verb != nullptr) options_.files = parsed.verb->files();
-    if (parsed.verb != nullptr) options_.keep_logs = parsed.verb->keep_logs();
+    options_.context = parsed.subcommand == nullptr ? options_.ranks : parsed.subcommand->context(options_.ranks);
+    options_.device = parsed.subcommand == nullptr ? "cpu" : parsed.subcommand->device();
+    options_.network =
+        network_from_environment(parsed.subcommand == nullptr ? Network{} : parsed.subcommand->network());
+    if (parsed.subcommand != nullptr) options_.files = parsed.subcommand->files();
+    if (parsed.subcommand != nullptr) options_.keep_logs = parsed.subcommand->keep_logs();
     options_.program = rest_;
   }
 
@@ -144,6 +147,6 @@ class LaunchVerb : public Verb {
 
 }  // namespace
 
-std::unique_ptr<Verb> make_launch_verb() { return std::make_unique<LaunchVerb>(); }
+std::unique_ptr<Subcommand> make_launch_subcommand() { return std::make_unique<LaunchSubcommand>(); }
 
 }  // namespace annulus

@@ -9,14 +9,14 @@
 #include "launcher/command_line.h"
 #include "launcher/device.h"
 #include "launcher/hosts/mpirun.h"
-#include "launcher/verb.h"
-#include "launcher/verbs/start_job.h"
+#include "launcher/subcommand.h"
+#include "launcher/subcommands/start_job.h"
 #include "runtime/attend/attend.h"
 
 namespace annulus {
 namespace {
 
-class AttendVerb : public Verb {
+class AttendSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
     app.add_option("--input", options_.input, "safetensors file with q, k, v (and dout)")->type_name("FILE");
@@ -83,6 +83,6 @@ class AttendVerb : public Verb {
 
 }  // namespace
 
-std::unique_ptr<Verb> make_attend_verb() { return std::make_unique<AttendVerb>(); }
+std::unique_ptr<Subcommand> make_attend_subcommand() { return std::make_unique<AttendSubcommand>(); }
 
 }  // namespace annulus

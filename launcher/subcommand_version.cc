@@ -4,12 +4,12 @@
 #include <cstdio>
 
 #include "common/version.h"
-#include "launcher/verb.h"
+#include "launcher/subcommand.h"
 
 namespace annulus {
 namespace {
 
-class VersionVerb : public Verb {
+class VersionSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override { app.footer("Example:\n  ./annulus version"); }
   int run() override {
@@ -20,6 +20,6 @@ class VersionVerb : public Verb {
 
 }  // namespace
 
-std::unique_ptr<Verb> make_version_verb() { return std::make_unique<VersionVerb>(); }
+std::unique_ptr<Subcommand> make_version_subcommand() { return std::make_unique<VersionSubcommand>(); }
 
 }  // namespace annulus
