@@ -35,7 +35,7 @@ RC_GTEST_PROP(Verifier, ProvesCorrectPlansAndCountsTheirPairs, ()) {
 }
 
 // What each rank proves about its own program, and the differences that it finds between its transfers and those of its
-// peers. This is what prove_plan does, without a communicator.
+// peers. This is what prove_together does, without a communicator.
 struct Shares {
   std::vector<std::string> alone, compared;
   int64_t tiles = 0, transfers = 0, pairs = 0;
