@@ -21,6 +21,7 @@
 #include "comm/bootstrap/launch_info.h"
 #include "common/error.h"
 #include "common/names.h"
+#include "common/text.h"
 #include "launcher/subcommand.h"
 #include "launcher/subcommands/start_job.h"
 
