@@ -8,6 +8,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "attention/execution/planned_call.h"
@@ -123,12 +124,14 @@ TEST(Proof, RanksMustAgreeOnLeavingItOut) {
 
 TEST(Proof, PlanAheadMakesTheShareOfTheProof) {
   const PlanRequest request = zigzag(1, 44);
-  const int64_t before = plan_stats().shares_made;
+  const PlanStats before = plan_stats();
   plan_ahead(zigzag(1, 43), 0, /*prove=*/false);
   plan_ahead(request, 0, /*prove=*/true);
-  // This thread makes the plan or waits until it is made, and the same for the share, which is made once.
+  while (plan_stats().shares_made == before.shares_made) std::this_thread::yield();  // by the thread that plans
+  EXPECT_EQ(plan_stats().programs_made, before.programs_made + 2);
   EXPECT_TRUE(cached_plan(request, 0)->share().proof.holds());
-  EXPECT_EQ(plan_stats().shares_made, before + 1);
+  EXPECT_EQ(plan_stats().shares_made, before.shares_made + 1);
+  EXPECT_EQ(plan_stats().programs_made, before.programs_made + 2);
 }
 
 TEST(Proof, EveryCallProvesAnAdaptivePlan) {
