@@ -47,7 +47,7 @@ def plan(
     Raises AnnulusError for invalid arguments.
     """
     layout = layout or ("zigzag" if lengths is None else "contiguous")
-    given = locals()
+    given = dict(locals())
     with errors():
         given["pattern"] = pattern_text(pattern)
         return json.loads(torch.ops.annulus.plan(**given))
@@ -74,7 +74,7 @@ def plan_ahead(
     length: the length of the whole sequence. The other arguments are those of the later call, which uses the plan, or
     waits until it is ready. keep: must be False if that call is compiled by torch.compile.
     """
-    given = locals()
+    given = dict(locals())
     with errors():
         given |= {"pattern": pattern_text(pattern), "group": group_name(group)}
         given["layout"] = chosen_layout(layout, group) if lengths is None else layout or "contiguous"
