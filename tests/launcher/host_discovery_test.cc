@@ -38,7 +38,7 @@ std::string report_message(const std::string& name) {
   report.name = name;
   report.version = kVersion;
   report.host.machine = Machine::from_synthetic("pack:1 [numa] core:2 pu:1", name);
-  return message_line({{"report", report_to_json(report)}, {"addresses", {"00/1/127.0.0.1"}}});
+  return json({{"report", report_to_json(report)}, {"addresses", {"00/1/127.0.0.1"}}}).dump();
 }
 
 // Returns the answer of a host to a message from the launcher; "" if it sends none.
@@ -152,7 +152,7 @@ TEST_F(HostDiscovery, NamesHostThatDisconnectsDuringWrite) {
     EXPECT_TRUE(wait_for(launcher, POLLIN, soon()));  // the request stays unread
     EXPECT_EQ(eventfd_write(options_.stop_fd, 1), 0);
     asks.wait();
-    write_all(launcher, report_message("a"), soon());
+    write_all(launcher, report_message("a") + "\n", soon());
     close(launcher);
     left.count_down();
     std::ofstream(fifo_) << "";  // mpirun ends
