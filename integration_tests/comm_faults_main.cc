@@ -38,7 +38,7 @@ bool has_come(int rank) {
   info.rank = info.size;
   const comm_internal::Presence eye(info);
   info.rank = rank;
-  for (const int here : eye.look().here) {
+  for (const int here : eye.seen().here) {
     if (here == rank) return true;
   }
   return false;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/error.h"
+#include "tests/common/expect_error.h"
 
 namespace annulus::compare_test {
 namespace {
@@ -97,12 +98,7 @@ TEST(Compare, SaysThatMachinesDiffer) {
 TEST(Compare, RefusesReportsWithNothingInCommon) {
   for (const BenchReport& after : {report({}), report({ratio("b", 1)}), report({ratio("a", 1, 0, "other")})}) {
     std::ostringstream out;
-    try {
-      compare_reports(report({ratio("a", 1)}), after, 0.1, out);
-      FAIL();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kInput);
-    }
+    expect_error(ErrorKind::kInput, {}, [&] { compare_reports(report({ratio("a", 1)}), after, 0.1, out); });
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "common/error.h"
 #include "common/version.h"
+#include "tests/common/expect_error.h"
 
 namespace annulus::report_test {
 namespace {
@@ -113,13 +114,7 @@ TEST(BenchReport, RefusesMalformedReportsAndNamesThePlace) {
 
 TEST(BenchReport, RefusesMissingFileAndFolder) {
   for (const std::string& path : {file("missing.json"), ::testing::TempDir()}) {
-    try {
-      read_report(path);
-      FAIL() << path;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kInput);
-      EXPECT_NE(std::string(error.what()).find(path), std::string::npos) << error.what();
-    }
+    expect_error(ErrorKind::kInput, {path}, [&] { read_report(path); });
   }
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "common/error.h"
+#include "tests/common/expect_error.h"
 
 namespace annulus::environment_test {
 namespace {
@@ -25,12 +26,8 @@ TEST(Environment, SwitchIsOneOrZero) {
 
 TEST(Environment, ErrorNamesTheAllowedRange) {
   setenv("ANNULUS_BOOTSTRAP_TIMEOUT", "0", 1);
-  try {
-    number_from_environment("ANNULUS_BOOTSTRAP_TIMEOUT", 60, 0.1, 86400);
-    ADD_FAILURE() << "accepted";
-  } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("expected a number from 0.1 to 86400;"), std::string::npos) << e.what();
-  }
+  expect_error(ErrorKind::kUsage, {"expected a number from 0.1 to 86400;"},
+               [] { number_from_environment("ANNULUS_BOOTSTRAP_TIMEOUT", 60, 0.1, 86400); });
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "common/error.h"
+#include "tests/common/expect_error.h"
 #include "tests/common/in_child.h"
 
 namespace annulus::mapped_file_test {
@@ -39,18 +40,6 @@ class MappedFileTest : public ::testing::Test {
 
   std::string path_;
 };
-
-template <typename Body>
-std::string refusal(ErrorKind kind, const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), kind) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "accepted";
-  return "";
-}
 
 std::string pages(size_t n) {
   std::string text(n * 4096, 'x');
@@ -89,7 +78,7 @@ TEST_F(MappedFileTest, RefusesRangesBeyondTheFile) {
   char to[16];
   for (const auto& [offset, count] : std::vector<std::pair<int64_t, int64_t>>{
            {0, 9}, {8, 1}, {9, 0}, {-1, 2}, {2, -1}, {INT64_MAX, INT64_MAX}, {4, INT64_MAX}}) {
-    refusal(ErrorKind::kInternal, [&] { file.copy(offset, count, to); });
+    error_text(ErrorKind::kInternal, [&] { file.copy(offset, count, to); });
   }
   EXPECT_EQ(file.at<uint64_t>(0), 0x3837363534333231u);
 }
@@ -100,14 +89,14 @@ TEST_F(MappedFileTest, TruncationIsAnErrorNotASignal) {
   EXPECT_EQ(file.at<char>(40 * 4096), pages(64)[40 * 4096]);
   fs::resize_file(path_, 10 * 4096 + 5);
   for (int i = 0; i < 3; ++i) {
-    const std::string message = refusal(ErrorKind::kInput, [&] { file.at<char>(40 * 4096); });
+    const std::string message = error_text(ErrorKind::kInput, [&] { file.at<char>(40 * 4096); });
     EXPECT_NE(message.find("[data] " + path_ + " has changed since the run began"), std::string::npos) << message;
     EXPECT_NE(message.find("it had 262,144 bytes, it has 40,965"), std::string::npos) << message;
   }
   std::string all(64 * 4096, '\0');
-  refusal(ErrorKind::kInput, [&] { file.copy(0, 64 * 4096, all.data()); });
+  error_text(ErrorKind::kInput, [&] { file.copy(0, 64 * 4096, all.data()); });
   EXPECT_EQ(file.at<char>(4096), pages(64)[4096]);  // what remains can be read
-  refusal(ErrorKind::kInput, [&] { file.require_unchanged(); });
+  error_text(ErrorKind::kInput, [&] { file.require_unchanged(); });
 }
 
 TEST_F(MappedFileTest, EveryThreadHasItsOwnGuard) {
@@ -139,7 +128,7 @@ TEST_F(MappedFileTest, DetectsWritesInPlace) {
   const MappedFile file("data", path_);
   file.require_unchanged();
   std::fstream(path_, std::ios::binary | std::ios::in | std::ios::out) << "X";  // the size stays the same
-  const std::string message = refusal(ErrorKind::kInput, [&] { file.require_unchanged(); });
+  const std::string message = error_text(ErrorKind::kInput, [&] { file.require_unchanged(); });
   EXPECT_NE(message.find("it was written to"), std::string::npos) << message;
 }
 
@@ -156,9 +145,11 @@ TEST_F(MappedFileTest, KeepsReadingAReplacedOrRemovedFile) {
 }
 
 TEST_F(MappedFileTest, ErrorsGiveTheReason) {
-  EXPECT_NE(refusal(ErrorKind::kInput, [&] { MappedFile("data", path_); }).find("No such file"), std::string::npos);
-  EXPECT_NE(refusal(ErrorKind::kInput, [&] { MappedFile("data", "/tmp"); }).find("no regular file"), std::string::npos);
-  EXPECT_NE(refusal(ErrorKind::kInput, [&] { MappedFile("data", "/dev/null"); }).find("no regular"), std::string::npos);
+  EXPECT_NE(error_text(ErrorKind::kInput, [&] { MappedFile("data", path_); }).find("No such file"), std::string::npos);
+  EXPECT_NE(error_text(ErrorKind::kInput, [&] { MappedFile("data", "/tmp"); }).find("no regular file"),
+            std::string::npos);
+  EXPECT_NE(error_text(ErrorKind::kInput, [&] { MappedFile("data", "/dev/null"); }).find("no regular"),
+            std::string::npos);
 }
 
 TEST_F(MappedFileTest, ThousandsCanBeOpenAtOnce) {

@@ -20,6 +20,7 @@
 #include "common/error.h"
 #include "common/logging/log_setup.h"
 #include "common/logging/logger.h"
+#include "tests/common/expect_error.h"
 
 namespace annulus::log_test {
 namespace {
@@ -276,20 +277,9 @@ TEST(LogSettings, AreReadAndRefused) {
     EXPECT_EQ(parse_log_settings(log_settings_text(settings), "X"), settings);
   }
   for (const std::string wrong : {"wran", "warn,jso", "", "warn,"}) {
-    try {
-      parse_log_settings(wrong, "ANNULUS_LOG");
-      ADD_FAILURE() << wrong;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
-      EXPECT_NE(std::string(error.what()).find("ANNULUS_LOG"), std::string::npos) << error.what();
-    }
+    expect_error(ErrorKind::kUsage, {"ANNULUS_LOG"}, [&] { parse_log_settings(wrong, "ANNULUS_LOG"); });
   }
-  try {
-    parse_log_level("wran", "--log-level");
-    ADD_FAILURE();
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("did you mean \"warn\""), std::string::npos) << error.what();
-  }
+  expect_error(ErrorKind::kUsage, {"did you mean \"warn\""}, [] { parse_log_level("wran", "--log-level"); });
 }
 
 }  // namespace

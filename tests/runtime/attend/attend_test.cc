@@ -22,6 +22,7 @@
 #include "common/error.h"
 #include "runtime/tensor_files/block_map_file.h"
 #include "tests/common/exactness.h"
+#include "tests/common/expect_error.h"
 #include "tests/runtime/training/tiny_run.h"
 
 namespace annulus::attend_test {
@@ -55,13 +56,7 @@ void expect_checked(const AttendOptions& options, int ranks) {
 }
 
 void expect_refused(const AttendOptions& options, int ranks, ErrorKind kind, const std::string& word) {
-  try {
-    attend(options, ranks);
-    ADD_FAILURE() << word;
-  } catch (const Error& e) {
-    EXPECT_EQ(e.kind(), kind) << e.what();
-    EXPECT_NE(std::string(e.what()).find(word), std::string::npos) << e.what();
-  }
+  expect_error(kind, {word}, [&] { attend(options, ranks); });
 }
 
 TEST(Attend, ChecksEveryPatternAgainstTheOracle) {

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "common/error.h"
+#include "tests/common/expect_error.h"
 
 namespace annulus::random_input_test {
 namespace {
@@ -46,14 +47,7 @@ TEST(RandomInput, RefusesInvalidText) {
                                                         {"dtype=f33", "f32"},
                                                         {"magnitude=nan", "magnitude"},
                                                         {"queries=100000000,heads=8", "at most 134217728"}}) {
-    try {
-      parse_random_input(text, "--random");
-      ADD_FAILURE() << text;
-    } catch (const Error& e) {
-      EXPECT_EQ(e.kind(), ErrorKind::kUsage);
-      EXPECT_NE(std::string(e.what()).find(word), std::string::npos) << e.what();
-      EXPECT_NE(std::string(e.what()).find("--random"), std::string::npos) << e.what();
-    }
+    expect_error(ErrorKind::kUsage, {word, "--random"}, [&] { parse_random_input(text, "--random"); });
   }
 }
 

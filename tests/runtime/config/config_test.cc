@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "common/error.h"
+#include "tests/common/expect_error.h"
 
 namespace annulus::config_test {
 namespace {
@@ -30,14 +31,8 @@ lr = 1e-3
 // The message of the Error of this kind that parsing throws.
 std::string refusal(const std::string& toml, const std::vector<std::string>& sets = {},
                     ErrorKind kind = ErrorKind::kUsage) {
-  try {
-    parse_config(toml, "small.toml", sets);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), kind) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "accepted: " << toml;
-  return "";
+  SCOPED_TRACE(toml);
+  return error_text(kind, [&] { parse_config(toml, "small.toml", sets); });
 }
 
 void expect_in(const std::string& text, const std::vector<std::string>& parts) {
@@ -125,13 +120,7 @@ TEST(Config, ReadsRotaryScalingByKind) {
       {"\"yarn\"", "expected a table"},
   };
   for (const auto& [value, says] : wrong) {
-    try {
-      scaling(value);
-      ADD_FAILURE() << value;
-    } catch (const Error& e) {
-      EXPECT_EQ(e.kind(), ErrorKind::kUsage);
-      EXPECT_NE(std::string(e.what()).find(says), std::string::npos) << e.what();
-    }
+    expect_error(ErrorKind::kUsage, {says}, [&] { scaling(value); });
   }
 }
 
@@ -154,13 +143,8 @@ TEST(Config, ModelFromAFolderHasItsShape) {
   EXPECT_EQ(c.model.dropout, 0.1);
   // A run's own configuration holds every key and is read without the folder.
   EXPECT_EQ(parse_config(to_toml(c), "written"), c);
-  try {
-    parse_config(toml, "s", {"model.heads=8"}, reader);
-    ADD_FAILURE();
-  } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("model.heads = 8, but the model in models/a has 4"), std::string::npos)
-        << e.what();
-  }
+  expect_error(ErrorKind::kUsage, {"model.heads = 8, but the model in models/a has 4"},
+               [&] { parse_config(toml, "s", {"model.heads=8"}, reader); });
   EXPECT_THROW(parse_config(toml, "s"), Error);  // the sizes are missing
 }
 

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "common/error.h"
+#include "tests/common/expect_error.h"
 #include "tests/runtime/data/shards/token_writers.h"
 
 namespace annulus::order_test {
@@ -98,13 +99,8 @@ TEST_F(OrderTest, EachEpochDrawsEachRowOnceInItsOwnOrder) {
 
 TEST_F(OrderTest, RefusesASourceWithoutRows) {
   const Corpus source = corpus({{1}, {2}, {}});
-  try {
-    SourceOrder(1, "web", rows(source, 8, Packing::kDocument, true));
-    ADD_FAILURE();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kInput);
-    EXPECT_NE(std::string(error.what()).find("no row to train on"), std::string::npos);
-  }
+  expect_error(ErrorKind::kInput, {"no row to train on"},
+               [&] { SourceOrder(1, "web", rows(source, 8, Packing::kDocument, true)); });
 }
 
 // The context changes twice, each time at a random draw: in the first epoch, in what remains of it, or in a later one.

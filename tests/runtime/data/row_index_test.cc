@@ -17,6 +17,7 @@
 #include "common/checksum.h"
 #include "common/error.h"
 #include "common/interrupt.h"
+#include "tests/common/expect_error.h"
 #include "tests/common/faulty_files.h"
 #include "tests/common/in_child.h"
 #include "tests/runtime/data/shards/token_writers.h"
@@ -77,13 +78,7 @@ TEST_F(RowIndexTest, RefusesRowsOfADamagedBlock) {
   ASSERT_TRUE(index);
   EXPECT_EQ(index->row(Split::kTrain, 0).size(), 8U);
   const int64_t damaged = (2 * 4096 + 7) / 8;
-  try {
-    index->row(Split::kTrain, damaged);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kInput);
-    EXPECT_NE(std::string(error.what()).find("damaged"), std::string::npos) << error.what();
-  }
+  expect_error(ErrorKind::kInput, {"damaged"}, [&] { index->row(Split::kTrain, damaged); });
 }
 
 // Documents whose tokens are all different, with lengths at and around the limits.
@@ -240,15 +235,8 @@ TEST_F(RowIndexTest, RefusesLongDocumentsIfConfigured) {
   s.context = 9;
   for (const Packing packing : {Packing::kBestFit, Packing::kDocument}) {
     s.packing = packing;
-    try {
-      RowIndex::find_or_make(source, s, root_ + "/index");
-      ADD_FAILURE();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kInput);
-      const std::string message = error.what();
-      EXPECT_NE(message.find("1000.tokens, token 3 (byte 4,108) has 11 tokens, but a row takes 10"), std::string::npos)
-          << message;
-    }
+    expect_error(ErrorKind::kInput, {"1000.tokens, token 3 (byte 4,108) has 11 tokens, but a row takes 10"},
+                 [&] { RowIndex::find_or_make(source, s, root_ + "/index"); });
   }
   EXPECT_TRUE(files_of_index().empty());
   s.packing = Packing::kStream;
@@ -383,12 +371,7 @@ TEST_F(RowIndexTest, CreatesTheFolderButNotItsParents) {
   const Corpus source = corpus({{{1, 2, 3}}});
   const PackSettings s = settings(4, Packing::kDocument);
   EXPECT_EQ(RowIndex::find_or_make(source, s, root_ + "/new")->rows(Split::kTrain), 1);
-  try {
-    RowIndex::find_or_make(source, s, root_ + "/not/there");
-    ADD_FAILURE();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kResource);
-  }
+  expect_error(ErrorKind::kResource, {}, [&] { RowIndex::find_or_make(source, s, root_ + "/not/there"); });
 }
 
 // The index holds 1e9 documents, one per row; all blocks except the last are a hole in the file.

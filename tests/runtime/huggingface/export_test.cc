@@ -14,6 +14,7 @@
 #include "common/error.h"
 #include "runtime/huggingface/model_config.h"
 #include "runtime/huggingface/weights.h"
+#include "tests/common/expect_error.h"
 #include "tests/common/faulty_files.h"
 #include "tests/runtime/huggingface/folders.h"
 #include "tests/runtime/training/tiny_run.h"
@@ -152,13 +153,7 @@ TEST(Export, FullDiskLeavesNoPartialFolder) {
     }
   }
   EXPECT_GT(faults, 30);
-  try {
-    exported({.run = run, .out = out});
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
-    EXPECT_NE(std::string(error.message()).find(out + " already exists"), std::string::npos) << error.what();
-  }
+  expect_error(ErrorKind::kUsage, {out + " already exists"}, [&] { exported({.run = run, .out = out}); });
 }
 
 TEST(Export, ExportsAModelTrainedFromScratch) {
@@ -197,13 +192,7 @@ TEST(Export, RefusesPatternsThatTheFamilyCannotExpress) {
   config.run.steps = 1;
   EXPECT_EQ(train(config, 1).code, 0);
   const std::string run = config.run.folder + "/tiny-001", out = folder.path() + "/out";
-  try {
-    exported({.run = run, .out = out});
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
-    EXPECT_NE(std::string(error.message()).find("--leave-pattern"), std::string::npos) << error.what();
-  }
+  expect_error(ErrorKind::kUsage, {"--leave-pattern"}, [&] { exported({.run = run, .out = out}); });
   EXPECT_FALSE(std::filesystem::exists(out));
   const ExportedModel made = exported({.run = run, .out = out, .leave_pattern = true});
   EXPECT_NE(made.notes.back().find("dilated"), std::string::npos);

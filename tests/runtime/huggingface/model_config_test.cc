@@ -10,6 +10,7 @@
 
 #include "attention/pattern/pattern.h"
 #include "common/error.h"
+#include "tests/common/expect_error.h"
 
 namespace annulus::model_config_test {
 namespace {
@@ -370,13 +371,7 @@ TEST(ModelConfig, WritesPatternsThatTheFamilyCanExpress) {
 
   config = to_write(read(llama()));
   config.model.pattern = sliding;
-  try {
-    write_model_config(config);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
-    EXPECT_NE(std::string(error.message()).find("--leave-pattern"), std::string::npos) << error.what();
-  }
+  expect_error(ErrorKind::kUsage, {"--leave-pattern"}, [&] { write_model_config(config); });
   config.leave_pattern = true;
   EXPECT_EQ(written(config), llama());
   config = to_write(read(mistral()));

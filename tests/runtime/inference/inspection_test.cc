@@ -9,6 +9,7 @@
 #include <string>
 
 #include "common/error.h"
+#include "tests/common/expect_error.h"
 #include "tests/runtime/huggingface/folders.h"
 #include "tests/runtime/training/tiny_run.h"
 #include "tests/runtime/training/trainer_runs.h"
@@ -59,14 +60,8 @@ TEST(Inspection, InspectsAFolder) {
 TEST(Inspection, ErrorNamesTheMissingConfig) {
   const std::string folder = fresh_folder("unsaid");
   write_weights(folder, weights_of(small_shape(), at::kFloat));
-  try {
-    inspect_model(folder, "runs", std::nullopt);
-    ADD_FAILURE();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kInput);
-    EXPECT_NE(std::string(error.what()).find(folder + " has weights but no config.json"), std::string::npos)
-        << error.what();
-  }
+  expect_error(ErrorKind::kInput, {folder + " has weights but no config.json"},
+               [&] { inspect_model(folder, "runs", std::nullopt); });
 }
 
 TEST(Inspection, InspectsARun) {

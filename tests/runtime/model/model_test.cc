@@ -18,6 +18,7 @@
 
 #include "common/error.h"
 #include "tests/common/exactness.h"
+#include "tests/common/expect_error.h"
 #include "tests/memory/peak_bytes.h"
 #include "tests/runtime/model/dense_attention.h"
 #include "tests/runtime/model/flat_parameters.h"
@@ -255,12 +256,7 @@ TEST(Model, RefusesInvalidShapes) {
            [](ModelShape& s) { s.head_size = 7; }, [](ModelShape& s) { s.head_size = -2; }}) {
     ModelShape shape = tiny();
     change(shape);
-    try {
-      validate(shape);
-      FAIL();
-    } catch (const Error& e) {
-      EXPECT_EQ(e.kind(), ErrorKind::kPlan);
-    }
+    expect_error(ErrorKind::kPlan, {}, [&] { validate(shape); });
   }
 }
 

@@ -16,6 +16,7 @@
 
 #include "common/error.h"
 #include "runtime/tensor_files/safetensors.h"
+#include "tests/common/expect_error.h"
 #include "tests/common/faulty_files.h"
 #include "tests/common/in_child.h"
 #include "tests/runtime/run/checkpoints.h"
@@ -102,15 +103,7 @@ TEST(Checkpoint, UnreadableCheckpointIsAnError) {
 TEST(Checkpoint, LoadsAGivenStepOrReportsItMissing) {
   const std::string run = fresh_run("of_step");
   WholeStore store(run, 3);
-  const auto failure = [&](int64_t step) -> std::string {
-    try {
-      store.load(step);
-      return "nothing was raised";
-    } catch (const Error& e) {
-      EXPECT_EQ(e.kind(), ErrorKind::kInput);
-      return e.what();
-    }
-  };
+  const auto failure = [&](int64_t step) { return error_text(ErrorKind::kInput, [&] { store.load(step); }); };
   EXPECT_EQ(failure(2), "[checkpoint] " + store.store().folder() + " holds no checkpoint of step 2; it holds none");
   for (const int64_t step : {2, 4, 6}) store.save(state_of(step));
   EXPECT_TRUE(same(store.load(4), state_of(4)));

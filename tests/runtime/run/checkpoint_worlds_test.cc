@@ -13,6 +13,7 @@
 #include "common/checksum.h"
 #include "runtime/run/checkpoint_files.h"
 #include "runtime/tensor_files/safetensors.h"
+#include "tests/common/expect_error.h"
 #include "tests/common/faulty_files.h"
 #include "tests/runtime/run/cut_checkpoints.h"
 
@@ -140,12 +141,7 @@ TEST(CheckpointWorlds, RefusesRanksThatSaveDifferentSteps) {
   const std::string run = fresh_run("steps");
   run_ranks(2, [&](Communicator& world) {
     CheckpointStore store(run, 2);
-    try {
-      store.save(world, {.step = world.rank()}, {});
-      ADD_FAILURE() << "nothing was raised";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kMismatch) << error.what();
-    }
+    expect_error(ErrorKind::kMismatch, {}, [&] { store.save(world, {.step = world.rank()}, {}); });
   });
 }
 
@@ -249,27 +245,17 @@ TEST(CheckpointWorlds, ReadersReadOnlyTheBlocksThatTheyNeed) {
   read(64, 133);
   read(48, 48);
   for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{47, 49}, {63, 64}, {0, 133}}) {
-    try {
-      read(begin, end);
-      ADD_FAILURE() << begin;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kInput);
-      EXPECT_EQ(std::string(error.what()),
-                "[checkpoint] " + path + ": the checksum of tensor \"model.a\", elements [48:64], does not match");
-    }
+    EXPECT_EQ(error_text(ErrorKind::kInput, [&] { read(begin, end); }),
+              "[checkpoint] " + path + ": the checksum of tensor \"model.a\", elements [48:64], does not match");
   }
   // If one requested tensor has another shape or dtype or is missing, no requested tensor is modified.
   for (const TensorSlice& wrong : {TensorSlice{"model.a", {19, 7}, 0, at::zeros({5})},
                                    TensorSlice{"model.a", {7, 19}, 0, at::zeros({5}, at::kLong)},
                                    TensorSlice{"model.other", {5}, 0, at::zeros({5})}}) {
     const at::Tensor values = at::zeros({5}, at::kBFloat16);
-    try {
+    expect_error(ErrorKind::kInput, {"was it made with another [model]?"}, [&] {
       store.read(state, {{"model.b", {5}, 0, values}, wrong});
-      ADD_FAILURE() << wrong.name;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kInput);
-      EXPECT_NE(std::string(error.what()).find("was it made with another [model]?"), std::string::npos);
-    }
+    });
     EXPECT_TRUE(at::equal(values, at::zeros({5}, at::kBFloat16)));
   }
 }

@@ -6,6 +6,7 @@
 
 #include "comm/threads/threads.h"
 #include "common/error.h"
+#include "tests/common/expect_error.h"
 
 namespace annulus::mesh_test {
 namespace {
@@ -37,14 +38,9 @@ TEST(Mesh, LastAxisHasConsecutiveRanks) {
 
 TEST(Mesh, ErrorNamesTheAxisOfTheRemainingRanks) {
   EXPECT_EQ(axes_text({{"data", 2}, {"context", 4}}), "data 2 x context 4");
-  try {
+  expect_error(ErrorKind::kPlan, {"the mesh data 2 x context (all others) needs a multiple of 2 ranks"}, [] {
     fit_axes({{"data", 2}, {"context", 0}}, 3);
-    FAIL();
-  } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("the mesh data 2 x context (all others) needs a multiple of 2 ranks"),
-              std::string::npos)
-        << e.what();
-  }
+  });
 }
 
 TEST(Mesh, RefusesSizesThatDoNotMultiplyToTheRanks) {
@@ -53,12 +49,7 @@ TEST(Mesh, RefusesSizesThatDoNotMultiplyToTheRanks) {
                                                              {{"data", 0}, {"context", 0}},
                                                              {{"data", -1}, {"context", 4}},
                                                              {{"data", 8}, {"context", 0}}}) {
-    try {
-      fit_axes(axes, 4);
-      FAIL() << axes[0].size << " x " << axes[1].size;
-    } catch (const Error& e) {
-      EXPECT_EQ(e.kind(), ErrorKind::kPlan);
-    }
+    expect_error(ErrorKind::kPlan, {}, [&] { fit_axes(axes, 4); });
   }
 }
 

@@ -19,6 +19,7 @@
 #include "runtime/tensor_files/safetensors.h"
 #include "runtime/training/trainer.h"
 #include "runtime/training/training.h"
+#include "tests/common/expect_error.h"
 #include "tests/runtime/training/kept_state.h"
 #include "tests/runtime/training/tiny_run.h"
 #include "tests/runtime/training/trainer_runs.h"
@@ -202,15 +203,8 @@ TEST(Spikes, RepeatedSpikesAtTheSameStepEndTheRun) {
       std::ostringstream out;
       TrainOptions options;
       options.out = &out;
-      try {
-        run_training(config, world, options);
-        ADD_FAILURE() << "the run succeeded: " << out.str();
-      } catch (const Error& e) {
-        EXPECT_EQ(e.kind(), ErrorKind::kUsage);
-        EXPECT_NE(std::string(e.what()).find("above optimizer.spike times its running median in 3 steps in a row"),
-                  std::string::npos)
-            << e.what();
-      }
+      expect_error(ErrorKind::kUsage, {"above optimizer.spike times its running median in 3 steps in a row"},
+                   [&] { run_training(config, world, options); });
     });
   }
 }

@@ -16,6 +16,7 @@
 #include "common/error.h"
 #include "runtime/tensor_files/block_map_file.h"
 #include "runtime/training/training.h"
+#include "tests/common/expect_error.h"
 #include "tests/runtime/training/equal_losses.h"
 #include "tests/runtime/training/tiny_run.h"
 
@@ -260,13 +261,7 @@ TEST(TrainingPatterns, CheckRefusesInvalidPatterns) {
   const TestFolder folder;
   const auto refused = [&](const std::string& toml, const std::string& word, ErrorKind kind = ErrorKind::kPlan) {
     Config config = config_with(folder, pattern(toml));
-    try {
-      check_training(config, 2);
-      FAIL() << word;
-    } catch (const Error& e) {
-      EXPECT_EQ(e.kind(), kind) << e.what();
-      EXPECT_NE(std::string(e.what()).find(word), std::string::npos) << e.what();
-    }
+    expect_error(kind, {word}, [&] { check_training(config, 2); });
   };
   refused("{ kind = 'causal', documents = [50, 80] }", "136");
   refused("{ kind = 'dilated', segment_lengths = [8,8,8,8,8], dilation_rates = [1,1,1,1,1], combine = 'mean' }",

@@ -9,6 +9,7 @@
 
 #include "common/checksum.h"
 #include "common/error.h"
+#include "tests/common/expect_error.h"
 #include "tests/runtime/data/shards/token_writers.h"
 
 namespace annulus::token_table_test {
@@ -56,14 +57,7 @@ class TokenTableTest : public ::testing::Test {
     return out.substr(2);
   }
   void expect_refused(const std::string& bytes, const std::string& words) {
-    try {
-      load(bytes);
-      ADD_FAILURE() << "not refused: " << words;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kInput);
-      EXPECT_NE(std::string(error.what()).find(path_), std::string::npos) << error.what();
-      EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
-    }
+    expect_error(ErrorKind::kInput, {path_, words}, [&] { load(bytes); });
   }
   // `bytes` with `content` written at offset `at` behind the header, and the checksum recomputed.
   std::string with(std::string bytes, size_t at, const std::string& content) {

@@ -11,6 +11,7 @@
 
 #include "common/error.h"
 #include "runtime/model/model.h"
+#include "tests/common/expect_error.h"
 
 namespace annulus::parameter_groups_test {
 namespace {
@@ -53,13 +54,7 @@ TEST(ParameterGroups, FirstMatchingGroupApplies) {
 
 TEST(ParameterGroups, RefusesGroupsThatApplyToNoParameter) {
   const auto refused = [](const ParameterGroups& groups, const std::string& words) {
-    try {
-      rates_by_name(groups);
-      FAIL() << words;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
-      EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
-    }
+    expect_error(ErrorKind::kUsage, {words}, [&] { rates_by_name(groups); });
   };
   refused({{group("model.embed_token.weight")}}, "did you mean \"model.embed_tokens.weight\"?");
   refused({{group("*norm.weight"), group("model.layers.*.self_atn.q_proj.weight")}},

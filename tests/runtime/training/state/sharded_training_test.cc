@@ -20,6 +20,7 @@
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "runtime/training/training.h"
+#include "tests/common/expect_error.h"
 #include "tests/runtime/data/whole_rows.h"
 #include "tests/runtime/model/dense_attention.h"
 #include "tests/runtime/model/flat_parameters.h"
@@ -219,13 +220,7 @@ TEST(ShardedTraining, ShardingOverHostsMatchesShardingWithinThem) {
 TEST(ShardedTraining, RefusesHostsWithUnequalRankCounts) {
   Config config;
   config.optimizer.shard_within = "host";
-  try {
-    make_sharding(config, 6, 4);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kPlan);
-    EXPECT_NE(std::string(error.what()).find("of 6 ranks 4 are on one"), std::string::npos) << error.what();
-  }
+  expect_error(ErrorKind::kPlan, {"of 6 ranks 4 are on one"}, [&] { make_sharding(config, 6, 4); });
 }
 
 // All world sizes and levels have the same losses as training on one rank without sharding.

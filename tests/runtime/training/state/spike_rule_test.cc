@@ -9,6 +9,7 @@
 
 #include "common/error.h"
 #include "runtime/training/state/left_out.h"
+#include "tests/common/expect_error.h"
 
 namespace annulus::spike_rule_test {
 namespace {
@@ -71,17 +72,9 @@ TEST(LeftOut, EndsTheRunAfterTooManyInARow) {
   }
   out.add(20, LeftOut::Reason::kNotFinite);
   out.add(21, LeftOut::Reason::kSpike);
-  try {
-    out.add(22, LeftOut::Reason::kSpike);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
-    EXPECT_NE(std::string(error.what())
-                  .find("above optimizer.spike times its running median in 3 steps in a row, the "
-                        "last at step 23"),
-              std::string::npos)
-        << error.what();
-  }
+  expect_error(ErrorKind::kUsage,
+               {"above optimizer.spike times its running median in 3 steps in a row, the last at step 23"},
+               [&] { out.add(22, LeftOut::Reason::kSpike); });
 }
 
 // Otherwise a run that meets a spike at the same step after every rewind would never end.
