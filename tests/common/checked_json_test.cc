@@ -13,17 +13,6 @@
 namespace annulus::checked_json_test {
 namespace {
 
-<<<<<<< HEAD
-std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kInput);
-    return error.what();
-  }
-  return "nothing was refused";
-}
-
 std::string bounded_refusal(const std::string& text, size_t deepest) {
   try {
     parse_bounded_json(text, deepest);
@@ -63,12 +52,7 @@ TEST(BoundedJson, RefusesMalformedJson) {
 
 TEST(CheckedJson, RefusesInvalidAndOversizedJson) {
   const auto parsed = [](const std::string& text) {
-    return refusal([&] { parse_checked_json(text, "module", "here.json"); });
-=======
-TEST(CheckedJson, RefusesInvalidAndOversizedJson) {
-  const auto parsed = [](const std::string& text) {
-    return error_text(ErrorKind::kInput, [&] { parse_checked_json(text, "room", "here.json"); });
->>>>>>> 2205e52 (Expect errors in tests by one helper)
+    return error_text(ErrorKind::kInput, [&] { parse_checked_json(text, "module", "here.json"); });
   };
   EXPECT_EQ(parsed(""), "[module] here.json: not JSON, or cut off, at byte 1 of 0");
   EXPECT_EQ(parsed("{\"a\": 1"), "[module] here.json: not JSON, or cut off, at byte 8 of 7");
@@ -96,11 +80,7 @@ TEST(CheckedJson, ErrorsNameThePathToTheMember) {
   EXPECT_EQ(whole.keys(2), (std::vector<std::string>{"large", "list"}));
 
   const auto expect = [](const std::string& words, const std::function<void()>& call) {
-<<<<<<< HEAD
-    EXPECT_EQ(refusal(call), "[module] here.json: " + words);
-=======
-    EXPECT_EQ(error_text(ErrorKind::kInput, call), "[room] here.json: " + words);
->>>>>>> 2205e52 (Expect errors in tests by one helper)
+    EXPECT_EQ(error_text(ErrorKind::kInput, call), "[module] here.json: " + words);
   };
   expect("list[0].other is missing", [&] { item.at("other"); });
   expect("list[0].n should be a whole number from 8 to 9, not 7", [&] { item.at("n").integer(8, 9); });
