@@ -1,4 +1,5 @@
-// The deadline of an operation. Internal to comm/: used by the backends and by the watchdog.
+// The deadline of an operation. Internal to comm/: wait() of each backend raises the error when it has passed, and so
+// does the watchdog.
 #pragma once
 
 #include <algorithm>

@@ -159,9 +159,9 @@ def loss():
     with open(path, encoding="utf-8") as f:
         rows = [line.strip().split(",") for line in f if not line.startswith("#")][1:]
     width, height, left, top, right, bottom = 800, 230, 44, 14, 20, 34
-    last, low, high = max(int(r[0]) for r in rows), 2.0, 5.0
+    last, low, high = max(int(r[0]) for r in rows), 2.0, 8.0
     x = lambda step: left + (width - left - right) * step / last
-    y = lambda bits: top + (height - top - bottom) * (high - min(bits, high)) / (high - low)
+    y = lambda bits: top + (height - top - bottom) * (high - bits) / (high - low)
     out = ['<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d">' % (
         width, height, width, height), ON_PAGE]
     for bits in range(int(low), int(high) + 1):
@@ -169,7 +169,7 @@ def loss():
         out.append('<text x="%d" y="%.1f" text-anchor="end">%d</text>' % (left - 8, y(bits) + 4, bits))
     for step in range(0, last + 1, 500):
         out.append('<text x="%.1f" y="%d" text-anchor="middle">%d</text>' % (x(step), height - 12, step))
-    for column, colour, name in ((1, STEPS[0], "training"), (2, STEPS[3], "validation")):
+    for column, colour, name in ((1, STEPS[0], "single training batches"), (2, STEPS[3], "validation")):
         points = [(x(int(r[0])), y(float(r[column]))) for r in rows if r[column]]
         out.append('<polyline fill="none" stroke="%s" stroke-width="2" points="%s"/>' % (
             colour, " ".join("%.1f,%.1f" % p for p in points)))
@@ -208,17 +208,18 @@ def speed():
     for mask in ("causal 1024 x 64", "causal 4096 x 64", "causal 4096 x 128", "full 4096 x 128"):
         for _, colour, words in sets:
             row = next(r for r in table_after("attention-performance.md", words) if r[0] == mask + " fp32")
-            attention.append((mask, colour, float(row[1]) / float(row[3])))
-    training = []
+            attention.append((mask if colour == STEPS[0] else "", colour, float(row[1]) / float(row[3])))
+    training, machines = [], {"D": "AMD EPYC (D)", "E": "Intel Xeon (E)"}  # docs/performance.md
     for machine in ("D", "E"):
         for name, colour, _ in sets:
             row = next(r for r in table_after("performance.md", "| machine C | CPU seconds" if machine == "C" else
                                               "Machine %s, 2026-11-2%d, " % (machine, 5 if machine == "D" else 7)) if r[0] == name)
-            ratios = [float(v) for v in row[2].split(",")]
-            training.append(("machine " + machine, colour, min(ratios)))
+            ratios = sorted(float(v) for v in row[2].split(","))
+            training.append((machines[machine] if colour == STEPS[0] else "", colour, ratios[len(ratios) // 2]))
     out = ['<svg xmlns="http://www.w3.org/2000/svg" width="800" height="252" viewBox="0 0 800 252">', ON_PAGE]
-    out += bars(0, "Attention on one core, forward: times LibTorch's speed", attention, 3.0, "LibTorch")
-    out += bars(410, "Training: CPU seconds over eager PyTorch's", training, 1.25, "PyTorch")
+    out += bars(0, "Attention, forward, one core (D): speed over LibTorch's", attention, 3.0, "LibTorch")
+    out += bars(410, "Training: CPU seconds over eager PyTorch's, median", training, 1.25, "PyTorch")
+    out.append('<text x="0" y="246">fp32, length x head size; longer is better</text><text x="410" y="170">shorter is better</text>')
     for i, (name, colour, _) in enumerate(sets):
         out.append('<rect x="%d" y="200" width="12" height="12" fill="%s"/><text x="%d" y="210">%s</text>' % (
             560 + 90 * i, colour, 578 + 90 * i, name))

@@ -259,7 +259,8 @@ def check_named_files(files):
     section = re.search(r"^## Where is ...\?\n(.*?)(?=^## )", files[GUIDE], re.S | re.M)
     if not section:
         return ["%s has no section \"Where is ...?\"" % GUIDE]
-    return ["%s: %s is not there" % (GUIDE, name) for name in re.findall(r"`([\w./-]+/[\w.-]*)`", section.group(1))
+    named = re.findall(r"`([\w./-]+/[\w.-]*|\w+\.(?:cc|h|py|cu))`", section.group(1))
+    return ["%s: %s is not there" % (GUIDE, name) for name in named
             if name not in files and not any(path.startswith(name) for path in files if name.endswith("/"))]
 
 
