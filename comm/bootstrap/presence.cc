@@ -101,8 +101,8 @@ Presence::Seen Presence::seen() const {
 }
 
 bool Presence::all_live() const {
-  const Seen seen = look();
-  return static_cast<int>(seen.here.size()) == info_.size && seen.stopped.empty();
+  const Seen ranks = seen();
+  return static_cast<int>(ranks.here.size()) == info_.size && ranks.stopped.empty();
 }
 
 bool Presence::report_claimed() const { return find(name_of("report")).here; }
