@@ -44,19 +44,22 @@ BatchReader::BatchReader(const Dataset& data, BatchShape shape, int64_t batches,
     : data_(data),
       shape_(std::move(shape)),
       batches_(batches),
-      next_(begin),
+      begin_(begin),
       end_(end),
+      next_(begin),
       memory_(std::move(slots)),
       steps_(memory_.size()) {
-  for (size_t slot = 0; slot < steps_.size(); ++slot) begin_to_read(next_ + static_cast<int64_t>(slot), slot);
+  for (size_t slot = 0; slot < steps_.size(); ++slot) begin_to_read(begin + static_cast<int64_t>(slot));
 }
 
-void BatchReader::begin_to_read(int64_t step, size_t slot) {
-  if (step < end_) steps_[slot] = std::async(std::launch::async, [this, step, slot] { return read(step, slot); });
+size_t BatchReader::slot_of(int64_t step) const { return static_cast<size_t>(step - begin_) % memory_.size(); }
+
+void BatchReader::begin_to_read(int64_t step) {
+  if (step < end_) steps_[slot_of(step)] = std::async(std::launch::async, [this, step] { return read(step); });
 }
 
-BatchReader::Step BatchReader::read(int64_t step, size_t slot) const {
-  Step read{.batches = {}, .slot = slot, .uses = std::vector<SourceUse>(data_.sources())};
+BatchReader::Step BatchReader::read(int64_t step) const {
+  Step read{.batches = {}, .slot = slot_of(step), .uses = std::vector<SourceUse>(data_.sources())};
   for (int64_t i = 0; i < batches_; ++i) {
     std::vector<DrawnRow> own;
     for (int64_t row = 0; row < shape_.rows; ++row) {
@@ -64,7 +67,7 @@ BatchReader::Step BatchReader::read(int64_t step, size_t slot) const {
       read.uses[drawn.source].add(drawn.use());
       if (row >= shape_.first_row && row < shape_.first_row + shape_.own_rows) own.push_back(std::move(drawn));
     }
-    read.batches.push_back(fill_batch(data_, shape_, std::move(own), memory_[slot] + i * shape_.values()));
+    read.batches.push_back(fill_batch(data_, shape_, std::move(own), memory_[read.slot] + i * shape_.values()));
   }
   return read;
 }
@@ -72,12 +75,10 @@ BatchReader::Step BatchReader::read(int64_t step, size_t slot) const {
 const BatchReader::Step& BatchReader::take() {
   if (next_ >= end_) throw Error(ErrorKind::kInternal, "data", "no step is left to be read");
   const auto before = std::chrono::steady_clock::now();
-  const auto slots = static_cast<int64_t>(steps_.size());
-  if (taken_) begin_to_read(next_ - 1 + slots, taken_->slot);
-  taken_ = steps_[taken_ ? (taken_->slot + 1) % steps_.size() : 0].get();
+  if (next_ > begin_) begin_to_read(next_ - 1 + static_cast<int64_t>(steps_.size()));
+  taken_ = steps_[slot_of(next_++)].get();
   waited_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - before).count();
-  ++next_;
-  return *taken_;
+  return taken_;
 }
 
 }  // namespace annulus

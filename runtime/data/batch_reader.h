@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <future>
-#include <optional>
 #include <vector>
 
 #include "attention/pattern/span.h"
@@ -54,23 +53,24 @@ class BatchReader {
   BatchReader& operator=(const BatchReader&) = delete;
 
   // Returns the next step, `begin` first. It is valid until the next call, which gives its slot back. Rethrows what
-  // reading raised.
+  // reading this step raised.
   const Step& take();
 
   // Seconds that calls of take() have waited so far.
   double waited() const { return waited_; }
 
  private:
-  void begin_to_read(int64_t step, size_t slot);
-  Step read(int64_t step, size_t slot) const;
+  size_t slot_of(int64_t step) const;
+  void begin_to_read(int64_t step);
+  Step read(int64_t step) const;
 
   const Dataset& data_;
   const BatchShape shape_;
   const int64_t batches_;
-  int64_t next_;  // the step that take() gives next
-  const int64_t end_;
+  const int64_t begin_, end_;
+  int64_t next_;                          // the step that take() gives next
   const std::vector<int64_t*> memory_;    // by slot
-  std::optional<Step> taken_;             // the last step that take() has given
+  Step taken_;                            // the last step that take() has given
   double waited_ = 0;                     // seconds
   std::vector<std::future<Step>> steps_;  // by slot; destroyed first, which waits until nothing is read any more
 };
