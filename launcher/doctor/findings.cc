@@ -1,5 +1,6 @@
 // Findings as a table and as JSON. See host_checks.h.
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 
 #include "common/text.h"
@@ -8,17 +9,8 @@
 namespace annulus {
 
 std::string_view to_string(Severity severity) {
-  switch (severity) {
-    case Severity::kGood:
-      return "good";
-    case Severity::kUnknown:
-      return "unknown";
-    case Severity::kWarning:
-      return "warning";
-    case Severity::kError:
-      break;
-  }
-  return "error";
+  constexpr std::array<std::string_view, 4> kNames = {"good", "unknown", "warning", "error"};
+  return kNames.at(static_cast<size_t>(severity));
 }
 
 const std::string& label_of(const HostReport& report) { return report.listed.empty() ? report.name : report.listed; }

@@ -28,7 +28,6 @@ using nlohmann::json;
 constexpr int kClockRounds = 8;
 constexpr size_t kMostTried = 16;             // silent hosts that are tried at the same time, each alone
 constexpr std::chrono::seconds kTryTime{30};  // the time for trying all of them
-constexpr std::chrono::seconds kEndTime{3};   // how long mpirun may take to end on request
 constexpr std::chrono::seconds kRestTime{5};  // how long it may take to end by itself after all hosts have reported
 
 // mpirun starts with no signals blocked, even if the caller has blocked its own to read them from a descriptor.
@@ -255,7 +254,7 @@ class Discovery {
   // does not always name that host, so each missing host is tried alone. Returns only if the user wants to stop.
   void refuse_absent() {
     const bool in_time = Clock::now() < deadline_;
-    mpirun_.end(Clock::now() + kEndTime);
+    mpirun_.end(Clock::now() + kMpirunEndTime);
     std::vector<size_t> absent;
     // The absent hosts are those on which the others wait, because the addresses are sent only after all have reported.
     const auto take = [&](std::initializer_list<HostConnection::State> states) {
@@ -313,7 +312,7 @@ class Discovery {
     }
     // All are asked before any is waited for, so that they end at the same time.
     for (MpirunProcess& child : children) child.send(SIGTERM);
-    const Clock::time_point last = Clock::now() + kEndTime;
+    const Clock::time_point last = Clock::now() + kMpirunEndTime;
     for (size_t i = 0; i < children.size(); ++i) {
       const int code = children[i].end(last);
       const std::string words = mpirun_complaint(children[i].text());

@@ -22,7 +22,6 @@ namespace annulus {
 namespace {
 
 constexpr size_t kKeptText = 20000;
-constexpr std::chrono::seconds kEndTime{3};  // how long mpirun may take to end on request
 
 }  // namespace
 
@@ -69,7 +68,7 @@ MpirunProcess& MpirunProcess::operator=(MpirunProcess&& other) noexcept {
 }
 
 MpirunProcess::~MpirunProcess() {
-  if (pid_ > 0) end(std::chrono::steady_clock::now() + kEndTime);
+  if (pid_ > 0) end(std::chrono::steady_clock::now() + kMpirunEndTime);
   for (const int fd : {output_, pidfd_}) {
     if (fd >= 0) close(fd);
   }

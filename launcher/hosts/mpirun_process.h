@@ -12,6 +12,8 @@
 
 namespace annulus {
 
+inline constexpr std::chrono::seconds kMpirunEndTime{3};  // how long mpirun may take to end on request
+
 class MpirunProcess {
  public:
   MpirunProcess() = default;

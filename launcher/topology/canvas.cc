@@ -10,23 +10,8 @@ namespace {
 
 std::string escaped(std::string_view text) {
   std::string out;
-  for (char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c;
-    }
+  for (const char c : text) {
+    out += c == '&' ? "&amp;" : c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '"' ? "&quot;" : std::string(1, c);
   }
   return out;
 }
@@ -48,6 +33,11 @@ int text_width(std::string_view text, int size) {
     width += wide ? 780 : narrow ? 340 : 610;
   }
   return width * size / 1000;
+}
+
+std::string straight(Point from, Point to) {
+  return "M" + std::to_string(from.x) + " " + std::to_string(from.y) + "L" + std::to_string(to.x) + " " +
+         std::to_string(to.y);
 }
 
 void SvgCanvas::box(const Box& box, int radius, std::string_view fill, std::string_view stroke, int stroke_width) {

@@ -22,6 +22,9 @@ struct Box {
 // Returns an upper estimate, in pixels, of the width of `text` in common sans-serif fonts of this size.
 int text_width(std::string_view text, int size);
 
+// Returns the path of a straight line.
+std::string straight(Point from, Point to);
+
 class SvgCanvas {
  public:
   void box(const Box& box, int radius, std::string_view fill, std::string_view stroke, int stroke_width = 1);

@@ -279,10 +279,8 @@ void HostPicture::draw_nic_lines(SvgCanvas& canvas) const {
   for (int r : ranks_) {
     const auto nic = nic_of(r);
     if (!nic) continue;
-    const Point from = anchors_.at(r).bottom_middle(), to = nics_.at(*nic).top_middle();
-    canvas.line("M" + std::to_string(from.x) + " " + std::to_string(from.y) + "L" + std::to_string(to.x) + " " +
-                    std::to_string(to.y),
-                "#b8c2cc", sizes_.words ? 2 : 1, "", /*arrow=*/false);
+    canvas.line(straight(anchors_.at(r).bottom_middle(), nics_.at(*nic).top_middle()), "#b8c2cc", sizes_.words ? 2 : 1,
+                "", /*arrow=*/false);
   }
 }
 

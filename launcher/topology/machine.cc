@@ -18,21 +18,8 @@
 namespace annulus {
 
 std::string_view to_string(LinkKind kind) {
-  switch (kind) {
-    case LinkKind::kSelf:
-      return "self";
-    case LinkKind::kNvlink:
-      return "NVLink";
-    case LinkKind::kPciSwitch:
-      return "PCI switch";
-    case LinkKind::kPciRoot:
-      return "PCI root";
-    case LinkKind::kPackage:
-      return "socket";
-    case LinkKind::kSystem:
-      return "system";
-  }
-  return "?";
+  constexpr std::array<std::string_view, 6> kNames = {"self", "NVLink", "PCI switch", "PCI root", "socket", "system"};
+  return kNames.at(static_cast<size_t>(kind));
 }
 
 std::string normalize_pci_bus_id(std::string_view id) {

@@ -36,70 +36,39 @@ int total(const RingPieces& pieces) {
   return sum;
 }
 
-// What follows the member at each position of an order.
-enum class After {
-  kNext,    // a link to the next
-  kReturn,  // a link to the first of its piece, which ends here
-  kNone     // no link: the piece ends here and goes on elsewhere, or has one member
+// A position of an order, which lies in the piece that begins at `first`.
+struct Position {
+  size_t first = 0;
+  bool returns = false;  // a link leads from it to the first, which closes the ring
+  int ways = 0;          // connections to other hosts: two at a piece of a single member whose ring goes on elsewhere
 };
 
-std::vector<After> links_of(const RingPieces& pieces) {
-  std::vector<After> after;
+std::vector<Position> positions_of(const RingPieces& pieces) {
+  std::vector<Position> positions;
   for (const RingPiece& piece : pieces) {
-    for (int i = 0; i + 1 < piece.members; ++i) after.push_back(After::kNext);
-    if (piece.members > 0) after.push_back(piece.closed && piece.members > 1 ? After::kReturn : After::kNone);
-  }
-  return after;
-}
-
-// Returns how many connections to other hosts begin or end at each position of an order: two at a piece of a single
-// member whose ring continues elsewhere.
-std::vector<int> ways_out(const RingPieces& pieces) {
-  std::vector<int> ways(total(pieces), 0);
-  size_t begin = 0;
-  for (const RingPiece& piece : pieces) {
-    const size_t end = begin + static_cast<size_t>(piece.members);
-    if (!piece.closed && piece.members > 0) {
-      ++ways[begin];
-      ++ways[end - 1];
+    const size_t first = positions.size();
+    for (int i = 0; i < piece.members; ++i) {
+      const bool last = i + 1 == piece.members;
+      positions.push_back({first, last && piece.closed && i > 0, piece.closed ? 0 : (i == 0) + last});
     }
-    begin = end;
   }
-  return ways;
+  return positions;
 }
 
-// What the member at a position adds to the worth of an order whose piece begins at `first`: the link from the one
-// before it, the link back to the first, and its nearness to the network.
-class Worth {
- public:
-  Worth(const GpuGraph& gpus, const RingPieces& pieces)
-      : gpus_(gpus), after_(links_of(pieces)), ways_(ways_out(pieces)) {}
-
-  size_t members() const { return after_.size(); }
-  bool ends_piece(size_t position) const { return after_[position] != After::kNext; }
-  // The number of links, and of connections to other hosts, that the member at a position adds.
-  int links(size_t position) const {
-    return (position > 0 && !ends_piece(position - 1) ? 1 : 0) + (after_[position] == After::kReturn ? 1 : 0);
-  }
-  int ways(size_t position) const { return ways_[position]; }
-
-  RingWorth with(RingWorth worth, const std::vector<int>& order, size_t position, size_t first) const {
-    const auto add = [&](int to) {
-      const int64_t link = gpus_.bandwidth[order[position]][to];
-      worth.slowest = std::min(worth.slowest, link);
-      worth.sum += link;
-    };
-    if (position > first) add(order[position - 1]);
-    if (after_[position] == After::kReturn) add(order[first]);
-    if (!gpus_.nearness.empty()) worth.ends += ways_[position] * gpus_.nearness[order[position]];
-    return worth;
-  }
-
- private:
-  const GpuGraph& gpus_;
-  const std::vector<After> after_;
-  const std::vector<int> ways_;
-};
+// Adds to the worth of an order what the member at a position contributes: the link from the one before it, the link
+// back to the first, and its nearness to the network.
+RingWorth with(RingWorth worth, const GpuGraph& gpus, const std::vector<int>& order, size_t at,
+               const Position& position) {
+  const auto add = [&](int to) {
+    const int64_t link = gpus.bandwidth[order[at]][to];
+    worth.slowest = std::min(worth.slowest, link);
+    worth.sum += link;
+  };
+  if (at > position.first) add(order[at - 1]);
+  if (position.returns) add(order[position.first]);
+  if (!gpus.nearness.empty()) worth.ends += position.ways * gpus.nearness[order[at]];
+  return worth;
+}
 
 constexpr RingWorth kNoLinks{std::numeric_limits<int64_t>::max(), 0, 0};
 
@@ -107,39 +76,40 @@ constexpr RingWorth kNoLinks{std::numeric_limits<int64_t>::max(), 0, 0};
 // be better than the best so far.
 class ExactOrder {
  public:
-  ExactOrder(const GpuGraph& gpus, const RingPieces& pieces) : worth_(gpus, pieces), order_(worth_.members()) {
+  ExactOrder(const GpuGraph& gpus, const RingPieces& pieces)
+      : gpus_(gpus), positions_(positions_of(pieces)), order_(positions_.size()) {
     for (const auto& row : gpus.bandwidth) fastest_ = std::max(fastest_, *std::max_element(row.begin(), row.end()));
     for (const int nearness : gpus.nearness) nearest_ = std::max(nearest_, nearness);
     std::iota(order_.begin(), order_.end(), 0);
-    extend(0, 0, kNoLinks);
+    extend(0, kNoLinks);
   }
   const std::vector<int>& best() const { return best_; }
 
  private:
-  // `order_` is settled before `position`, and in ascending order from there on.
-  void extend(size_t position, size_t first, const RingWorth& before) {
-    if (position == order_.size()) {
+  // `order_` is settled before `at`, and in ascending order from there on.
+  void extend(size_t at, const RingWorth& before) {
+    if (at == order_.size()) {
       best_ = order_;
       best_worth_ = before;
       return;
     }
-    for (size_t i = position; i < order_.size(); ++i) {
-      const auto at = order_.begin() + position;
-      std::rotate(at, order_.begin() + i, order_.begin() + i + 1);
-      const RingWorth now = worth_.with(before, order_, position, first);
+    const auto next = order_.begin() + at;
+    for (auto chosen = next; chosen != order_.end(); ++chosen) {
+      std::rotate(next, chosen, chosen + 1);
+      const RingWorth now = with(before, gpus_, order_, at, positions_[at]);
       RingWorth at_most = now;
-      for (size_t later = position + 1; later < order_.size(); ++later) {
-        at_most.sum += worth_.links(later) * fastest_;
-        at_most.ends += worth_.ways(later) * nearest_;
+      for (size_t later = at + 1; later < order_.size(); ++later) {
+        const Position& position = positions_[later];
+        at_most.sum += ((later > position.first) + position.returns) * fastest_;
+        at_most.ends += position.ways * nearest_;
       }
-      if (best_.empty() || at_most > best_worth_) {
-        extend(position + 1, worth_.ends_piece(position) ? position + 1 : first, now);
-      }
-      std::rotate(at, at + 1, order_.begin() + i + 1);
+      if (best_.empty() || at_most > best_worth_) extend(at + 1, now);
+      std::rotate(next, next + 1, chosen + 1);
     }
   }
 
-  const Worth worth_;
+  const GpuGraph& gpus_;
+  const std::vector<Position> positions_;
   int64_t fastest_ = 0;
   int nearest_ = 0;
   std::vector<int> order_, best_;
@@ -211,12 +181,9 @@ std::vector<int> heuristic_order(const GpuGraph& w, const RingPieces& pieces) {
 }  // namespace
 
 RingWorth ring_worth(const GpuGraph& gpus, const std::vector<int>& order, const RingPieces& pieces) {
-  const Worth worth(gpus, pieces);
+  const std::vector<Position> positions = positions_of(pieces);
   RingWorth sum = kNoLinks;
-  for (size_t i = 0, first = 0; i < worth.members(); ++i) {
-    sum = worth.with(sum, order, i, first);
-    if (worth.ends_piece(i)) first = i + 1;
-  }
+  for (size_t at = 0; at < positions.size(); ++at) sum = with(sum, gpus, order, at, positions[at]);
   if (sum.slowest == kNoLinks.slowest) sum.slowest = 0;
   return sum;
 }

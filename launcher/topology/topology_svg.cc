@@ -160,9 +160,7 @@ class Page {
         if (port_of(rank).second < 0) continue;
         const Point a = pictures_[host_of(rank)].rank_box(rank).bottom_middle();
         const Point b = box_of(port_of(rank)).top_middle();
-        canvas_.line("M" + std::to_string(a.x) + " " + std::to_string(a.y) + "L" + std::to_string(b.x) + " " +
-                         std::to_string(b.y),
-                     color.line, 2, "", /*arrow=*/false);
+        canvas_.line(straight(a, b), color.line, 2, "", /*arrow=*/false);
       }
       canvas_.line(router_->path(i, box_of(port_of(hop.from)).bottom(), box_of(port_of(hop.to)).bottom(), band_tops_,
                                  left_, left_ + inner_width_),

@@ -165,7 +165,7 @@ std::shared_ptr<const RowIndex> Dataset::index_of(size_t source, const PackSetti
     index = folder.empty() ? RowIndex::make(corpus, settings) : RowIndex::find_or_make(corpus, settings, folder);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kResource || folder.empty()) throw;
-    throw Error(error.kind(), error.room(),
+    throw Error(error.kind(), error.module(),
                 std::string(error.message()) + "; row indexes lie beside the shards unless data.index names a folder");
   }
   const PartCounts& counts = index->counts(Split::kTrain);
