@@ -70,16 +70,22 @@ class CommunicatorBackend::StartedWork final : public Work {
   }
 
   void wait() override {
-    if (!std::exchange(waited_, true)) advance(&StartedOperation::wait);
+    if (!std::exchange(waited_, true) || raised_) advance(&StartedOperation::wait);
   }
 
  private:
   void advance(bool (StartedOperation::*by)()) {
+    if (raised_) std::rethrow_exception(raised_);
     if (std::exchange(over_, true)) return;  // it stays over if this raises, and is then not counted
     std::unique_ptr<StartedOperation> operation = std::move(operation_);
-    if (operation && !(operation.get()->*by)()) {
-      operation_ = std::move(operation);
-      over_ = false;
+    try {
+      if (operation && !(operation.get()->*by)()) {
+        operation_ = std::move(operation);
+        over_ = false;
+      }
+    } catch (...) {
+      raised_ = std::current_exception();  // every later test() and wait() raises it again
+      throw;
     }
     if (!over_ && !waited_) return;
     if (const std::function<void()> count = std::exchange(count_, nullptr)) count();
@@ -90,6 +96,7 @@ class CommunicatorBackend::StartedWork final : public Work {
   std::function<void()> count_;
   int exceptions_;
   bool waited_ = false, over_ = false;
+  std::exception_ptr raised_;
 };
 
 void CommunicatorBackend::check(const at::Tensor& tensor, const char* role, OpLabel label) const {

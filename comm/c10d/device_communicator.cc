@@ -180,6 +180,7 @@ class DeviceCommunicator::Operation final : public StartedOperation {
       std::rethrow_exception(exception);
     } catch (const std::exception& e) {
       comm_.die(where(label_) + ": " + in_short(e));
+      [[maybe_unused]] const auto* leaked = new std::pair(works_, held_);  // the group may still use them
       throw_comm(label_, std::string("the process group failed: ") + in_short(e));
     }
   }

@@ -209,6 +209,10 @@ TEST_P(CommPairs, WaitForABusyPeerMissesTheDeadline) {
       std::unique_ptr<Work> work = apart->exchange({}, {{rows, last}}, {"attention backward", 7, "step"});
       expect_error(ErrorKind::kComm, {"attention backward", "step 7", rank_text(last), "4096 bytes", "0.2 s"},
                    [&] { work->wait(); });
+      for (int again = 0; again < 2; ++again) {  // it is not complete because it was waited for in vain
+        expect_error(ErrorKind::kComm, {"attention backward"}, [&] { work->wait(); });
+        expect_error(ErrorKind::kComm, {"attention backward"}, [&] { work->test(); });
+      }
       comm.exchange({{word, last}}, {}, {"told", 8})->wait();
     } else if (comm.rank() == last) {
       const auto never = std::chrono::steady_clock::now() + std::chrono::seconds(15);
