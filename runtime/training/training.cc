@@ -13,12 +13,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <exception>
 #include <functional>
 #include <string>
 #include <thread>
 #include <utility>
 
 #include "attention/plan/layout.h"
+#include "comm/agreement.h"
 #include "common/error.h"
 #include "common/text.h"
 #include "runtime/training/numerics.h"
@@ -226,6 +228,17 @@ std::vector<std::array<double, Training::kNumbers>> Training::read_out() {
   return numbers;
 }
 
+template <typename Read>
+auto Training::read_for(OpLabel agreement, const Read& read) {
+  try {
+    return read();
+  } catch (...) {
+    const std::exception_ptr failure = std::current_exception();
+    agree_together(mesh_.axis("context"), agreement, [&]() -> Terms { std::rethrow_exception(failure); });
+    throw;  // not reached: agree_together raises what the function raises
+  }
+}
+
 StepResult Training::step(bool stop) {
   require_stage(steps_done_);
   Share& share = *share_;
@@ -234,7 +247,8 @@ StepResult Training::step(bool stop) {
     const int64_t end = stage_ + 1 < stages_.size() ? stages_[stage_ + 1].step : config_.run.steps;
     share.read(data_, now.accumulate, steps_done_, std::max(end, steps_done_ + 1));
   }
-  const BatchReader::Step& read = share.reader->take();
+  const OpLabel agreement{"agreeing on attention", steps_done_ + 1, "step"};
+  const BatchReader::Step& read = *read_for(agreement, [&] { return &share.reader->take(); });
   const at::Tensor& slot = share.slots[read.slot];
   ++share.next;
   plan_what_follows();
@@ -255,7 +269,7 @@ StepResult Training::step(bool stop) {
     batches.push_back(calls(requests(batch.rows), dropout, when));
     all.insert(all.end(), batches.back().begin(), batches.back().end());
   }
-  plan(all, {"agreeing on attention", steps_done_ + 1, "step"});
+  plan(all, agreement);
   for (int64_t i = 0; i < now.accumulate; ++i) {
     const at::Tensor host = slot[i];
     const at::Tensor on_device = share.on_device(host);
@@ -356,10 +370,12 @@ ValidationResult Training::validate(const std::function<bool()>& stop) {
     std::vector<DrawnRow> next = own_rows(0);
     for (int64_t i = 0; any && i < batches; ++i) {
       const bool stop_now = stop();
-      const Batch batch = fill_batch(data_, shape, std::move(next), host.data_ptr<int64_t>());
+      const OpLabel agreement{"agreeing on validation's attention", i + 1, "batch"};
+      const Batch batch =
+          read_for(agreement, [&] { return fill_batch(data_, shape, std::move(next), host.data_ptr<int64_t>()); });
       const std::string when = "validation, batch " + std::to_string(i + 1);
       const std::vector<PlannedCall> calls_now = calls(requests(batch.rows), {}, when);
-      plan(calls_now, {"agreeing on validation's attention", i + 1, "batch"});
+      plan(calls_now, agreement);
       if (i + 1 < batches) next = own_rows(i + 1);
       if (config_.data.documents && i + 1 < batches) plan_ahead(requests(next));
       const at::Tensor on_device = share_->on_device(host);

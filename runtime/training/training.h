@@ -145,6 +145,10 @@ class Training {
                                  const std::string& when);
   // Plans the calls and lets the ranks agree on them once, so that none of them waits for another rank.
   void plan(const std::vector<PlannedCall>& calls, OpLabel label) const;
+  // Returns read(), which reads this rank's tokens. If it raises, the other ranks of the ring are in plan() with this
+  // label, or are about to be: they raise the same error.
+  template <typename Read>
+  auto read_for(OpLabel agreement, const Read& read);
   static Attend attend(std::vector<PlannedCall> calls);
 
   Config config_;

@@ -438,6 +438,24 @@ TEST(TrainingData, BatchWithoutTargetsIsNotApplied) {
   });
 }
 
+// What one rank of a ring cannot read is an error on all of them, at once and with its reason.
+TEST(TrainingData, FailedReadingIsRaisedOnEveryRankOfTheRing) {
+  const TestFolder folders[2];
+  run_ranks(2, [&](Communicator& world) {
+    world.set_timeout(Seconds(60));
+    const TestFolder& folder = folders[world.rank()];
+    const Config config = documents_config(folder);
+    const Dataset data(config.data, config.run.seed, config.model.vocab);
+    Training training(config, world, data, at::kCPU);
+    if (world.rank() == 1) {
+      for (const auto& file : std::filesystem::directory_iterator(folder.path() + "/documents")) {
+        std::ofstream(file.path()) << "longer than any of the documents was before: " << std::string(100, 'x');
+      }
+    }
+    expect_error(ErrorKind::kInput, {"changed"}, [&] { training.step(); });
+  });
+}
+
 TEST(TrainingData, RefusesFilesThatChangeDuringTraining) {
   const TestFolder folder;
   Config config = documents_config(folder);
