@@ -327,6 +327,7 @@ void Dataset::read(const DrawnRow& row, const std::vector<Span>& positions, int6
                 ", beyond model.vocab = " + std::to_string(vocab_) +
                 ": check that the file has this tokenizer, format and width");
   };
+  std::vector<int64_t> both;  // the tokens of a piece and the one that follows them
   for (const Span& span : positions) {
     std::fill_n(tokens, span.count, 0);
     std::fill_n(targets, span.count, kNoTarget);
@@ -335,11 +336,15 @@ void Dataset::read(const DrawnRow& row, const std::vector<Span>& positions, int6
       const Span own = span.clip(begin, begin + piece.count - 1);
       if (!own.empty()) {
         const int64_t first = piece.token + own.begin - begin, at = span.index_of(own.begin);
-        read_from(first + 1, own, targets + at);
-        // In a run of neighbouring positions, each target but the last is also the next token.
-        const bool run = own.stride == 1;
-        read_from(first, run ? own.sub(0, 1) : own, tokens + at);
-        if (run) std::copy_n(targets + at, own.count - 1, tokens + at + 1);
+        if (own.stride == 1) {  // neighbouring positions: each target but the last is also the next token
+          both.resize(static_cast<size_t>(own.count) + 1);
+          read_from(first, {0, 1, own.count + 1}, both.data());
+          std::copy_n(both.begin(), own.count, tokens + at);
+          std::copy_n(both.begin() + 1, own.count, targets + at);
+        } else {
+          read_from(first, own, tokens + at);
+          read_from(first + 1, own, targets + at);
+        }
       }
       begin += piece.count;
     }
