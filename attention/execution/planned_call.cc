@@ -66,7 +66,8 @@ std::vector<Field> fields_of(const PlannedCall& call, const TensorTraits& tensor
   std::vector<Field> fields;
   for_each_term(settings, tensors, TakeFields{fields});
   const bool selected = call.plan() && is_adaptive(settings.request.pattern);
-  fields.insert(fields.begin() + 1, {"plan", selected ? call.plan()->program.request.text() : settings.request.text()});
+  fields.insert(fields.begin() + 1, {"plan", settings.request.text()});
+  if (selected) fields.insert(fields.begin() + 2, {"selected plan", call.plan()->program.request.text()});
   return fields;
 }
 
@@ -200,6 +201,14 @@ void plan_calls(const std::vector<PlannedCall>& calls, const TensorTraits& tenso
                                 [&](const First& other) { return other.call->settings().request == settings.request; });
       if (first == firsts.end()) {
         call.find_plan();
+        // Requests that differ only in how a pattern is written are one to the ranks, which compare digests of texts.
+        first = std::find_if(firsts.begin(), firsts.end(), [&](const First& other) {
+          if (!call.plan() || !other.call->plan()) return false;
+          const Digest &own = call.plan()->digest, &others = other.call->plan()->digest;
+          return own.high == others.high && own.low == others.low;
+        });
+      }
+      if (first == firsts.end()) {
         first = firsts.insert(first, {&call, false});
       } else {
         call.state_->plan = first->call->plan();

@@ -92,6 +92,17 @@ std::string MultiheadAttentionOptions::text() const {
          ", rotary_base = " + number(rotary_base) + ", scale = " + number(scale) + ", pattern = " + pattern.text();
 }
 
+bool MultiheadAttentionOptions::are(const std::string& saved) const {
+  const std::string own = text();
+  const size_t pattern_at = own.size() - pattern.text().size();
+  if (saved == own || saved.compare(0, pattern_at, own, 0, pattern_at) != 0) return saved == own;
+  try {  // a pattern that was written in another way
+    return parse_pattern(saved.substr(pattern_at), "pattern").text() == pattern.text();
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 MultiheadAttentionImpl::MultiheadAttentionImpl(const MultiheadAttentionOptions& options) : options_(checked(options)) {
   reset();
 }
@@ -219,7 +230,7 @@ void MultiheadAttentionImpl::load(torch::serialize::InputArchive& archive) {
   if (!archive.try_read(kOptionsKey, saved) || !saved.isString()) {
     throw Error(ErrorKind::kInput, "modules", "what is loaded was not saved from a MultiheadAttention of annulus");
   }
-  if (saved.toStringRef() != options_.text()) {
+  if (!options_.are(saved.toStringRef())) {
     throw Error(ErrorKind::kInput, "modules",
                 "the module that was saved has " + saved.toStringRef() + ", but this one has " + options_.text() +
                     ": make it with the options it was saved with");

@@ -306,6 +306,25 @@ PatternSpec read_pattern(const toml::table& table, const std::string& where, int
 
 }  // namespace
 
+namespace {
+
+// Gives a window the one form of what text() writes alike: one that ends with the query is causal by itself, and one
+// without bounds is the kind that it equals. Members of unions, too.
+void normalize(PatternSpec& spec) {
+  for (PatternSpec& member : spec.members) normalize(member);
+  if (spec.kind != PatternSpec::Kind::kWindow) return;
+  const bool past = spec.causal || spec.right == 0;
+  if (spec.left == PatternSpec::kOpen && (past || spec.right == PatternSpec::kOpen)) {
+    spec.kind = PatternSpec::Kind::kFull;
+    spec.causal = past;
+    spec.left = spec.right = 0;
+  } else if (spec.right == 0) {
+    spec.causal = false;
+  }
+}
+
+}  // namespace
+
 PatternSpec parse_pattern(std::string_view toml_text, std::string_view where) {
   const std::string place(where);
   toml::table document;
@@ -321,6 +340,7 @@ PatternSpec parse_pattern(std::string_view toml_text, std::string_view where) {
   }
   PatternSpec spec = read_pattern(*table, place, 0);
   if (const std::string fault = fault_of(spec); !fault.empty()) refuse(place, fault);
+  normalize(spec);
   return spec;
 }
 

@@ -37,8 +37,8 @@ BlockMap block_map_of(const PatternSpec& spec, const AttentionShape& shape) {
     refuse_plan("the block map of " + blocks.file + " has not been read yet; call read_block_maps before planning");
   }
   if (!blocks.given) return named_block_map(blocks, spec.causal, shape);
-  // The text of a pattern names its map by the digest, and caches and the agreement between ranks compare texts. The
-  // digest must therefore be right.
+  // Patterns are compared, by caches and between ranks, by the digests of their maps. The digest must therefore be
+  // right.
   if (!blocks.digest.empty() && blocks.digest != blocks.given->digest()) {
     refuse_plan("the block map has the digest " + blocks.given->digest() + ", but its pattern demands " +
                 blocks.digest);
@@ -109,11 +109,11 @@ BlocksSpec given_map(std::shared_ptr<const BlockMap> map) {
   return spec;
 }
 
-int64_t PatternSpec::bytes() const {
+int64_t PatternSpec::bytes(bool maps) const {
   auto bytes = static_cast<int64_t>(sizeof *this + slices.size() * sizeof(Slice) +
                                     (dilated.segment_lengths.size() + dilated.dilation_rates.size()) * sizeof(int64_t));
-  if (blocks.given) bytes += blocks.given->bytes();
-  for (const PatternSpec& member : members) bytes += member.bytes();
+  if (maps && blocks.given) bytes += blocks.given->bytes();
+  for (const PatternSpec& member : members) bytes += member.bytes(maps);
   for (const auto* rows : {&documents, &key_documents}) {
     for (const auto& row : *rows) bytes += static_cast<int64_t>(sizeof row + row.size() * sizeof(int64_t));
   }

@@ -123,7 +123,8 @@ struct PatternSpec {
   // Returns TOML that parse_pattern parses into an equal spec. A block map made by a program is written as its digest
   // and cannot be parsed back.
   std::string text() const;
-  int64_t bytes() const;  // of memory, block maps included
+  // Of memory. Without `maps` the block maps do not count, which are shared with whoever else has the pattern.
+  int64_t bytes(bool maps = true) const;
   uint64_t hash() const;  // equal patterns have equal hashes
   friend bool operator==(const PatternSpec&, const PatternSpec&) = default;
 };

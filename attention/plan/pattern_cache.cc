@@ -10,7 +10,7 @@ struct PatternKey {
   PatternSpec pattern;
 
   uint64_t hash() const { return shape.hash() ^ pattern.hash(); }
-  int64_t bytes() const { return static_cast<int64_t>(sizeof shape) + pattern.bytes(); }
+  int64_t bytes() const { return static_cast<int64_t>(sizeof shape) + pattern.bytes(/*maps=*/false); }
   friend bool operator==(const PatternKey&, const PatternKey&) = default;
 };
 

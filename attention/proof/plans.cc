@@ -99,7 +99,8 @@ uint64_t PlanKey::hash() const {
 }
 
 int64_t PlanKey::bytes() const {
-  return static_cast<int64_t>(sizeof *this + request.uneven_lengths.size() * sizeof(int64_t)) + request.pattern.bytes();
+  return static_cast<int64_t>(sizeof *this + request.uneven_lengths.size() * sizeof(int64_t)) +
+         request.pattern.bytes(/*maps=*/false);  // the plan's own request counts them
 }
 
 std::shared_ptr<const RankPlan> cached_plan(const PlanRequest& request, int rank) {

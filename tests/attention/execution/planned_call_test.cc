@@ -90,6 +90,21 @@ TEST(PlannedCalls, MakeOneAgreementForAll) {
   });
 }
 
+// Two ranks may write one pattern in two ways. Each must prove as many plans as the other.
+TEST(PlannedCalls, OnePatternWrittenInTwoWaysIsOnePlan) {
+  run_ranks(2, [](Communicator& comm) {
+    comm.set_timeout(Seconds(20));
+    Calls calls = calls_of(comm, {32, 32}, /*prove=*/true);
+    if (comm.rank() == 0) {
+      calls[1].request.pattern.kind = PatternSpec::Kind::kWindow;
+      calls[1].request.pattern.left = PatternSpec::kOpen;
+    }
+    const std::vector<PlannedCall> planned = plan(calls);
+    EXPECT_TRUE(planned[0].plan()->proved && planned[1].plan()->proved);
+    EXPECT_EQ(collectives_of(planned), 0);
+  });
+}
+
 TEST(PlannedCalls, HaveTheSameResults) {
   run_ranks(3, [](Communicator& comm) {
     const Calls calls = calls_of(comm, {24}, /*prove=*/false);

@@ -180,6 +180,13 @@ TEST(Pattern, EquivalentSpellingsHaveOneText) {
   EXPECT_EQ(window("left = -1, right = 3, causal = true"), causal_pattern().text());
   EXPECT_EQ(window("left = -1, right = -1"), PatternSpec().text());
   EXPECT_EQ(window("left = 5, right = 0, causal = true"), "{ kind = \"window\", left = 5, right = 0 }");
+  // Patterns are also equal if their texts are, as exports and caches compare them.
+  const auto spec = [](const std::string& text) { return parse_pattern(text, ""); };
+  EXPECT_EQ(spec("{ kind = \"window\", left = 5, right = 0, causal = true }"),
+            spec("{ kind = \"window\", left = 5, right = 0 }"));
+  EXPECT_EQ(spec("{ kind = \"window\", left = -1, right = 0 }"), causal_pattern());
+  EXPECT_EQ(spec("{ kind = \"union\", of = [{ kind = \"window\", left = -1, right = -1 }] }"),
+            spec("{ kind = \"union\", of = [{ kind = \"full\" }] }"));
 }
 
 size_t slices_of(const std::string& text, const AttentionShape& shape) {
