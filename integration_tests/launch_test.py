@@ -378,8 +378,8 @@ class CommandLineTest(cli.CliTest):
         for subcommand in listed:
             code, out, err = self.annulus(subcommand, "--help")
             self.assertEqual(code, 0, err)
-            self.assertRegex(out, r"Examples?\b.*:\n(?s:.*)\./annulus .*" + subcommand, subcommand)
-            for line in re.findall(r"^ +\./annulus (launch .*selftest.*|topology.*|doctor|version|selftest.*)$", out, re.M):
+            self.assertRegex(out, r"Examples?\b.*:\n(?s:.*)/annulus .*" + subcommand, subcommand)  # the program as it was typed
+            for line in re.findall(r"^ +\S*/annulus (launch .*selftest.*|topology.*|doctor|version|selftest.*)$", out, re.M):
                 code, _, err = self.annulus(*line.split())
                 self.assertEqual(code, 0, f"{line}: {err}")
 
