@@ -160,7 +160,7 @@ def number(value):
     return "%.4g" % value if abs(value) < 1e5 else "{:,.0f}".format(value)
 
 
-def outcome(ratio):
+def met_or_missed(ratio):
     if ratio.get("invalid"):
         return "INVALID: " + ratio["invalid"]
     if ratio.get("goal") is None:
@@ -174,7 +174,7 @@ def tables(device, objects_of_device):
     lines = ["", "Measured on " + device + ":"]
     if ratios:
         lines += table(["ratio", "measured", "quartiles", "goal"], [
-            [name, "%.3f" % r["ratio"], "%.3f to %.3f" % (r.get("low", r["ratio"]), r.get("high", r["ratio"])), outcome(r)]
+            [name, "%.3f" % r["ratio"], "%.3f to %.3f" % (r.get("low", r["ratio"]), r.get("high", r["ratio"])), met_or_missed(r)]
             for name, r in ratios.items()])
     if figures:
         lines += table(["figure", "best", "median", "unit", "computed by"], [
