@@ -124,6 +124,11 @@ std::vector<LauncherSocket::Connection> LauncherSocket::accept() {
   return connections;
 }
 
+bool is_local_address(std::string_view address) {
+  const size_t first = std::min(address.find('/'), address.size());
+  return address.substr(first).starts_with("/0/");
+}
+
 int try_connect(std::string_view address, std::string_view purpose, int number, std::chrono::milliseconds timeout,
                 std::string& tried) {
   const size_t first = address.find('/'), second = std::min(address.find('/', first + 1), address.size());

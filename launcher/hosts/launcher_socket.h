@@ -54,6 +54,9 @@ class LauncherSocket {
   std::vector<Pending> pending_;
 };
 
+// Whether `address` (LauncherSocket::address) is that of a Unix socket, which other hosts cannot reach.
+bool is_local_address(std::string_view address);
+
 // Connects to the socket at `address` (LauncherSocket::address) through the first of its addresses that answers, and
 // tries all of them for up to `timeout`. Returns a blocking, close-on-exec socket, or -1 and in `tried` what failed:
 // "10.0.0.2:41234 (Connection refused), ...".

@@ -93,6 +93,15 @@ TEST(LauncherSocket, DeliversStreamsUnderTheirNames) {
   deliver(listen_unix(path));
 }
 
+// A rank on another host or in a container must not try to reach a path.
+TEST(LauncherSocket, TellsLocalAddressesFromOthers) {
+  const std::string path = ::testing::TempDir() + "/a local launcher";
+  unlink(path.c_str());
+  EXPECT_TRUE(is_local_address(LauncherSocket(listen_unix(path)).address()));
+  EXPECT_FALSE(is_local_address(LauncherSocket(listen_tcp({})).address()));
+  EXPECT_FALSE(is_local_address("nonsense"));
+}
+
 TEST(LauncherSocket, DropsInvalidConnections) {
   LauncherSocket socket(listen_tcp({}));
   const std::string token = split(socket.address(), '/').front();
