@@ -84,7 +84,7 @@ class Discovery {
     while (!stopped_ && !all_are(HostConnection::State::kDone)) {
       if ((!running && !any_open()) || Clock::now() >= deadline_) refuse_absent();
       if (stopped_) break;
-      wait(events(), deadline_);
+      wait(events(), *earlier(deadline_, socket_.deadline()));
       running = runs(mpirun_);
       for (const LauncherSocket::Connection& connection : socket_.accept()) take(connection);
       for (HostConnection& host : hosts_) read(host);

@@ -171,6 +171,11 @@ int poll_until(std::vector<pollfd>& fds, std::optional<std::chrono::steady_clock
   return poll(fds.data(), fds.size(), static_cast<int>(left));
 }
 
+std::optional<std::chrono::steady_clock::time_point> earlier(std::optional<std::chrono::steady_clock::time_point> a,
+                                                             std::optional<std::chrono::steady_clock::time_point> b) {
+  return a && b ? std::min(a, b) : a ? a : b;
+}
+
 bool wait_for(int fd, short events, std::chrono::steady_clock::time_point deadline) {
   std::vector<pollfd> one = {{fd, events, 0}};
   for (;;) {

@@ -48,6 +48,9 @@ int64_t raise_file_limit();
 
 // poll(), but until a point in time, or without an end.
 int poll_until(std::vector<pollfd>& fds, std::optional<std::chrono::steady_clock::time_point> deadline);
+// The earlier of two points in time, of which either may be missing.
+std::optional<std::chrono::steady_clock::time_point> earlier(std::optional<std::chrono::steady_clock::time_point> a,
+                                                             std::optional<std::chrono::steady_clock::time_point> b);
 // Waits for `events` on one descriptor until `deadline`. Returns false if the time is over or polling failed.
 bool wait_for(int fd, short events, std::chrono::steady_clock::time_point deadline);
 

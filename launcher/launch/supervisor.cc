@@ -146,7 +146,7 @@ class Supervisor {
     for (const RankState& r : ranks_) {
       if (r.control >= 0) fds.push_back({r.control, POLLIN, 0});
     }
-    poll_until(fds, deadline_);
+    poll_until(fds, earlier(deadline_, socket_.deadline()));
   }
 
   bool expects_more() const {

@@ -190,7 +190,7 @@ class TopologySubcommand : public Subcommand {
   }
 
   Gathered ask(const HostList& list, Gathered all) const {
-    LauncherSocket socket(listen_tcp(network_.interfaces));
+    LauncherSocket socket(listen_tcp(network_.interfaces), list.hosts.size());
     for (HostReport& report : discover_hosts({.hosts = list, .interfaces = network_.interfaces}, socket)) {
       all.hosts.push_back(std::move(report.host));
       all.environments.push_back(std::move(report.environment));
