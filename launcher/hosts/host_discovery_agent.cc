@@ -142,7 +142,7 @@ class Answers {
 
   // Returns null if there are no more requests.
   json to(const std::string& text) {
-    const json value = parse_checked_json(text, "launcher", kSource);
+    const json value = message_of(parse_checked_json(text, "launcher", kSource));
     const CheckedJson request(value, "launcher", kSource);
     if (request.has("done")) return nullptr;
     if (request.has("clock")) return {{"clock", utc_now()}};

@@ -62,7 +62,7 @@ void keep_alive(int fd) {
 // The connection that begins with this message, without its descriptor; nothing if the message is wrong.
 std::optional<LauncherSocket::Connection> connection_of(const std::string& hello, std::string_view token) {
   try {
-    const nlohmann::json value = parse_checked_json(hello, "launcher", "a connection");
+    const nlohmann::json value = message_of(parse_checked_json(hello, "launcher", "a connection"));
     const CheckedJson message(value, "launcher", "a connection");
     if (!same_token(message.at("token").text(), token)) return std::nullopt;
     return LauncherSocket::Connection{-1, message.at("purpose").text(),

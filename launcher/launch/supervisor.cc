@@ -198,8 +198,12 @@ class Supervisor {
       LineState state = LineState::kWaiting;
       for (int n = 0; r.control >= 0 && n < kMostMessages; ++n) {
         if ((state = read_line(r.control, r.line)) != LineState::kWhole) break;
-        json message = json::parse(std::exchange(r.line, ""), nullptr, /*allow_exceptions=*/false);
-        if (!take_place(r, message)) waiting_.emplace_back(i, std::move(message));
+        try {
+          json message = message_of(parse_checked_json(std::exchange(r.line, ""), "launcher", "a message"));
+          if (!take_place(r, message)) waiting_.emplace_back(i, std::move(message));
+        } catch (const Error& error) {
+          streams_.note(static_cast<int>(i), "annulus: " + std::string(error.message()));
+        }
       }
       if (state == LineState::kWhole) more = true;
       if (state != LineState::kClosed) continue;

@@ -156,7 +156,7 @@ class TopologySubcommand : public Subcommand {
     if (json_) {
       nlohmann::json json = topology_json(hosts, placement);
       json["network"] = network;
-      text = json.dump(2) + "\n";
+      text = json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
     } else {
       text = topology_table(machines, placement) + network_text(hosts, network);
     }
