@@ -152,7 +152,7 @@ std::optional<Planned> plan_over_hosts(const LaunchOptions& options, LauncherSoc
 // Throws before anything starts if the launcher may not open enough files, because ranks would then get no answer.
 void require_files(int ranks) {
   const int64_t most = raise_file_limit();
-  // For each rank: its two output streams, its control connection or process descriptor, and its log.
+  // For each rank: its two output streams, its control connection, and its log.
   const int64_t wanted = 64 + int64_t{4} * ranks;
   if (most >= wanted) return;
   throw Error(ErrorKind::kResource, "launcher",
