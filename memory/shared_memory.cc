@@ -14,7 +14,9 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <utility>
 
+#include "common/descriptor.h"
 #include "common/error.h"
 
 namespace annulus {
@@ -67,19 +69,6 @@ bool take_pages(int file, int64_t begin, int64_t length) {
   return true;
 }
 
-class Descriptor {
- public:
-  explicit Descriptor(int number) : number_(number) {}
-  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  ~Descriptor() {
-    if (number_ >= 0) close(number_);
-  }
-  int get() const { return number_; }
-
- private:
-  int number_;
-};
-
 }  // namespace
 
 // What processes share about a segment. Each slot has a cache line of its own.
@@ -103,7 +92,7 @@ class SharedMemory::File {
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
-  int descriptor() const { return descriptor_.get(); }
+  int descriptor() const { return descriptor_; }
   Slot& slot(int64_t number) const { return slots_[number]; }
 
   const SharedFile address;
@@ -165,14 +154,14 @@ SharedMemory::SharedMemory() : end_(File::kTable) {
   Descriptor file(memfd_create("annulus", MFD_CLOEXEC));
   struct stat status {};
   void* table = MAP_FAILED;
-  if (file.get() >= 0 && fstat(file.get(), &status) == 0 && take_pages(file.get(), 0, File::kTable)) {
-    table = map_all(file.get(), 0, File::kTable);
+  if (file >= 0 && fstat(file, &status) == 0 && take_pages(file, 0, File::kTable)) {
+    table = map_all(file, 0, File::kTable);
   }
   if (table == MAP_FAILED) {
     throw Error(ErrorKind::kUnavailable, "memory",
                 "no memory can be shared between processes: " + system_error("memfd_create, fallocate or mmap"));
   }
-  const SharedFile address{getpid(), file.get(), status.st_dev, status.st_ino};
+  const SharedFile address{getpid(), file, status.st_dev, status.st_ino};
   file_ = std::make_shared<File>(address, std::move(file), table);
   files_[address.number] = file_;
 }
@@ -195,11 +184,11 @@ void SharedMemory::connect(const SharedFile& theirs) {
   if (files_.contains(theirs.number)) refuse("another process has a file of the same number");
   const Descriptor found(open(path.c_str(), O_PATH | O_CLOEXEC));  // finds it, but does not open it
   struct stat status {};
-  if (found.get() < 0 || fstat(found.get(), &status) != 0) refuse(system_error("finding " + path));
+  if (found < 0 || fstat(found, &status) != 0) refuse(system_error("finding " + path));
   if (status.st_dev != theirs.device || status.st_ino != theirs.number) refuse(path + " is something else");
-  Descriptor file(open(("/proc/self/fd/" + std::to_string(found.get())).c_str(), O_RDWR | O_CLOEXEC));
-  if (file.get() < 0) refuse(system_error("opening " + path));
-  void* table = map_all(file.get(), 0, File::kTable);
+  Descriptor file(open(("/proc/self/fd/" + std::to_string(found)).c_str(), O_RDWR | O_CLOEXEC));
+  if (file < 0) refuse(system_error("opening " + path));
+  void* table = map_all(file, 0, File::kTable);
   if (table == MAP_FAILED) refuse(system_error("mmap of " + path));
   files_[theirs.number] = std::make_shared<File>(theirs, std::move(file), table);
 }

@@ -1,8 +1,12 @@
 // The checks of a host's processors, and of the threads that compute on them. See host_checks.h; docs/clusters.md has a
 // table of these checks.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <functional>
+#include <iterator>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
@@ -12,11 +16,22 @@
 namespace annulus {
 namespace {
 
-// Whether threads spin for a millisecond or more, which 100,000 turns of the loop of GNU's library take at least. Its
-// variable may also be a word, "infinite".
+// Whether threads spin for a millisecond or more, which 100,000 turns of the loop of GNU's library take at least. The
+// value of its variable is a number with a suffix (k, M, G or T, powers of 1000) or without, or a word, "infinite". If
+// it is anything else, the library takes 300,000.
 bool spins_long(const std::string& spin_count) {
-  if (spin_count.empty()) return false;
-  return number_of_text<double>(spin_count).value_or(100000) >= 100000;
+  const auto is_space = [](char c) { return c == ' ' || (c >= '\t' && c <= '\r'); };
+  std::string text;
+  std::copy_if(spin_count.begin(), spin_count.end(), std::back_inserter(text), std::not_fn(is_space));
+  if (text.empty()) return false;
+  static constexpr std::string_view kSuffixes = "kmgt";
+  double turns = 1;
+  if (const size_t power = kSuffixes.find(lower_case(text).back()); power != std::string_view::npos) {
+    turns = std::pow(1000.0, static_cast<double>(power + 1));
+    text.pop_back();
+  }
+  const auto number = number_of_text<uint64_t>(text);
+  return !number || static_cast<double>(*number) * turns >= 100000;
 }
 
 Finding cores(const HostReport& report, int ranks) {

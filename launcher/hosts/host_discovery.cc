@@ -84,7 +84,7 @@ class Discovery {
     while (!stopped_ && !all_are(HostConnection::State::kDone)) {
       if ((!running && !any_open()) || Clock::now() >= deadline_) refuse_absent();
       if (stopped_) break;
-      wait(events(), deadline_);
+      wait(events(), *earlier(deadline_, socket_.deadline()));
       running = runs(mpirun_);
       for (const LauncherSocket::Connection& connection : socket_.accept()) take(connection);
       for (HostConnection& host : hosts_) read(host);
@@ -204,7 +204,7 @@ class Discovery {
     const std::string& name = options_.hosts.hosts[&host - hosts_.data()].name;
     const std::string source = "the report of host " + name;
     const double now = utc_now();
-    const json value = parse_checked_json(text, "launcher", source);
+    const json value = message_of(parse_checked_json(text, "launcher", source));
     const CheckedJson said(value, "launcher", source);
     if (said.has("error")) {
       const std::string wire = said.at("error").text(kLongestMessage);

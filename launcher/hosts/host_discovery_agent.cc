@@ -12,6 +12,7 @@
 #include <future>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -74,6 +75,7 @@ class Reachable {
     std::vector<pollfd> fds;
     do {
       fds = {{stop_, POLLIN, 0}};
+      std::optional<std::chrono::steady_clock::time_point> deadline;
       for (const auto& socket : sockets_) {
         try {
           for (const LauncherSocket::Connection& connection : socket->accept()) close(connection.fd);
@@ -82,8 +84,9 @@ class Reachable {
           return;  // to the others this host is one that does not answer
         }
         socket->watch(fds);
+        deadline = earlier(deadline, socket->deadline());
       }
-      poll(fds.data(), fds.size(), -1);
+      poll_until(fds, deadline);
     } while (fds.front().revents == 0);
   }
 
@@ -139,7 +142,7 @@ class Answers {
 
   // Returns null if there are no more requests.
   json to(const std::string& text) {
-    const json value = parse_checked_json(text, "launcher", kSource);
+    const json value = message_of(parse_checked_json(text, "launcher", kSource));
     const CheckedJson request(value, "launcher", kSource);
     if (request.has("done")) return nullptr;
     if (request.has("clock")) return {{"clock", utc_now()}};

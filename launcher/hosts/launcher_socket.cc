@@ -27,7 +27,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kLongestHello = 256;
-constexpr size_t kMostPending = 4096;
+constexpr size_t kSpare = 64;  // connections of strangers that are held besides those of callers
 constexpr std::chrono::seconds kHelloTime{10};
 
 std::string random_token() {
@@ -62,7 +62,7 @@ void keep_alive(int fd) {
 // The connection that begins with this message, without its descriptor; nothing if the message is wrong.
 std::optional<LauncherSocket::Connection> connection_of(const std::string& hello, std::string_view token) {
   try {
-    const nlohmann::json value = parse_checked_json(hello, "launcher", "a connection");
+    const nlohmann::json value = message_of(parse_checked_json(hello, "launcher", "a connection"));
     const CheckedJson message(value, "launcher", "a connection");
     if (!same_token(message.at("token").text(), token)) return std::nullopt;
     return LauncherSocket::Connection{-1, message.at("purpose").text(),
@@ -74,7 +74,11 @@ std::optional<LauncherSocket::Connection> connection_of(const std::string& hello
 
 }  // namespace
 
-LauncherSocket::LauncherSocket(const Listener& listener) : token_(random_token()), fd_(listener.fd) {
+// A caller connects to all addresses at once.
+LauncherSocket::LauncherSocket(const Listener& listener, size_t callers)
+    : token_(random_token()),
+      fd_(listener.fd),
+      most_pending_(callers * std::max<size_t>(listener.addresses.size(), 1) + kSpare) {
   raise_file_limit();
   address_ = token_ + "/" + std::to_string(listener.port) + "/" + join(listener.addresses, ",");
 }
@@ -89,25 +93,40 @@ void LauncherSocket::watch(std::vector<pollfd>& fds) const {
   for (const Pending& one : pending_) fds.push_back({one.fd, POLLIN, 0});
 }
 
+std::optional<Clock::time_point> LauncherSocket::deadline() const {
+  return pending_.empty() ? std::nullopt : std::optional(pending_.front().since + kHelloTime);
+}
+
 std::vector<LauncherSocket::Connection> LauncherSocket::accept() {
-  for (;;) {
+  std::vector<Connection> connections;
+  // Bounded, so that callers without pause do not delay anything else.
+  for (size_t i = 0; i < most_pending_; ++i) {
     const int fd = accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    // Ignoring this would leave the caller waiting for an answer, and poll would report the socket as ready forever.
     if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+      const int error = errno;
+      if (!wait_for(fd_, POLLIN, Clock::now())) break;  // the system says so even if nobody calls
+      take_first_messages(connections);
+      if (drop_oldest()) continue;
+      if (!connections.empty()) break;
+      // Ignoring this would leave the caller waiting for an answer, and poll would report the socket as ready forever.
       throw Error(ErrorKind::kResource, "launcher",
-                  std::string("a connection from a rank or a host cannot be accepted: ") + std::strerror(errno) +
-                      (errno == EMFILE ? "; raise the limit with ulimit -n N before the start"
+                  std::string("a connection from a rank or a host cannot be accepted: ") + std::strerror(error) +
+                      (error == EMFILE ? "; raise the limit with ulimit -n N before the start"
                                        : "; raise the system's limit (sysctl fs.file-max)"));
     }
     if (fd < 0) break;
-    if (pending_.size() >= kMostPending) {
-      close(fd);
-      continue;
-    }
     keep_alive(fd);
     pending_.push_back({fd, "", Clock::now()});
+    if (pending_.size() <= most_pending_) continue;
+    take_first_messages(connections);
+    if (pending_.size() > most_pending_) drop_oldest();
   }
-  std::vector<Connection> connections;
+  take_first_messages(connections);
+  return connections;
+}
+
+// Moves those whose first message is complete to `connections`, and closes those that are wrong or late.
+void LauncherSocket::take_first_messages(std::vector<Connection>& connections) {
   for (Pending& one : pending_) {
     const LineState state = read_line(one.fd, one.text, kLongestHello);
     if (state == LineState::kWaiting && Clock::now() - one.since < kHelloTime) continue;
@@ -121,7 +140,19 @@ std::vector<LauncherSocket::Connection> LauncherSocket::accept() {
     one.fd = -1;
   }
   std::erase_if(pending_, [](const Pending& one) { return one.fd < 0; });
-  return connections;
+}
+
+// Closes the connection that has waited longest for its first message; false if there is none.
+bool LauncherSocket::drop_oldest() {
+  if (pending_.empty()) return false;
+  close(pending_.front().fd);
+  pending_.erase(pending_.begin());
+  return true;
+}
+
+bool is_local_address(std::string_view address) {
+  const size_t first = std::min(address.find('/'), address.size());
+  return address.substr(first).starts_with("/0/");
 }
 
 int try_connect(std::string_view address, std::string_view purpose, int number, std::chrono::milliseconds timeout,

@@ -12,6 +12,8 @@
 #include <poll.h>
 
 #include <chrono>
+#include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,7 +24,8 @@ namespace annulus {
 
 class LauncherSocket {
  public:
-  explicit LauncherSocket(const Listener& listener);
+  // `callers` is the number of processes that may connect at the same time.
+  explicit LauncherSocket(const Listener& listener, size_t callers = 1024);
   ~LauncherSocket();
   LauncherSocket(const LauncherSocket&) = delete;
   LauncherSocket& operator=(const LauncherSocket&) = delete;
@@ -30,8 +33,10 @@ class LauncherSocket {
   // The value of ANNULUS_LAUNCHER: token, port and addresses.
   const std::string& address() const { return address_; }
 
-  // Adds the descriptors to poll. Call accept() when one is readable.
+  // Adds the descriptors to poll. Call accept() when one is readable, and at deadline().
   void watch(std::vector<pollfd>& fds) const;
+  // When accept() must be called at the latest, because a connection will have sent nothing for too long.
+  std::optional<std::chrono::steady_clock::time_point> deadline() const;
 
   struct Connection {
     int fd = -1;          // non-blocking, close-on-exec; the receiver must close it
@@ -39,8 +44,9 @@ class LauncherSocket {
     int number = 0;       // the number of the rank or of the host
   };
   // The connections whose first message is now complete. Never blocks. Closes connections with a wrong first message,
-  // and those that have sent none for 10 s. Throws Error(kResource) if the process or the system has too many open
-  // files.
+  // those that have sent none for 10 s, and the oldest without one if they are more than the callers account for or
+  // take the last open files. So strangers cannot end a job. Throws Error(kResource) if the process or the system has
+  // too many open files, although no connection waits for its first message.
   std::vector<Connection> accept();
 
  private:
@@ -49,10 +55,17 @@ class LauncherSocket {
     std::string text;
     std::chrono::steady_clock::time_point since;
   };
+  void take_first_messages(std::vector<Connection>& connections);
+  bool drop_oldest();
+
   std::string token_, address_;
   int fd_ = -1;
-  std::vector<Pending> pending_;
+  size_t most_pending_ = 0;
+  std::vector<Pending> pending_;  // the oldest first
 };
+
+// Whether `address` (LauncherSocket::address) is that of a Unix socket, which other hosts cannot reach.
+bool is_local_address(std::string_view address);
 
 // Connects to the socket at `address` (LauncherSocket::address) through the first of its addresses that answers, and
 // tries all of them for up to `timeout`. Returns a blocking, close-on-exec socket, or -1 and in `tried` what failed:

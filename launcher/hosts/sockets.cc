@@ -57,6 +57,45 @@ sockaddr_storage socket_address(const std::string& address, int port, socklen_t&
   return storage;
 }
 
+std::string utf8_of_bytes(const std::string& bytes) {
+  std::string text;
+  for (const char c : bytes) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x80) text += static_cast<char>(0xc0 | byte >> 6);
+    text += byte < 0x80 ? c : static_cast<char>(0x80 | (byte & 0x3f));
+  }
+  return text;
+}
+
+std::string bytes_of_utf8(const std::string& text) {
+  std::string bytes;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (byte < 0x80) {
+      bytes += text[i];
+    } else if ((byte == 0xc2 || byte == 0xc3) && i + 1 < text.size()) {
+      bytes += static_cast<char>((byte & 3) << 6 | (static_cast<unsigned char>(text[++i]) & 0x3f));
+    } else {
+      return text;
+    }
+  }
+  return bytes;
+}
+
+// The value with every text in it changed, also the names of members.
+nlohmann::json with_texts(nlohmann::json value, std::string (*change)(const std::string&)) {
+  if (value.is_string()) return change(value.get_ref<const std::string&>());
+  if (value.is_object()) {
+    nlohmann::json changed = nlohmann::json::object();
+    for (auto& [name, member] : value.items()) changed[change(name)] = with_texts(std::move(member), change);
+    return changed;
+  }
+  if (value.is_array()) {
+    for (nlohmann::json& one : value) one = with_texts(std::move(one), change);
+  }
+  return value;
+}
+
 }  // namespace
 
 std::vector<std::string> own_addresses(const std::vector<std::string>& interfaces) {
@@ -171,6 +210,11 @@ int poll_until(std::vector<pollfd>& fds, std::optional<std::chrono::steady_clock
   return poll(fds.data(), fds.size(), static_cast<int>(left));
 }
 
+std::optional<std::chrono::steady_clock::time_point> earlier(std::optional<std::chrono::steady_clock::time_point> a,
+                                                             std::optional<std::chrono::steady_clock::time_point> b) {
+  return a && b ? std::min(a, b) : a ? a : b;
+}
+
 bool wait_for(int fd, short events, std::chrono::steady_clock::time_point deadline) {
   std::vector<pollfd> one = {{fd, events, 0}};
   for (;;) {
@@ -196,9 +240,9 @@ std::string read_available(int& fd) {
   return text;
 }
 
-std::string message_line(const nlohmann::json& message) {
-  return message.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-}
+std::string message_line(const nlohmann::json& message) { return with_texts(message, utf8_of_bytes).dump() + "\n"; }
+
+nlohmann::json message_of(nlohmann::json parsed) { return with_texts(std::move(parsed), bytes_of_utf8); }
 
 LineState read_line(int fd, std::string& text, size_t longest) {
   std::array<char, 16384> buffer;

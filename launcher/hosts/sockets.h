@@ -48,6 +48,9 @@ int64_t raise_file_limit();
 
 // poll(), but until a point in time, or without an end.
 int poll_until(std::vector<pollfd>& fds, std::optional<std::chrono::steady_clock::time_point> deadline);
+// The earlier of two points in time, of which either may be missing.
+std::optional<std::chrono::steady_clock::time_point> earlier(std::optional<std::chrono::steady_clock::time_point> a,
+                                                             std::optional<std::chrono::steady_clock::time_point> b);
 // Waits for `events` on one descriptor until `deadline`. Returns false if the time is over or polling failed.
 bool wait_for(int fd, short events, std::chrono::steady_clock::time_point deadline);
 
@@ -57,8 +60,12 @@ std::string read_available(int& fd);
 
 constexpr size_t kLongestMessage = size_t{64} << 20;
 
-// The line of a message. Texts of the system may not be UTF-8; such bytes are replaced.
+// The line of a message. Paths and other texts of the system may not be UTF-8, so a text is sent byte by byte: each
+// byte as the character whose code point is its value.
 std::string message_line(const nlohmann::json& message);
+// The message of a line that has been parsed: with its texts as message_line took them. A text that it cannot have
+// written stays as it is.
+nlohmann::json message_of(nlohmann::json parsed);
 
 // Appends to `text` what has arrived of one line, without the line break, and returns kWhole once the line is complete;
 // the bytes after it stay in the socket. Returns kClosed if the connection has ended, or if the line is longer than

@@ -152,7 +152,7 @@ std::optional<Planned> plan_over_hosts(const LaunchOptions& options, LauncherSoc
 // Throws before anything starts if the launcher may not open enough files, because ranks would then get no answer.
 void require_files(int ranks) {
   const int64_t most = raise_file_limit();
-  // For each rank: its two output streams, its control connection or process descriptor, and its log.
+  // For each rank: its two output streams, its control connection, and its log.
   const int64_t wanted = 64 + int64_t{4} * ranks;
   if (most >= wanted) return;
   throw Error(ErrorKind::kResource, "launcher",
@@ -194,7 +194,9 @@ int run_launch(const LaunchOptions& options) {
                              ? options.hosts->hosts.size() > 1 || !is_this_host(options.hosts->hosts.front().name)
                              : !hosts_named_by(options.mpi_args).empty();
   std::optional<LauncherSocket> socket;
-  if (elsewhere) socket.emplace(listen_tcp(options.network.interfaces));
+  const size_t hosts = options.hosts ? options.hosts->hosts.size() : 0;
+  const size_t callers = std::max(hosts, static_cast<size_t>(options.ranks));
+  if (elsewhere) socket.emplace(listen_tcp(options.network.interfaces), callers);
   // --dry-run keeps the default action of signals.
   std::optional<Signals> signals;
   if (!options.dry_run) signals.emplace();
@@ -244,7 +246,7 @@ int run_launch(const LaunchOptions& options) {
   const LogFolder logs(options.log_dir);
   const std::string& log_dir = logs.path();
   if (options.log_dir.empty()) prune_log_folders(fs::path(log_dir).parent_path(), options.keep_logs);
-  if (!socket) socket.emplace(listen_unix(session.path() + "/launcher"));
+  if (!socket) socket.emplace(listen_unix(session.path() + "/launcher"), callers);
   set_env("ANNULUS_LAUNCHER", socket->address());
   set_env("ANNULUS_LAUNCH_DIR", session.path());
   set_env("ANNULUS_LOG_DIR", log_dir);

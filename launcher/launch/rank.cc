@@ -72,7 +72,11 @@ void attach_to_launcher(const LaunchInfo& info) {
   // mpirun passes this on in addition to the folder that it gives each rank, and MPI refuses to have both.
   unsetenv("OMPI_MCA_orte_local_tmpdir_base");
   const char* const place = text_from_environment("ANNULUS_LAUNCH_PLACE");
-  if (place != nullptr && place == process_place() && access(dir, X_OK) == 0) settle_beside_launcher(dir);
+  const bool beside = place != nullptr && place == process_place() && access(dir, X_OK) == 0;
+  // mpirun itself carries the output of a rank that it started elsewhere, although the launcher knew of this host
+  // alone.
+  if (!beside && is_local_address(launcher)) return;
+  if (beside) settle_beside_launcher(dir);
   const auto connect = [&](const char* purpose) {
     return connect_to_launcher(launcher, purpose, info.rank, kConnectTime);
   };

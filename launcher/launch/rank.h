@@ -15,8 +15,9 @@ namespace annulus {
 // Under `annulus launch` (ANNULUS_LAUNCH_DIR is set), makes this process end with its mpirun, and sends its output
 // and its records to the launcher directly instead of through mpirun, so that a progress line is shown without delay.
 // It makes three connections (launcher/hosts/launcher_socket.h): two that become its standard output and error, and one
-// for messages, which ends with the process. Without `launch` it does nothing. Call it once, before anything else.
-// Throws Error(kUnavailable) if the launcher cannot be reached.
+// for messages, which ends with the process. Without `launch` it does nothing. A rank that is not beside a launcher
+// which listens at a path only (another host, a container) stays unattached, and mpirun carries its output. Call it
+// once, before anything else. Throws Error(kUnavailable) if the launcher cannot be reached.
 //
 // The messages are {"host"}, where it runs; {"rank"}, its number in the job; {"record", "shown", "of_one"};
 // {"checkpoint": {"step", "folder", "command"}}; and how it ends, {"exit"} or {"error", "reported", "cause"}.

@@ -37,6 +37,13 @@ constexpr std::chrono::seconds kFailureGrace{15};
 // How long the launcher waits, after mpirun has ended, for the last output of the ranks.
 constexpr std::chrono::seconds kArrival{3};
 
+// How many messages of one rank are read at once, so that a rank that sends without pause delays neither signals nor
+// deadlines. The rest stays in the socket, for which poll() then does not wait.
+constexpr int kMostMessages = 256;
+// How often that is repeated if a rank has failed, for the ends of others to be seen. The socket of a rank that died
+// holds fewer messages.
+constexpr int kMostRounds = 64;
+
 struct RankState {
   int control = -1;       // the connection that the rank sends messages through, which ends with the rank
   std::string line;       // what has come of the next message
@@ -146,7 +153,7 @@ class Supervisor {
     for (const RankState& r : ranks_) {
       if (r.control >= 0) fds.push_back({r.control, POLLIN, 0});
     }
-    poll_until(fds, deadline_);
+    poll_until(fds, earlier(deadline_, socket_.deadline()));
   }
 
   bool expects_more() const {
@@ -183,19 +190,27 @@ class Supervisor {
   }
 
   // Reads the messages of the ranks (rank.h). Those about a rank's place are obeyed at once, the others by
-  // take_waiting().
-  void read_control() {
+  // take_waiting(). Returns whether there may be more to read now.
+  bool read_control() {
+    bool more = false;
     for (size_t i = 0; i < ranks_.size(); ++i) {
       RankState& r = ranks_[i];
       LineState state = LineState::kWaiting;
-      while (r.control >= 0 && (state = read_line(r.control, r.line)) == LineState::kWhole) {
-        json message = json::parse(std::exchange(r.line, ""), nullptr, /*allow_exceptions=*/false);
-        if (!take_place(r, message)) waiting_.emplace_back(i, std::move(message));
+      for (int n = 0; r.control >= 0 && n < kMostMessages; ++n) {
+        if ((state = read_line(r.control, r.line)) != LineState::kWhole) break;
+        try {
+          json message = message_of(parse_checked_json(std::exchange(r.line, ""), "launcher", "a message"));
+          if (!take_place(r, message)) waiting_.emplace_back(i, std::move(message));
+        } catch (const Error& error) {
+          streams_.note(static_cast<int>(i), "annulus: " + std::string(error.message()));
+        }
       }
+      if (state == LineState::kWhole) more = true;
       if (state != LineState::kClosed) continue;
       close(std::exchange(r.control, -1));
       ended_.push_back(i);
     }
+    return more;
   }
 
   void take_waiting() {
@@ -258,11 +273,13 @@ class Supervisor {
     // Repeated until nothing is new: a rank that an error complains about died before the error was sent, and a dead
     // rank sent its last message before it died.
     size_t known = 0;
+    bool more = false;
+    int rounds = 0;
     do {
       known = failures_.size() + ended_.size();
-      read_control();
+      more = read_control();
       take_waiting();
-    } while (failures_.size() + ended_.size() > known);
+    } while (failures_.size() + ended_.size() > known || (failures_.size() > before && more && ++rounds < kMostRounds));
     const std::vector<RankEnd> later(failures_.begin() + before, failures_.end());
     failures_.resize(before);
     for (const size_t i : std::exchange(ended_, {})) {

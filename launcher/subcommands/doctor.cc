@@ -223,7 +223,7 @@ class DoctorSubcommand : public Subcommand {
   Diagnosis diagnose_hosts() const {
     Diagnosis d;
     try {
-      LauncherSocket socket(listen_tcp(network_.interfaces));
+      LauncherSocket socket(listen_tcp(network_.interfaces), list_->hosts.size());
       DiscoveryOptions options;
       options.hosts = *list_;
       options.interfaces = network_.interfaces;

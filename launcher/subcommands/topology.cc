@@ -156,7 +156,7 @@ class TopologySubcommand : public Subcommand {
     if (json_) {
       nlohmann::json json = topology_json(hosts, placement);
       json["network"] = network;
-      text = json.dump(2) + "\n";
+      text = json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
     } else {
       text = topology_table(machines, placement) + network_text(hosts, network);
     }
@@ -190,7 +190,7 @@ class TopologySubcommand : public Subcommand {
   }
 
   Gathered ask(const HostList& list, Gathered all) const {
-    LauncherSocket socket(listen_tcp(network_.interfaces));
+    LauncherSocket socket(listen_tcp(network_.interfaces), list.hosts.size());
     for (HostReport& report : discover_hosts({.hosts = list, .interfaces = network_.interfaces}, socket)) {
       all.hosts.push_back(std::move(report.host));
       all.environments.push_back(std::move(report.environment));

@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/bootstrap/bootstrap.h"
+#include "common/descriptor.h"
 #include "common/environment.h"
 #include "common/error.h"
 #include "common/files.h"
@@ -26,14 +27,6 @@ namespace {
 [[noreturn]] void fail(const std::string& what, int reason) {
   throw Error(ErrorKind::kResource, "sample", "the tokenizer could not be run: " + what + ": " + std::strerror(reason));
 }
-
-// A descriptor that the destructor closes.
-struct Descriptor {
-  int number = -1;
-  ~Descriptor() {
-    if (number >= 0) close(number);
-  }
-};
 
 // A file in memory that holds `text`. A pipe would cause SIGPIPE if the child ended before it had read everything.
 int file_with(const std::string& text) {
@@ -70,16 +63,16 @@ pid_t start(std::vector<std::string> words, int in, int out) {
 // Runs the tokenizer and returns what it prints, or "" if a signal has interrupted this process. `what` completes "the
 // process that ..." in messages.
 std::string ask_tokenizer(const std::vector<std::string>& words, const std::string& input, const std::string& what) {
-  const Descriptor in{file_with(input)};
+  const Descriptor in(file_with(input));
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) fail("pipe", errno);
-  const Descriptor from{ends[0]};
+  const Descriptor from(ends[0]);
   pid_t child = -1;
   {
-    const Descriptor to{ends[1]};
-    child = start(tokenizer_command(words), in.number, to.number);
+    const Descriptor to(ends[1]);
+    child = start(tokenizer_command(words), in, to);
   }
-  const std::string answer = read_to_end(from.number);
+  const std::string answer = read_to_end(from);
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) continue;
   if (interrupted()) return {};
@@ -115,8 +108,8 @@ std::vector<int64_t> encode_prompt(const std::string& tokenizer, const std::stri
 std::string make_token_table(const std::string& tokenizer) {
   const char* const folder = text_from_environment("TMPDIR");
   std::string path = std::string(folder == nullptr ? "/tmp" : folder) + "/annulus-table-XXXXXX";
-  const Descriptor made{mkostemp(path.data(), O_CLOEXEC)};
-  if (made.number < 0) fail(path, errno);
+  const Descriptor made(mkostemp(path.data(), O_CLOEXEC));
+  if (made < 0) fail(path, errno);
   try {
     ask_tokenizer({"table", "--tokenizer=" + tokenizer, "--output=" + path}, "", "makes the table of tokens");
   } catch (...) {

@@ -205,6 +205,19 @@ TEST(HostChecks, FindsEachFaultOfAHostAndItsRemedy) {
   }
 }
 
+// The values are those that GNU's library takes.
+TEST(HostChecks, ReadsSpinCountsWithSuffixes) {
+  const auto severity = [](const char* spin_count) {
+    HostReport report = well_with_gpus("a", 1);
+    report.environment["GOMP_SPINCOUNT"] = spin_count;
+    return finding(check_host(report, {}, 0), "thread-waits").severity;
+  };
+  for (const char* few : {"0", "99999", "1k", "10K", "99 k", " 5k "}) EXPECT_EQ(severity(few), Severity::kGood) << few;
+  for (const char* many : {"100000", "100k", "100K", "1m", "1 M", "1g", "1T", "INFINITE", "infinity", "-1", "1000x"}) {
+    EXPECT_EQ(severity(many), Severity::kWarning) << many;
+  }
+}
+
 TEST(HostChecks, AcceptsHarmlessSettings) {
   using R = HostReport;
   using Q = CheckRequest;

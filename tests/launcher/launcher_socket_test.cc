@@ -35,6 +35,12 @@ std::vector<LauncherSocket::Connection> connections(LauncherSocket& socket, size
   return all;
 }
 
+size_t pending(const LauncherSocket& socket) {
+  std::vector<pollfd> fds;
+  socket.watch(fds);
+  return fds.size() - 1;
+}
+
 std::string hello(const std::string& token, const std::string& rest = R"(, "purpose": "out", "number": 3)") {
   return R"({"token": ")" + token + "\"" + rest + "}\n";
 }
@@ -93,6 +99,15 @@ TEST(LauncherSocket, DeliversStreamsUnderTheirNames) {
   deliver(listen_unix(path));
 }
 
+// A rank on another host or in a container must not try to reach a path.
+TEST(LauncherSocket, TellsLocalAddressesFromOthers) {
+  const std::string path = ::testing::TempDir() + "/a local launcher";
+  unlink(path.c_str());
+  EXPECT_TRUE(is_local_address(LauncherSocket(listen_unix(path)).address()));
+  EXPECT_FALSE(is_local_address(LauncherSocket(listen_tcp({})).address()));
+  EXPECT_FALSE(is_local_address("nonsense"));
+}
+
 TEST(LauncherSocket, DropsInvalidConnections) {
   LauncherSocket socket(listen_tcp({}));
   const std::string token = split(socket.address(), '/').front();
@@ -110,12 +125,7 @@ TEST(LauncherSocket, DropsInvalidConnections) {
   EXPECT_EQ(only.purpose, "host");
   close(only.fd);
   friendly.join();
-  const auto pending = [&] {
-    std::vector<pollfd> fds;
-    socket.watch(fds);
-    return fds.size() > 1;
-  };
-  while (pending()) EXPECT_TRUE(socket.accept().empty());
+  while (pending(socket) > 0) EXPECT_TRUE(socket.accept().empty());
   for (const int fd : strangers) {
     EXPECT_TRUE(is_closed(fd));
     close(fd);
@@ -180,6 +190,47 @@ TEST(LauncherSocket, ReportsExhaustedFileDescriptors) {
   close(caller);
   EXPECT_NE(said.find("Too many open files"), std::string::npos) << said;
   EXPECT_NE(said.find("ulimit -n"), std::string::npos) << said;
+}
+
+// A stranger that holds the last file descriptor must not end the job.
+TEST(LauncherSocket, ClosesStrangersForTheirFileDescriptors) {
+  LauncherSocket socket(listen_tcp({}));
+  const int stranger = connect_plainly(socket), rank = connect_plainly(socket);
+  EXPECT_TRUE(
+      write_all(rank, hello(split(socket.address(), '/').front()), std::chrono::steady_clock::now() + seconds(30)));
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const int lowest = dup(rank);
+  close(lowest);
+  const rlimit one_left{static_cast<rlim_t>(lowest) + 1, before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &one_left);
+  std::vector<LauncherSocket::Connection> all;
+  EXPECT_NO_THROW(all = socket.accept());
+  setrlimit(RLIMIT_NOFILE, &before);
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all.front().number, 3);
+  EXPECT_TRUE(is_closed(stranger));
+  for (const int fd : {stranger, rank, all.front().fd}) close(fd);
+}
+
+TEST(LauncherSocket, HoldsNoMoreStrangersThanCallersAccountFor) {
+  Listener listener = listen_tcp({});
+  listener.addresses.resize(1);
+  LauncherSocket socket(listener, 2);
+  EXPECT_FALSE(socket.deadline());
+  std::vector<int> strangers;
+  for (int i = 0; i < 100; ++i) strangers.push_back(connect_plainly(socket));
+  std::thread rank([address = socket.address()] { close(connect_to_launcher(address, "out", 1, seconds(30))); });
+  const std::vector<LauncherSocket::Connection> all = connections(socket, 1);
+  rank.join();
+  EXPECT_EQ(all.front().number, 1);
+  EXPECT_LE(pending(socket), 66u);
+  EXPECT_TRUE(is_closed(strangers.front()));
+  // Otherwise nothing would end the wait for those that are left.
+  ASSERT_TRUE(socket.deadline());
+  EXPECT_LE(*socket.deadline(), std::chrono::steady_clock::now() + seconds(10));
+  close(all.front().fd);
+  for (const int fd : strangers) close(fd);
 }
 
 // A listener that accepts connections and sends nothing takes the place of the launcher.
