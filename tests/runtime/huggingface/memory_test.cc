@@ -38,7 +38,10 @@ ModelShape large() {
   return {.layers = 8, .dim = 512, .heads = 8, .kv_heads = 4, .ffn = 1536, .vocab = 16384, .head_size = 64};
 }
 
-void expect_taken(double taken, int64_t said) { EXPECT_NEAR(taken / static_cast<double>(said), 1, 0.1) << said; }
+// The kernel may give the heap pages of 2 MiB, of which the first and the last are only partly used.
+void expect_taken(double taken, int64_t said) {
+  EXPECT_NEAR(taken, static_cast<double>(said), 0.1 * static_cast<double>(said) + 2 * (2 << 20));
+}
 
 TEST(Memory, ReadingAModelTakesWhatInspectReports) {
   const ModelShape shape = large();
