@@ -15,9 +15,12 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <utility>
 
+#include "common/descriptor.h"
 #include "common/error.h"
 #include "common/text.h"
 #include "launcher/topology/host.h"
@@ -34,6 +37,21 @@ constexpr int kBacklog = 1024;
 bool is_ipv6(const std::string& address) { return address.find(':') != std::string::npos; }
 
 bool is_path(const std::string& address) { return address.starts_with('/'); }
+
+// A name for the path of a Unix socket that fits into an address, which holds 107 bytes: the path itself, or one
+// through a descriptor of its folder, which must stay open while the name is used. TMPDIR may be longer than that.
+struct LocalName {
+  explicit LocalName(const std::string& path)
+      : folder(path.size() < sizeof sockaddr_un::sun_path
+                   ? -1
+                   : open(std::filesystem::path(path).parent_path().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)),
+        name(folder < 0
+                 ? path
+                 : "/proc/self/fd/" + std::to_string(folder) + "/" + std::filesystem::path(path).filename().string()) {}
+
+  const Descriptor folder;
+  const std::string name;
+};
 
 // `size` is 0 if there is no such address.
 sockaddr_storage socket_address(const std::string& address, int port, socklen_t& size) {
@@ -150,7 +168,8 @@ Listener listen_tcp(const std::vector<std::string>& interfaces) {
 
 Listener listen_unix(const std::string& path) {
   socklen_t size = 0;
-  const sockaddr_storage address = socket_address(path, 0, size);
+  const LocalName local(path);
+  const sockaddr_storage address = socket_address(local.name, 0, size);
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0 || bind(fd, reinterpret_cast<const sockaddr*>(&address), size) != 0 || listen(fd, kBacklog) != 0) {
     refuse_call(("listening at " + path).c_str());
@@ -165,7 +184,8 @@ std::string endpoint_text(const std::string& address, int port) {
 
 int begin_connect(const std::string& address, int port) {
   socklen_t size = 0;
-  const sockaddr_storage target = socket_address(address, port, size);
+  const LocalName local(is_path(address) ? address : "");
+  const sockaddr_storage target = socket_address(is_path(address) ? local.name : address, port, size);
   if (size == 0) {
     errno = EINVAL;
     return -1;

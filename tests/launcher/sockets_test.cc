@@ -2,7 +2,11 @@
 #include "launcher/hosts/sockets.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <unistd.h>
 
+#include <chrono>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -24,6 +28,22 @@ TEST(Messages, KeepEveryByteOfTexts) {
   for (const std::string& text : {path, utf8, all, std::string("plain"), std::string()}) {
     const json message = {{"checkpoint", {{"step", 5}, {"folder", text}, {"command", {"train", text}}}}, {text, true}};
     EXPECT_EQ(delivered(message), message) << text;
+  }
+}
+
+// The address of a Unix socket holds 107 bytes, but TMPDIR may be longer.
+TEST(LocalSockets, MayHaveLongPaths) {
+  for (const size_t length : {1, 80, 107, 108, 250}) {
+    const std::string folder = ::testing::TempDir() + std::string(length, 'd');
+    std::filesystem::create_directories(folder);
+    const Listener listener = listen_unix(folder + "/launcher");
+    const int fd = begin_connect(folder + "/launcher", 0);
+    ASSERT_GE(fd, 0) << length;
+    EXPECT_EQ(connect_error(fd), 0);
+    EXPECT_TRUE(wait_for(listener.fd, POLLIN, std::chrono::steady_clock::now() + std::chrono::seconds(30)));
+    close(fd);
+    close(listener.fd);
+    std::filesystem::remove_all(folder);
   }
 }
 

@@ -68,6 +68,7 @@ class Mistakes(support.Test):
                               cwd=self.folder, capture_output=True, text=True, timeout=support.LIMIT)
         if "setresuid" in done.stderr:
             self.skipTest("this test cannot become another user")
+        self.assertEqual(done.returncode, 0, done.stderr)
         read, listed = done.stdout.splitlines()
         self.assertEqual(read, "way/below/a.txt", done.stderr)
         self.assertRegex(listed, "way/, which cannot be read: Permission denied")
