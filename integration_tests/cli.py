@@ -78,6 +78,7 @@ def send(connection, **message):
     connection.sendall(json.dumps(message).encode() + b"\\n")
 def connect(rank, purpose="control"):
     connection = socket.create_connection((addresses.split(",")[0], int(port)))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as a rank's, whose messages do not wait
     send(connection, token=token, purpose=purpose, number=rank)
     assert json.loads(connection.recv(100)) == {"accepted": True}
     return connection

@@ -130,7 +130,7 @@ if size > 1:
     model = models.make("llama", "annulus")
     try:
         model.model.forward(
-            **annulus.shard({"input_ids": batch["input_ids"], "position_ids": batch["position_ids"]}, group=group)
+            **annulus.shard({"input_ids": batch["input_ids"], "position_ids": batch["position_ids"]}, "contiguous", group)
         )
         raise AssertionError("taken")
     except annulus.AnnulusError as e:

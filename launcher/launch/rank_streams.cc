@@ -79,7 +79,9 @@ void RankStreams::read(int rank) {
   Rank& r = ranks_[i];
   for (const auto& [source, stream] : {std::pair(&r.out, Terminal::kOut), std::pair(&r.err, Terminal::kErr)}) {
     const std::string bytes = read_available(source->fd);
-    if (!bytes.empty()) take(i, *source, stream, bytes);
+    if (bytes.empty()) continue;
+    if (arrived_) arrived_(rank);
+    take(i, *source, stream, bytes);
   }
 }
 

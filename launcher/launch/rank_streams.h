@@ -68,6 +68,10 @@ class RankStreams {
     told_ = std::move(told);
   }
 
+  // Sets a function that is called when a rank's output has arrived, before its lines are taken: what the rank sent
+  // before it printed them has arrived as well.
+  void on_arrival(std::function<void(int rank)> call) { arrived_ = std::move(call); }
+
   // Adds a line to a rank's log file without showing it.
   void note(int rank, const std::string& line);
   // The last lines of a rank's standard error if the terminal has shown much other output since; otherwise nothing.
@@ -96,6 +100,7 @@ class RankStreams {
   Terminal& terminal_;
   std::vector<Rank> ranks_;
   std::function<void(int, std::string_view)> told_;
+  std::function<void(int)> arrived_;
   bool hidden_ = false;  // whether the terminal shows what told_ is called with in another way
   int64_t shown_ = 0;    // the number of pieces of output that the terminal has shown
 };

@@ -67,6 +67,7 @@ class Supervisor {
     mpirun_log_ = LogFile(log_dir, "mpirun.log");
     log_ = LogFile(log_dir, "launch.log");
     streams_.on_error_line(/*instead=*/json_, [this](int rank, std::string_view line) { take_error_line(rank, line); });
+    streams_.on_arrival([this](int rank) { read_control(static_cast<size_t>(rank)); });
     for (const LogRecord& record : take_early_records()) job_log_.add(record);
     set_log_console([this](const LogRecord& record, bool shown) { take_own(record, shown); });
   }
@@ -179,8 +180,8 @@ class Supervisor {
   void read_all() {
     while (const int signal = signals_.take_request()) interrupt(signal);
     accept_ranks();
-    // The host and number of a rank are learnt before its output is read. The other messages that have come by now wait
-    // for that output, so that what a rank printed comes before how it ended.
+    // The host and number of a rank are learnt before its output is taken (on_arrival). The other messages that have
+    // come by now wait for that output, so that what a rank printed comes before how it ended.
     read_control();
     streams_.read_all();
     read_ends();
@@ -193,24 +194,28 @@ class Supervisor {
   // take_waiting(). Returns whether there may be more to read now.
   bool read_control() {
     bool more = false;
-    for (size_t i = 0; i < ranks_.size(); ++i) {
-      RankState& r = ranks_[i];
-      LineState state = LineState::kWaiting;
-      for (int n = 0; r.control >= 0 && n < kMostMessages; ++n) {
-        if ((state = read_line(r.control, r.line)) != LineState::kWhole) break;
-        try {
-          json message = message_of(parse_checked_json(std::exchange(r.line, ""), "launcher", "a message"));
-          if (!take_place(r, message)) waiting_.emplace_back(i, std::move(message));
-        } catch (const Error& error) {
-          streams_.note(static_cast<int>(i), "annulus: " + std::string(error.message()));
-        }
+    for (size_t i = 0; i < ranks_.size(); ++i) more = read_control(i) || more;
+    return more;
+  }
+
+  // The same for one rank.
+  bool read_control(size_t i) {
+    RankState& r = ranks_[i];
+    LineState state = LineState::kWaiting;
+    for (int n = 0; r.control >= 0 && n < kMostMessages; ++n) {
+      if ((state = read_line(r.control, r.line)) != LineState::kWhole) break;
+      try {
+        json message = message_of(parse_checked_json(std::exchange(r.line, ""), "launcher", "a message"));
+        if (!take_place(r, message)) waiting_.emplace_back(i, std::move(message));
+      } catch (const Error& error) {
+        streams_.note(static_cast<int>(i), "annulus: " + std::string(error.message()));
       }
-      if (state == LineState::kWhole) more = true;
-      if (state != LineState::kClosed) continue;
+    }
+    if (state == LineState::kClosed) {
       close(std::exchange(r.control, -1));
       ended_.push_back(i);
     }
-    return more;
+    return state == LineState::kWhole;
   }
 
   void take_waiting() {
