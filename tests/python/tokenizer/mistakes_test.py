@@ -53,21 +53,19 @@ class Mistakes(support.Test):
         os.chmod(self.path("way"), 0o311)
         self.addCleanup(os.chmod, self.path("way"), 0o755)
         program = """if True:
-            import os, sys
+            import sys
             sys.path.insert(0, sys.argv[1])
             import files
-            if os.geteuid() == 0:
-                os.setresuid(65534, 65534, 65534)
             for glob in sys.argv[2:]:
                 try:
                     print(*files.matches(glob))
                 except files.Refused as error:
                     print(error)
         """
-        done = subprocess.run([sys.executable, "-B", "-c", program, support.PROGRAM, "way/below/*.txt", "way/*/a.txt"],
+        # Modes of folders do not bind root unless it gives up these capabilities.
+        bound = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+        done = subprocess.run([*bound, sys.executable, "-B", "-c", program, support.PROGRAM, "way/below/*.txt", "way/*/a.txt"],
                               cwd=self.folder, capture_output=True, text=True, timeout=support.LIMIT)
-        if "setresuid" in done.stderr:
-            self.skipTest("this test cannot become another user")
         self.assertEqual(done.returncode, 0, done.stderr)
         read, listed = done.stdout.splitlines()
         self.assertEqual(read, "way/below/a.txt", done.stderr)
