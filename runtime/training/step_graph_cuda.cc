@@ -22,7 +22,7 @@ namespace {
 constexpr int kWarmUp = 3;
 
 // Returns the first line of a message of LibTorch; the rest is advice for programmers and a stack trace.
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+std::string first_line_of(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 }  // namespace
 
@@ -77,7 +77,7 @@ struct StepGraph::State {
       graph = std::move(recording);
     } catch (const std::exception& error) {
       failed = true;
-      note = "CUDA graphs: a step cannot be recorded (" + first_line(error.what()) + "), so no step is replayed";
+      note = "CUDA graphs: a step cannot be recorded (" + first_line_of(error.what()) + "), so no step is replayed";
       abandon(*recording, pool);
       recording.reset();
       c10::cuda::CUDACachingAllocator::emptyCache();
