@@ -374,7 +374,7 @@ class CommandLineTest(cli.CliTest):
         code, out, _ = self.annulus("--help")
         self.assertEqual(code, 0)
         listed = re.findall(r"^  (\w+) {2,}\S", out, re.M)
-        self.assertIn("launch", listed)
+        self.assertLessEqual({"launch", "checkpoint", "version"}, set(listed))  # also the longest name
         for subcommand in listed:
             code, out, err = self.annulus(subcommand, "--help")
             self.assertEqual(code, 0, err)

@@ -10,25 +10,35 @@
 namespace annulus {
 namespace {
 
-constexpr size_t kLeft = 28;  // columns of the names of options; a longer name has a line of its own
+constexpr size_t kFirst = 28;  // column in which what an option is for begins
 
 }  // namespace
 
-std::string wrapped(std::string_view text, size_t columns, size_t indent) {
-  std::string out;
-  size_t used = 0;
+std::string help_entry(const std::string& name, std::string_view text, size_t first, int columns) {
+  const auto last = static_cast<size_t>(std::clamp(columns, 40, 100));
+  std::string out = "  " + name;
+  size_t at = out.size();
+  const auto new_line = [&] {
+    out += "\n" + std::string(first, ' ');
+    at = first;
+  };
+  if (at + 1 > first) {
+    new_line();
+  } else {
+    out += std::string(first - at, ' ');
+    at = first;
+  }
   for (const std::string& word : split(text, ' ')) {
-    if (used > 0 && used + 1 + word.size() > columns) {
-      out += "\n" + std::string(indent, ' ');
-      used = 0;
-    } else if (used > 0) {
+    if (at > first && at + 1 + word.size() > last) {
+      new_line();
+    } else if (at > first) {
       out += ' ';
-      ++used;
+      ++at;
     }
     out += word;
-    used += word.size();
+    at += word.size();
   }
-  return out;
+  return out + "\n";
 }
 
 std::string kind_in_words(std::string_view type) {
@@ -49,19 +59,7 @@ std::string kind_in_words(std::string_view type) {
   return kind;
 }
 
-HelpPage::HelpPage(int columns) : columns_(static_cast<size_t>(std::clamp(columns, 40, 100))) {
-  label("Positionals", "Arguments");
-}
-
-std::string HelpPage::entry(const std::string& left, const std::string& right) const {
-  std::string out = "  " + left;
-  if (left.size() + 3 > kLeft) {
-    out += "\n" + std::string(kLeft, ' ');
-  } else {
-    out += std::string(kLeft - out.size(), ' ');
-  }
-  return out + wrapped(right, columns_ - kLeft, kLeft) + "\n";
-}
+HelpPage::HelpPage(int columns) : columns_(columns) { label("Positionals", "Arguments"); }
 
 std::string HelpPage::make_option(const CLI::Option* option, bool positional) const {
   std::string left;
@@ -74,11 +72,11 @@ std::string HelpPage::make_option(const CLI::Option* option, bool positional) co
       left += option->get_expected_min() == 0 ? " [" + kind + "]" : " " + kind;
     }
   }
-  return entry(left, option->get_description());
+  return help_entry(left, option->get_description(), kFirst, columns_);
 }
 
 std::string HelpPage::make_subcommand(const CLI::App* app) const {
-  return entry(app->get_name(), app->get_description());
+  return help_entry(app->get_name(), app->get_description(), kFirst, columns_);
 }
 
 std::string HelpPage::make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const {

@@ -11,7 +11,7 @@ namespace annulus {
 
 class HelpPage : public CLI::Formatter {
  public:
-  // columns: of a line. Lines are wrapped at 100 columns even where a terminal has more, and at 40 where it has fewer.
+  // columns: as help_entry takes it.
   explicit HelpPage(int columns);
 
   std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override;
@@ -19,17 +19,16 @@ class HelpPage : public CLI::Formatter {
   std::string make_subcommand(const CLI::App* app) const override;
 
  private:
-  std::string entry(const std::string& left, const std::string& right) const;
-
-  size_t columns_;
+  int columns_;
 };
 
 // What stands for a value of CLI11's type in a help page: "INT:POSITIVE" is "N", "UINT:INT in [1 - 64]" is "N (1 to
 // 64)", "TEXT:{cpu,cuda}" is "cpu|cuda"; names such as "FOLDER" stay.
 std::string kind_in_words(std::string_view type);
 
-// The paragraphs and lists of a help text, wrapped: lines of at most `columns` characters, each but the first preceded
-// by `indent` blanks. Words are never cut.
-std::string wrapped(std::string_view text, size_t columns, size_t indent);
+// Returns the lines of a name and what it is for: `name` after two blanks, `text` from column `first` on, wrapped to a
+// terminal of so many columns. Lines have at most 100 columns even where a terminal has more, and 40 where it has
+// fewer. Words are never cut. A name that is too long has a line of its own.
+std::string help_entry(const std::string& name, std::string_view text, size_t first, int columns);
 
 }  // namespace annulus

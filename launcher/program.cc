@@ -63,27 +63,29 @@ std::string overview() {
   std::string text =
       "annulus: exact attention over sequences too long for one device\n\n"
       "  annulus COMMAND [OPTIONS]\n";
-  constexpr size_t kNames = 13;
-  const auto columns = static_cast<size_t>(std::clamp(terminal_columns(STDOUT_FILENO), 40, 100));
-  std::string_view group = "none yet";
+  const int columns = terminal_columns(STDOUT_FILENO);
+  const auto add = [&](std::string_view name, std::string_view help) {
+    text += help_entry(std::string(name), help, /*first=*/14, columns);
+  };
+  const SubcommandEntry* before = nullptr;
   for (const SubcommandEntry& entry : subcommands()) {
     if (entry.hidden) continue;
-    if (entry.group != group) text += "\n" + (entry.group.empty() ? "" : std::string(entry.group) + ":\n");
-    group = entry.group;
-    text += "  " + std::string(entry.name) + std::string(kNames - 2 - entry.name.size(), ' ') +
-            wrapped(entry.help, columns - kNames, kNames) + "\n";
+    if (!before || entry.group != before->group) {
+      text += "\n" + (entry.group.empty() ? "" : std::string(entry.group) + ":\n");
+    }
+    before = &entry;
+    add(entry.name, entry.help);
   }
   // Only the script of a clone has these commands; that of an installation does not.
   const char* const script = std::getenv("ANNULUS_SCRIPT");
   if (script != nullptr && fs::exists(fs::path(script).parent_path() / "tools" / "install.sh")) {
-    text +=
-        "\nBuild and test (the script of a clone):\n"
-        "  test       run all tests, or the named targets\n"
-        "  examples   build and run examples/cpp, a workspace that uses annulus\n"
-        "  torch      build the library for PyTorch, and print where it is\n"
-        "  wheel      make the wheel `annulus` for PyTorch, and print where it is\n"
-        "  install    copy everything that is needed to run annulus to a folder, for other hosts\n"
-        "  setup      show what the build needs and what was found, and install what is missing\n";
+    text += "\nBuild and test (the script of a clone):\n";
+    add("test", "run all tests, or the named targets");
+    add("examples", "build and run examples/cpp, a workspace that uses annulus");
+    add("torch", "build the library for PyTorch, and print where it is");
+    add("wheel", "make the wheel `annulus` for PyTorch, and print where it is");
+    add("install", "copy everything that is needed to run annulus to a folder, for other hosts");
+    add("setup", "show what the build needs and what was found, and install what is missing");
   }
   return text + "\n`" + shell_quote({typed_program()}) +
          " COMMAND --help` shows the options of a subcommand and an example.\n"

@@ -23,6 +23,7 @@ import os
 import re
 import sys
 
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RANKS, TOKENS = 4, 16
 CELL, LEFT, TOP, GAP = 18, 96, 96, 70
 STEPS = ("#2b6cb0", "#38a169", "#d69e2e", "#c05621")  # of steps 0 to 3
@@ -155,7 +156,7 @@ def masks():
 
 def loss():
     """Training and validation loss in bits per byte over the steps, from docs/pictures/quickstart.csv."""
-    path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs", "pictures", "quickstart.csv")
+    path = os.path.join(ROOT, "docs", "pictures", "quickstart.csv")
     with open(path, encoding="utf-8") as f:
         rows = [line.strip().split(",") for line in f if not line.startswith("#")][1:]
     width, height, left, top, right, bottom = 800, 230, 44, 14, 20, 34
@@ -181,7 +182,7 @@ def loss():
 
 def table_after(page, words):
     """The rows of the first table after these words in a page of docs, without its head, as lists of cells."""
-    path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs", page)
+    path = os.path.join(ROOT, "docs", page)
     with open(path, encoding="utf-8") as f:
         table = re.search(r"(?:^\|.*\n)+", f.read().split(words, 1)[1], re.M).group(0)
     return [[c.strip() for c in line.strip("|").split("|")] for line in table.strip().split("\n")[2:]]
@@ -235,7 +236,7 @@ BOX_WIDTH, BOX_HEIGHT, COLUMN, ROW = 150, 26, 176, 36
 
 def read_layers():
     """The levels of layers, and the packages of each layer, those that use nothing first."""
-    path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "bazel", "layers.bzl")
+    path = os.path.join(ROOT, "bazel", "layers.bzl")
     with open(path, encoding="utf-8") as f:
         source = f.read()
     value = lambda name: ast.literal_eval(re.search(r"^%s = ([\[{].*?^[\]}])" % name, source, re.S | re.M).group(1))
@@ -298,7 +299,7 @@ PICTURES = {"layers.svg": layers, "loss.svg": loss, "masks.svg": masks, "ring-st
 def main(words):
     check = "--check" in words
     folders = [w for w in words if w != "--check"]
-    folder = folders[0] if folders else os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs", "pictures")
+    folder = folders[0] if folders else os.path.join(ROOT, "docs", "pictures")
     differ = []
     for name, draw in PICTURES.items():
         path = os.path.join(folder, name)
