@@ -210,13 +210,12 @@ def speed():
         for _, colour, words in sets:
             row = next(r for r in table_after("attention-performance.md", words) if r[0] == mask + " fp32")
             attention.append((mask if colour == STEPS[0] else "", colour, float(row[1]) / float(row[3])))
-    training, machines = [], {"D": "AMD EPYC (D)", "E": "Intel Xeon (E)"}  # docs/performance.md
-    for machine in ("D", "E"):
+    training = []
+    for title, words in (("AMD EPYC (D)", "Machine D, 2026-11-25, "), ("Intel Xeon (E)", "Machine E, 2026-11-27, ")):
         for name, colour, _ in sets:
-            row = next(r for r in table_after("performance.md", "| machine C | CPU seconds" if machine == "C" else
-                                              "Machine %s, 2026-11-2%d, " % (machine, 5 if machine == "D" else 7)) if r[0] == name)
+            row = next(r for r in table_after("performance.md", words) if r[0] == name)
             ratios = sorted(float(v) for v in row[2].split(","))
-            training.append((machines[machine] if colour == STEPS[0] else "", colour, ratios[len(ratios) // 2]))
+            training.append((title if colour == STEPS[0] else "", colour, ratios[len(ratios) // 2]))
     out = ['<svg xmlns="http://www.w3.org/2000/svg" width="800" height="252" viewBox="0 0 800 252">', ON_PAGE]
     out += bars(0, "Attention, forward, one core (D): speed over LibTorch's", attention, 3.0, "LibTorch")
     out += bars(410, "Training: CPU seconds over eager PyTorch's, median", training, 1.25, "PyTorch")

@@ -67,7 +67,7 @@ _SIZE = {key: size for size, keys in _SIZES for key in keys.split()}
 
 
 def _kept(given, layers):
-    """Returns which layers a tiny model keeps: of each kind one, and of the first ones as many as there is module for."""
+    """Returns which layers a tiny model keeps: of each kind one, and of the first ones as many as there is room for."""
     kinds = next((v for k, v in given.items() if k in ("layer_types", "layers_block_type") and len(v or []) == layers), [])
     first = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
     return sorted([*first, *(i for i in range(layers) if i not in first)][:LAYERS])

@@ -43,6 +43,8 @@ def tree():
 PATHS = tree()
 FOLDERS = {p.split("/")[0] for p in PATHS if "/" in p}
 PAGES = {p: read(p) for p in sorted(PATHS) if p in ("README.md", "CONTRIBUTING.md") or re.fullmatch(r"docs/[\w-]+\.md", p)}
+# These name things that are gone, or of another workspace.
+MORE_PAGES = {p: read(p) for p in sorted(PATHS) if p == "CHANGELOG.md" or re.fullmatch(r"examples/\w+/README\.md", p)}
 SOURCES = {p: read(p) for p in PATHS if (p.endswith(CODE) or os.path.basename(p) in ("annulus", "BUILD"))
            and os.path.isfile(os.path.join(ROOT, p))}
 ALL_CODE = "\n".join(SOURCES.values())
@@ -171,6 +173,12 @@ def bare_mentions(pages):
     return faults
 
 
+def joined_lines(pages):
+    """Lines that a reflow has joined: a paragraph that begins with one blank, a table in one line."""
+    return ["%s: \"%s\"" % (page, line[:60]) for page, text in pages.items() for line in text.split("\n")
+            if re.match(r" \S", line) or re.search(r"\S \|(-+\|)+", line)]
+
+
 def headings(text):
     return [h.replace("`", "") for h in re.findall(r"(?m)^#+ (.*)$", text)]
 
@@ -214,7 +222,10 @@ class Documents(unittest.TestCase):
         self.none(wrong_codes(PAGES["docs/user-guide.md"]))
 
     def test_links_lead_somewhere(self):
-        self.none(broken_links(PAGES))
+        self.none(broken_links(PAGES | MORE_PAGES))
+
+    def test_no_lines_are_joined(self):
+        self.none(joined_lines(PAGES | MORE_PAGES))
 
     def test_pages_are_mentioned_by_links(self):
         self.none(bare_mentions(PAGES))
@@ -248,6 +259,7 @@ class Planted(unittest.TestCase):
     def test_a_page_and_a_section_that_are_gone(self):
         self.found(broken_links, "[x](gone.md)", "gone.md is not there")
         self.found(broken_links, "[x](../README.md#gone)", "README.md has no section #gone")
+        self.found(joined_lines, " | a | b | |---|---| | c | d |", "| a | b |")
         self.found(bare_mentions, "see `docs/memory.md`", "`docs/memory.md` should be a link")
         pages = {QUESTIONS: "\n".join('| %d. Why? | README "Gone" |' % i for i in range(20)), "README.md": "# A\n"}
         self.assertTrue(any('no section "Gone"' in f for f in unanswered(pages)))
