@@ -57,6 +57,8 @@ void prepare_process() {
   // A write beyond the limit on the size of files (ulimit -f) fails with an error, which names the file, instead of
   // ending the process.
   signal(SIGXFSZ, SIG_IGN);
+  // A parent that ignores its children passes that on, and mpirun's exit code would be lost.
+  signal(SIGCHLD, SIG_DFL);
 }
 
 std::string overview() {

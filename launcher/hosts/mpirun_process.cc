@@ -88,10 +88,15 @@ std::string MpirunProcess::read() {
 
 bool MpirunProcess::running() {
   if (pid_ <= 0 || status_) return false;
-  int status = 0;
   const bool may_wait = pidfd_ < 0 && output_ < 0;
-  if (waitpid(pid_, &status, may_wait ? 0 : WNOHANG) == pid_) status_ = status;
-  return !status_;
+  return !reap(may_wait ? 0 : WNOHANG);
+}
+
+// Returns whether mpirun has ended.
+bool MpirunProcess::reap(int options) {
+  int status = 0;
+  if (waitpid(pid_, &status, options) == pid_) status_ = status;
+  return status_.has_value();
 }
 
 void MpirunProcess::send(int signal) {
@@ -111,10 +116,7 @@ int MpirunProcess::end(std::chrono::steady_clock::time_point deadline) {
     read();
   }
   send_to_group(SIGKILL);
-  int status = 0;
-  while (!status_) {
-    if (waitpid(pid_, &status, 0) == pid_) status_ = status;
-  }
+  while (!status_) reap(0);
   read();
   return exit_code();
 }

@@ -49,6 +49,8 @@ class MpirunProcess {
   const std::string& text() const { return text_; }
 
  private:
+  bool reap(int options);
+
   pid_t pid_ = -1;
   int output_ = -1;
   int pidfd_ = -1;
