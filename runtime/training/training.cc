@@ -150,8 +150,8 @@ void Training::enter(size_t stage, int64_t step) {
                    .own_rows = rows.count,
                    .positions = layout.spans[static_cast<size_t>(rank)],
                    .restart = config_.data.positions == "restart"};
-  const at::Tensor positions = config_.data.positions == "restart" ? at::arange(now.context, at::kLong)
-                                                                   : at::tensor(layout.positions(rank), at::kLong);
+  const at::Tensor positions =
+      shape.restart ? at::arange(now.context, at::kLong) : at::tensor(layout.positions(rank), at::kLong);
   share_ = std::make_unique<Share>(now.accumulate, now.layers, std::move(shape), model_.rotary(positions), recorded_,
                                    device_);
   // Plans are made and proved before the stage's first step, so that errors appear early. Plans of later documents are
@@ -248,10 +248,13 @@ StepResult Training::step(bool stop) {
     share.read(data_, now.accumulate, steps_done_, std::max(end, steps_done_ + 1));
   }
   const OpLabel agreement{"agreeing on attention", steps_done_ + 1, "step"};
-  const BatchReader::Step& read = *read_for(agreement, [&] { return &share.reader->take(); });
+  const BatchReader::Step& read = *read_for(agreement, [&] {
+    const BatchReader::Step* taken = &share.reader->take();
+    ++share.next;
+    plan_what_follows();  // looks up rows as well
+    return taken;
+  });
   const at::Tensor& slot = share.slots[read.slot];
-  ++share.next;
-  plan_what_follows();
 
   numbers_.zero_();
   const std::string when = "step " + std::to_string(steps_done_ + 1);
@@ -367,17 +370,18 @@ ValidationResult Training::validate(const std::function<bool()>& stop) {
       return own;
     };
     const bool any = data_.validation_rows(source, step) > 0;
-    std::vector<DrawnRow> next = own_rows(0);
     for (int64_t i = 0; any && i < batches; ++i) {
-      const bool stop_now = stop();
+      const bool stop_now = stop(), ahead = config_.data.documents && i + 1 < batches;
       const OpLabel agreement{"agreeing on validation's attention", i + 1, "batch"};
-      const Batch batch =
-          read_for(agreement, [&] { return fill_batch(data_, shape, std::move(next), host.data_ptr<int64_t>()); });
+      std::vector<DrawnRow> next;
+      const Batch batch = read_for(agreement, [&] {
+        if (ahead) next = own_rows(i + 1);
+        return fill_batch(data_, shape, own_rows(i), host.data_ptr<int64_t>());
+      });
       const std::string when = "validation, batch " + std::to_string(i + 1);
       const std::vector<PlannedCall> calls_now = calls(requests(batch.rows), {}, when);
       plan(calls_now, agreement);
-      if (i + 1 < batches) next = own_rows(i + 1);
-      if (config_.data.documents && i + 1 < batches) plan_ahead(requests(next));
+      if (ahead) plan_ahead(requests(next));
       const at::Tensor on_device = share_->on_device(host);
       const Attend attends = attend(calls_now);
       model_state_.begin_forward();
