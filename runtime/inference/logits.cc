@@ -128,6 +128,9 @@ at::ScalarType LogitsJob::dtype() const { return model_dtype(options_.dtype, "--
 double LogitsJob::bytes_of_rank(int rank, at::Device device) const {
   const ModelShape& s = opened_.model();
   const Computes on{dtype(), device.is_cuda()};
+  // Sizes of a config.json whose weights alone are beyond any memory would overflow the exact numbers below.
+  const double weights = parameter_estimate(s) * static_cast<double>(on.element()) * (options_.backward ? 2 : 1);
+  if (weights > 0x1p53) return weights;
   const int64_t batch = tokens_.size(0), rows = batch * query_layout(layers_.distinct[0]).count(rank);
   StepCharges step;
   step.lasts({"weights and gradients", parameter_count(s) * on.element() * (options_.backward ? 2 : 1)});

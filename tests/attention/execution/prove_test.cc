@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <thread>
@@ -127,7 +128,11 @@ TEST(Proof, PlanAheadMakesTheShareOfTheProof) {
   const PlanStats before = plan_stats();
   plan_ahead(zigzag(1, 43), 0, /*prove=*/false);
   plan_ahead(request, 0, /*prove=*/true);
-  while (plan_stats().shares_made == before.shares_made) std::this_thread::yield();  // by the thread that plans
+  // By the thread that plans. Bounded, because it keeps its errors for the call that will need the plan.
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (plan_stats().shares_made == before.shares_made && std::chrono::steady_clock::now() < end) {
+    std::this_thread::yield();
+  }
   EXPECT_EQ(plan_stats().programs_made, before.programs_made + 2);
   EXPECT_TRUE(cached_plan(request, 0)->share().proof.holds());
   EXPECT_EQ(plan_stats().shares_made, before.shares_made + 1);
