@@ -12,11 +12,11 @@ bool BegunCollective::advance() noexcept {
       require_same_headers(comm_, *all, call_.label);
       rounds_ = std::make_shared<Rounds>(comm_.rank(), comm_.hosts(), max_message_, call_);
     } else {
-      if (!finish_step()) return false;
+      if (!finish_step(done_)) return false;
       rounds_->finish(done_++);
     }
     for (; started_ < rounds_->count() && rounds_->needs(started_) <= done_; ++started_) {
-      start_step(rounds_->sends(started_), rounds_->receives(started_), rounds_);
+      start_step(started_, rounds_->sends(started_), rounds_->receives(started_), rounds_);
     }
     if (done_ < rounds_->count()) return true;
     complete_ = true;

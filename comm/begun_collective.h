@@ -50,11 +50,11 @@ class BegunCollective {
 
   // The headers of all ranks, in rank order; null until all have arrived.
   virtual const std::vector<CollectiveHeader>* headers() = 0;
-  // Starts the messages of the next step. `kept` keeps the memory alive that they are read from and written to.
-  virtual void start_step(const std::vector<Rounds::Message>& sends, const std::vector<Rounds::Message>& receives,
-                          const std::shared_ptr<const void>& kept) = 0;
-  // Returns true if the earliest step that is under way is complete, and forgets that step.
-  virtual bool finish_step() = 0;
+  // Starts the messages of step `step`: 0, 1, ... `kept` keeps the memory alive that they are read from and written to.
+  virtual void start_step(int64_t step, const std::vector<Rounds::Message>& sends,
+                          const std::vector<Rounds::Message>& receives, const std::shared_ptr<const void>& kept) = 0;
+  // Returns true if step `step`, the earliest that is under way, is complete, and forgets it.
+  virtual bool finish_step(int64_t step) = 0;
 
   std::shared_ptr<Rounds> rounds_;  // once the ranks have agreed
   int64_t started_ = 0, done_ = 0;  // steps

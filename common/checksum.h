@@ -37,6 +37,8 @@ std::string hex_text(const unsigned char (&bytes)[16]);
 // The 128 bits of checksum() as numbers.
 struct Digest {
   uint64_t high, low;
+
+  friend bool operator==(const Digest&, const Digest&) = default;
 };
 Digest digest(const void* data, size_t bytes);
 

@@ -80,7 +80,7 @@ std::optional<std::string> number_of_ranks(const std::string& option, const std:
 // Throws Error(kUsage) with CLI11's message, or with a better one for unknown options and arguments.
 [[noreturn]] void refuse(const SubcommandEntry& entry, const CLI::App& app, const CLI::ParseError& error,
                          const std::vector<std::string>& args) {
-  // If the subcommand has subcommands (`bench ring`), the options are those of the subcommand.
+  // If it has subcommands of its own (`bench ring`), the options are those of the inner one.
   const std::vector<CLI::App*> words = app.get_subcommands();
   const CLI::App& meant = words.empty() ? app : *words.front();
   const std::string name = std::string(entry.name) + (words.empty() ? "" : " " + meant.get_name());

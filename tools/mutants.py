@@ -207,8 +207,8 @@ def copy_tree(root, copy):
 class Outcome:
     """The result of one target: "passed", "failed" (by an assertion), "broken" (does not build), "died", ..."""
 
-    def __init__(self, outcome, cases=(), said=""):
-        self.outcome, self.cases, self.said = outcome, list(cases), said
+    def __init__(self, result, cases=(), said=""):
+        self.result, self.cases, self.said = result, list(cases), said
 
 
 class Runner:
@@ -290,13 +290,13 @@ class Runner:
                 outcome = outcomes[killer.target]
                 named = [c for c in outcome.cases if killer.names(c.name)]
                 why = ""
-                if outcome.outcome in ("broken", "missing", "skipped"):
+                if outcome.result in ("broken", "missing", "skipped"):
                     why = {"broken": "does not compile without the patch, either",
                            "missing": "is not there, or Bazel cannot run it",
-                           "skipped": "cannot be built here"}[outcome.outcome] + "\n" + outcome.said
+                           "skipped": "cannot be built here"}[outcome.result] + "\n" + outcome.said
                 elif outcome.cases and not named:
                     why = "has no case that its filter matches"
-                elif any(c.result == "failed" for c in named) or (not outcome.cases and outcome.outcome != "passed"):
+                elif any(c.result == "failed" for c in named) or (not outcome.cases and outcome.result != "passed"):
                     why = "fails without the patch, too\n" + outcome.said
                 elif named and all(c.result == "skipped" for c in named):
                     why = "is skipped here: " + named[0].message
@@ -313,13 +313,13 @@ class Runner:
                 if problem:
                     return False, "%s %s" % (killer, problem)
                 outcome = self.test([killer.target], killer.filter, killer.options)[killer.target]
-                if outcome.outcome != "failed":
+                if outcome.result != "failed":
                     return False, {
                         "passed": "survived: %s passes with it" % killer,
                         "broken": "does not compile\n" + outcome.said,
                         "died": "%s died without an assertion that failed\n%s" % (killer, outcome.said),
                         "late": "%s ran longer than its time limit: no assertion failed" % killer,
-                    }.get(outcome.outcome, "%s did not run\n%s" % (killer, outcome.said))
+                    }.get(outcome.result, "%s did not run\n%s" % (killer, outcome.said))
                 said.append("%s%s" % (killer.target, "".join(
                     " " + c.name for c in outcome.cases if c.result == "failed")[:160]))
         finally:

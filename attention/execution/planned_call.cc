@@ -203,9 +203,7 @@ void plan_calls(const std::vector<PlannedCall>& calls, const TensorTraits& tenso
         call.find_plan();
         // Requests that differ only in how a pattern is written are one to the ranks, which compare digests of texts.
         first = std::find_if(firsts.begin(), firsts.end(), [&](const First& other) {
-          if (!call.plan() || !other.call->plan()) return false;
-          const Digest &own = call.plan()->digest, &others = other.call->plan()->digest;
-          return own.high == others.high && own.low == others.low;
+          return call.plan() && other.call->plan() && call.plan()->digest == other.call->plan()->digest;
         });
       }
       if (first == firsts.end()) {

@@ -92,12 +92,13 @@ std::string MultiheadAttentionOptions::text() const {
          ", rotary_base = " + number(rotary_base) + ", scale = " + number(scale) + ", pattern = " + pattern.text();
 }
 
-bool MultiheadAttentionOptions::are(const std::string& saved) const {
+bool MultiheadAttentionOptions::same_as(const std::string& saved) const {
   const std::string own = text();
-  const size_t pattern_at = own.size() - pattern.text().size();
-  if (saved == own || saved.compare(0, pattern_at, own, 0, pattern_at) != 0) return saved == own;
+  if (saved == own) return true;
+  const std::string before_pattern = own.substr(0, own.size() - pattern.text().size());
+  if (!saved.starts_with(before_pattern)) return false;
   try {  // a pattern that was written in another way
-    return parse_pattern(saved.substr(pattern_at), "pattern").text() == pattern.text();
+    return parse_pattern(saved.substr(before_pattern.size()), "pattern").text() == pattern.text();
   } catch (const Error&) {
     return false;
   }
@@ -230,7 +231,7 @@ void MultiheadAttentionImpl::load(torch::serialize::InputArchive& archive) {
   if (!archive.try_read(kOptionsKey, saved) || !saved.isString()) {
     throw Error(ErrorKind::kInput, "modules", "what is loaded was not saved from a MultiheadAttention of annulus");
   }
-  if (!options_.are(saved.toStringRef())) {
+  if (!options_.same_as(saved.toStringRef())) {
     throw Error(ErrorKind::kInput, "modules",
                 "the module that was saved has " + saved.toStringRef() + ", but this one has " + options_.text() +
                     ": make it with the options it was saved with");

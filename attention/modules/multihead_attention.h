@@ -53,7 +53,7 @@ struct MultiheadAttentionOptions {
   // Returns one line, similar to TOML, with all options that affect the result. Loading requires equal texts.
   std::string text() const;
   // Returns whether a text that was saved is that of these options, in whichever way its pattern was written.
-  bool are(const std::string& saved) const;
+  bool same_as(const std::string& saved) const;
 };
 
 // The arguments of a call besides tensors. All ranks pass equal values except `comm`.

@@ -72,14 +72,14 @@ class C10dBegunCollective final : public BegunCollective {
     return headers_->pending.check(comm_) ? &headers_->all : nullptr;
   }
 
-  void start_step(const std::vector<Rounds::Message>& sends, const std::vector<Rounds::Message>& receives,
-                  const Kept& kept) override {
+  void start_step(int64_t /*step*/, const std::vector<Rounds::Message>& sends,
+                  const std::vector<Rounds::Message>& receives, const Kept& kept) override {
     Pending& step = steps_.emplace_back(Pending{{}, call_.label});
     for (const Rounds::Message& m : receives) messages_.start(step, false, m.peer, stream_, m.data, m.bytes, kept);
     for (const Rounds::Message& m : sends) messages_.start(step, true, m.peer, stream_, m.data, m.bytes, kept);
   }
 
-  bool finish_step() override {
+  bool finish_step(int64_t /*step*/) override {
     if (!steps_.front().check(comm_)) return false;
     steps_.pop_front();
     return true;

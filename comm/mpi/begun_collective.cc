@@ -22,10 +22,10 @@ const std::vector<CollectiveHeader>* MpiBegunCollective::headers() {
   return have_headers() ? &headers_.headers : nullptr;
 }
 
-void MpiBegunCollective::start_step(const std::vector<Rounds::Message>& sends,
+void MpiBegunCollective::start_step(int64_t number, const std::vector<Rounds::Message>& sends,
                                     const std::vector<Rounds::Message>& receives,
                                     const std::shared_ptr<const void>& /*kept*/) {
-  Pending& step = slot(started_++);
+  Pending& step = slot(number);
   step.requests.clear();
   step.items.clear();
   // Headers have tag 0. MPI guarantees tags up to 32767, and the tags of calls that are under way at the same time must
@@ -43,12 +43,11 @@ void MpiBegunCollective::start_step(const std::vector<Rounds::Message>& sends,
   }
 }
 
-bool MpiBegunCollective::finish_step() {
-  Pending& step = slot(finished_);
+bool MpiBegunCollective::finish_step(int64_t number) {
+  Pending& step = slot(number);
   test_requests(comm_, step);
   if (step.open > 0) return false;
   finished_messages_ += static_cast<int64_t>(step.items.size());
-  ++finished_;
   return true;
 }
 

@@ -35,18 +35,17 @@ class MpiBegunCollective final : public comm_internal::BegunCollective {
 
  private:
   const std::vector<comm_internal::CollectiveHeader>* headers() override;
-  void start_step(const std::vector<comm_internal::Rounds::Message>& sends,
+  void start_step(int64_t number, const std::vector<comm_internal::Rounds::Message>& sends,
                   const std::vector<comm_internal::Rounds::Message>& receives,
                   const std::shared_ptr<const void>& kept) override;
-  bool finish_step() override;
+  bool finish_step(int64_t number) override;
   Pending& slot(int64_t step) { return steps_[static_cast<size_t>(step % comm_internal::kRoundsAtOnce)]; }
 
   MPI_Comm control_;
   int64_t bytes_;  // that a rank sends, approximately
   Pending headers_;
   std::array<Pending, comm_internal::kRoundsAtOnce> steps_;
-  int64_t started_ = 0, finished_ = 0;  // steps
-  int64_t finished_messages_ = 0;       // of the finished steps
+  int64_t finished_messages_ = 0;  // of the finished steps
 };
 
 }  // namespace annulus::mpi_internal

@@ -27,6 +27,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kLongestHello = 256;
+const std::string kAccepted = R"({"accepted":true})";  // the answer to a right first message
 constexpr size_t kSpare = 64;  // connections of strangers that are held besides those of callers
 constexpr std::chrono::seconds kHelloTime{10};
 
@@ -131,7 +132,7 @@ void LauncherSocket::take_first_messages(std::vector<Connection>& connections) {
     const LineState state = read_line(one.fd, one.text, kLongestHello);
     if (state == LineState::kWaiting && Clock::now() - one.since < kHelloTime) continue;
     std::optional<Connection> connection = state == LineState::kWhole ? connection_of(one.text, token_) : std::nullopt;
-    if (connection && write_all(one.fd, message_line({{"accepted", true}}), Clock::now())) {
+    if (connection && write_all(one.fd, kAccepted + "\n", Clock::now())) {
       connection->fd = one.fd;
       connections.push_back(std::move(*connection));
     } else {
@@ -208,7 +209,7 @@ int try_connect(std::string_view address, std::string_view purpose, int number, 
                wait_for(attempt.fd, POLLIN, deadline)) {
         }
       }
-      if (state != LineState::kWhole || answer != R"({"accepted":true})") {
+      if (state != LineState::kWhole || answer != kAccepted) {
         give_up(attempt, state == LineState::kWaiting ? "it does not answer" : "something else answers there");
         continue;
       }

@@ -184,8 +184,8 @@ std::string endpoint_text(const std::string& address, int port) {
 
 int begin_connect(const std::string& address, int port) {
   socklen_t size = 0;
-  const LocalName local(is_path(address) ? address : "");
-  const sockaddr_storage target = socket_address(is_path(address) ? local.name : address, port, size);
+  const LocalName local(address);
+  const sockaddr_storage target = socket_address(local.name, port, size);
   if (size == 0) {
     errno = EINVAL;
     return -1;

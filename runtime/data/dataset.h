@@ -89,10 +89,11 @@ class Dataset {
   // ---- tokens
 
   // Reads the tokens at some positions of a row, one span after the other, and for each of them the token that follows
-  // it, its target. Padding has the token 0 and kNoTarget. Nothing else of the row is read. Raises Error(kInput) if a
-  // file has changed, cannot be read, or holds an id outside the vocabulary.
+  // it, its target. Padding has the token 0 and kNoTarget. Nothing else of the row is returned or checked;
+  // spans with a stride (striped layouts) read the files over their whole range. Raises Error(kInput) if a file has
+  // changed, cannot be read, or holds an id outside the vocabulary at these positions.
   void read(const DrawnRow& row, const std::vector<Span>& positions, int64_t* tokens, int64_t* targets) const;
-  // Returns the number of tokens read from the files so far.
+  // Returns the number of tokens that the files have returned so far.
   int64_t tokens_read() const;
 
   // ---- descriptions

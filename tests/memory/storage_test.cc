@@ -45,7 +45,7 @@ RC_GTEST_PROP(Storage, PeakIsTheMaximumOverTheSteps, ()) {
 
 // Each successor fits, begins when its predecessor ends, and has only one predecessor. No buffer that could have a
 // successor goes without.
-RC_GTEST_PROP(Storage, HeirsFitAndFollowImmediately, ()) {
+RC_GTEST_PROP(Storage, SuccessorsFitAndFollowImmediately, ()) {
   const Storage storage = any_storage();
   const std::vector<StoredBuffer>& all = storage.buffers();
   const std::vector<int> successors = storage.successors();

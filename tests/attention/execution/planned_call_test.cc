@@ -22,16 +22,8 @@
 namespace annulus::planned_call_test {
 namespace {
 
+using testing::causal_zigzag;
 using testing::expect_refused_everywhere;
-
-PlanRequest request_of(int ranks, int64_t length) {
-  PlanRequest request;
-  request.shape = {1, 2, 1, length, length, 0};
-  request.pattern.causal = true;
-  request.layout = LayoutKind::kZigzag;
-  request.ranks = ranks;
-  return request;
-}
 
 using Calls = std::vector<AttentionCall>;
 
@@ -39,7 +31,7 @@ Calls calls_of(Communicator& comm, const std::vector<int64_t>& lengths, bool pro
   Calls calls;
   for (size_t i = 0; i < lengths.size(); ++i) {
     AttentionCall call;
-    call.request = request_of(comm.size(), lengths[i]);
+    call.request = causal_zigzag(comm.size(), lengths[i]);
     call.comm = &comm;
     call.label = "layer " + std::to_string(i);
     call.prove = prove;

@@ -23,6 +23,7 @@
 namespace annulus::prove_test {
 namespace {
 
+using testing::causal_zigzag;
 using testing::expect_refused_everywhere;
 using testing::Mistake;
 using testing::planted_mistakes;
@@ -57,15 +58,6 @@ TEST_P(PlantedMistakeOverRanks, IsRaisedOnEveryRank) {
 INSTANTIATE_TEST_SUITE_P(Each, PlantedMistakeOverRanks, ::testing::ValuesIn(planted_mistakes()),
                          [](const auto& info) { return info.param.name; });
 
-PlanRequest zigzag(int ranks, int64_t length) {
-  PlanRequest request;
-  request.shape = {1, 2, 1, length, length, 0};
-  request.pattern.causal = true;
-  request.layout = LayoutKind::kZigzag;
-  request.ranks = ranks;
-  return request;
-}
-
 // Makes one call with this rank's rows. Returns how many messages the rank sent in addition to those of the plan: those
 // of the comparison before every call, and those of the proof.
 int64_t messages_of(const PlanRequest& request, Communicator& comm, bool prove = true) {
@@ -83,7 +75,7 @@ int64_t messages_of(const PlanRequest& request, Communicator& comm, bool prove =
 }
 
 TEST(Proof, FirstCallProvesAndLaterCallsSendNothingMore) {
-  const PlanRequest request = zigzag(3, 36), other = zigzag(3, 48);
+  const PlanRequest request = causal_zigzag(3, 36), other = causal_zigzag(3, 48);
   run_ranks(3, [&](Communicator& comm) {
     const int64_t without = messages_of(request, comm, false);
     EXPECT_GE(messages_of(request, comm), without + 3) << "a digest to every rank";
@@ -95,7 +87,7 @@ TEST(Proof, FirstCallProvesAndLaterCallsSendNothingMore) {
 }
 
 TEST(Proof, AllRanksProveAgainIfOneHasLostItsProof) {
-  const PlanRequest request = zigzag(3, 60);
+  const PlanRequest request = causal_zigzag(3, 60);
   run_ranks(3, [&](Communicator& comm) {
     const int64_t without = messages_of(request, comm, false);
     messages_of(request, comm);
@@ -111,22 +103,22 @@ TEST(Proof, EveryCallProvesIfNothingIsCached) {
   const int64_t total = cache_total();
   set_cache_total(0);
   run_ranks(2, [&](Communicator& comm) {
-    const int64_t without = messages_of(zigzag(2, 20), comm, false);
-    EXPECT_GE(messages_of(zigzag(2, 20), comm), without + 2);
-    EXPECT_GE(messages_of(zigzag(2, 20), comm), without + 2);
+    const int64_t without = messages_of(causal_zigzag(2, 20), comm, false);
+    EXPECT_GE(messages_of(causal_zigzag(2, 20), comm), without + 2);
+    EXPECT_GE(messages_of(causal_zigzag(2, 20), comm), without + 2);
   });
   set_cache_total(total);
 }
 
 TEST(Proof, RanksMustAgreeOnLeavingItOut) {
-  expect_refused_everywhere([](Communicator& comm) { messages_of(zigzag(3, 24), comm, comm.rank() != 1); },
+  expect_refused_everywhere([](Communicator& comm) { messages_of(causal_zigzag(3, 24), comm, comm.rank() != 1); },
                             ErrorKind::kMismatch, "proof of the plan");
 }
 
 TEST(Proof, PlanAheadMakesTheShareOfTheProof) {
-  const PlanRequest request = zigzag(1, 44);
+  const PlanRequest request = causal_zigzag(1, 44);
   const PlanStats before = plan_stats();
-  plan_ahead(zigzag(1, 43), 0, /*prove=*/false);
+  plan_ahead(causal_zigzag(1, 43), 0, /*prove=*/false);
   plan_ahead(request, 0, /*prove=*/true);
   // By the thread that plans. Bounded, because it keeps its errors for the call that will need the plan.
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
@@ -140,7 +132,7 @@ TEST(Proof, PlanAheadMakesTheShareOfTheProof) {
 }
 
 TEST(Proof, EveryCallProvesAnAdaptivePlan) {
-  PlanRequest request = zigzag(2, 64);
+  PlanRequest request = causal_zigzag(2, 64);
   request.pattern =
       parse_pattern("{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2, causal = true }", "pattern");
   request.layout = LayoutKind::kContiguous;
@@ -160,7 +152,7 @@ void prove_ahead(const PlanRequest& request, Communicator& comm) {
 }
 
 TEST(Proof, PlanCallsServesLaterCalls) {
-  const PlanRequest request = zigzag(3, 72);
+  const PlanRequest request = causal_zigzag(3, 72);
   run_ranks(3, [&](Communicator& comm) {
     prove_ahead(request, comm);
     EXPECT_EQ(messages_of(request, comm), messages_of(request, comm, false));
@@ -168,7 +160,7 @@ TEST(Proof, PlanCallsServesLaterCalls) {
 }
 
 TEST(Proof, PlanCallsProvesAgainIfOneRankHasLostItsProof) {
-  const PlanRequest request = zigzag(3, 84);
+  const PlanRequest request = causal_zigzag(3, 84);
   run_ranks(3, [&](Communicator& comm) {
     prove_ahead(request, comm);
     const auto plan = cached_plan(request, comm.rank());
@@ -183,7 +175,7 @@ TEST(Proof, PlanCallsProvesAgainIfOneRankHasLostItsProof) {
 }
 
 TEST(Proof, PlanningErrorOfOneRankIsRaisedByAll) {
-  const PlanRequest request = zigzag(3, 96);
+  const PlanRequest request = causal_zigzag(3, 96);
   PlanRequest odd = request;
   odd.shape.heads = 3, odd.shape.kv_heads = 2;
   expect_refused_everywhere([&](Communicator& comm) { prove_ahead(comm.rank() == 1 ? odd : request, comm); },
@@ -192,7 +184,7 @@ TEST(Proof, PlanningErrorOfOneRankIsRaisedByAll) {
 
 TEST(PlannedCall, KeepsTheCommunicatorUntilTheBackward) {
   AttentionCall call;
-  call.request = zigzag(1, 8);
+  call.request = causal_zigzag(1, 8);
   std::shared_ptr<Communicator> comm = make_self_communicator();
   const std::weak_ptr<Communicator> watched = comm;
   call.comm = comm.get();

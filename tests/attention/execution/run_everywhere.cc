@@ -28,6 +28,15 @@ void put_rows(const at::Tensor& whole, int64_t dim, const std::vector<Span>& spa
 
 }  // namespace
 
+PlanRequest causal_zigzag(int ranks, int64_t length) {
+  PlanRequest request;
+  request.shape = {1, 2, 1, length, length, 0};
+  request.pattern.causal = true;
+  request.layout = LayoutKind::kZigzag;
+  request.ranks = ranks;
+  return request;
+}
+
 Inputs random_inputs(const AttentionShape& s, int64_t head_dim, at::ScalarType type, double magnitude) {
   const auto options = at::TensorOptions().dtype(at::kDouble);
   return {(at::randn({s.batch, s.q_len, s.heads, head_dim}, options) * magnitude).to(type),

@@ -19,6 +19,9 @@
 
 namespace annulus::testing {
 
+// Causal attention in the zigzag layout: 2 heads that share one kv head.
+PlanRequest causal_zigzag(int ranks, int64_t length);
+
 // Whole tensors: q and dout [B, Sq, H, D], k and v [B, Sk, Hk, D].
 struct Inputs {
   at::Tensor q, k, v, dout;

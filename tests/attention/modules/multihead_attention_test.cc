@@ -392,11 +392,11 @@ TEST(MultiheadAttention, LoadRestoresTheSavedModule) {
   MultiheadAttentionOptions window = o;
   window.pattern = parse_pattern("{ kind = \"window\", left = 5, right = 0 }", "");
   std::string before = window.text();
-  EXPECT_TRUE(window.are(before));
+  EXPECT_TRUE(window.same_as(before));
   before.insert(before.size() - 2, ", causal = true");
-  EXPECT_TRUE(window.are(before));
-  EXPECT_FALSE(window.are(before + "x"));
-  EXPECT_FALSE(o.are(before));
+  EXPECT_TRUE(window.same_as(before));
+  EXPECT_FALSE(window.same_as(before + "x"));
+  EXPECT_FALSE(o.same_as(before));
 
   MultiheadAttentionOptions changed = o;
   changed.pattern = {};
