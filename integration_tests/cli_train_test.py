@@ -78,6 +78,15 @@ class TrainTest(cli.CliTest):
         self.assertEqual(self.annulus("train", "config.toml", "--set", "run.steps=1")[0], 0)
         self.assertTrue(os.path.isdir(self.path("runs/tiny-002")))
 
+    def test_configuration_to_begin_with_trains_as_it_is(self):
+        code, out, err = self.annulus("train", "--help-config")
+        self.assertEqual((code, err), (0, ""))
+        self.write("my.toml", out)
+        smaller = ["run.steps=1", 'data.train=["text.txt"]', "data.context=64", "model.dim=32", "checkpoint.every=0"]
+        code, out, err = self.annulus("train", "my.toml", *(word for key in smaller for word in ("--set", key)))
+        self.assertEqual(code, 0, err)
+        self.assertEqual(len(self.losses("run-001")), 1)
+
     def test_resume_says_when_the_vector_instructions_changed(self):
         self.assertEqual(self.annulus("train", "config.toml", "--set", "run.steps=2", ANNULUS_ISA="baseline")[0], 0)
         more = ["train", "config.toml", "--resume", "runs/tiny-001"]

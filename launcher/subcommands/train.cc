@@ -47,14 +47,16 @@ class TrainSubcommand : public Subcommand {
                    "begin with the model in a folder in Hugging Face's layout; short for --set model.from=FOLDER (a "
                    "resumed run keeps its own model)")
         ->type_name("FOLDER");
-    app.add_flag("--help-config", help_config_, "print every key of the configuration and exit");
+    app.add_flag("--help-config", help_config_,
+                 "print a configuration to begin with: every key, its default and what it is for");
     app.callback([this] { resuming_ = resume_->count() > 0; });
     app.footer(
         "Examples:\n"
         "  ./annulus launch -n 2 train configs/quickstart.toml\n"
         "  ./annulus launch -n 2 train configs/quickstart.toml --set run.steps=50 --set run.name=short\n"
         "  ./annulus launch -n 2 train configs/quickstart.toml --resume\n"
-        "  ./annulus launch -n 2 train --resume quickstart-001");
+        "  ./annulus launch -n 2 train --resume quickstart-001\n"
+        "  ./annulus train --help-config > my.toml");
   }
 
   void check() override {
@@ -88,7 +90,7 @@ class TrainSubcommand : public Subcommand {
 
   int run() override {
     if (help_config_) {
-      std::fputs(config_reference().c_str(), stdout);
+      std::fputs(config_template().c_str(), stdout);
       return 0;
     }
     install_interrupt_handlers();

@@ -316,7 +316,11 @@ struct ChangedKey {
 };
 std::vector<ChangedKey> changed_keys(const Config& before, const Config& now);
 
-// Returns a Markdown table of every key (default, range, meaning) for docs/configuration.md and `train --help-config`.
+// Returns a Markdown table of every key (default, range, meaning) for docs/configuration.md.
 std::string config_reference();
+
+// Returns a configuration of a small model that has every key, with its default or, if it is required, an example, and
+// says in comments what each is: what `train --help-config` prints. load_config reads it as it is.
+std::string config_template();
 
 }  // namespace annulus

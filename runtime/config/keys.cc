@@ -79,7 +79,9 @@ const std::vector<Key>& keys() {
       {ANNULUS_KEY(run, name), "runs are kept in FOLDER/NAME-001, -002, ...", {.check = check_run_name}},
       {ANNULUS_KEY(run, folder), "where runs are kept", {.check = check_folder}},
       {ANNULUS_KEY(run, seed), "seed of the weights, the order of rows, and dropout", {.range = at_least(0, 9e18)}},
-      {ANNULUS_KEY(run, steps), "optimizer steps of the whole run", {.required = true, .range = at_least(1)}},
+      {ANNULUS_KEY(run, steps),
+       "optimizer steps of the whole run",
+       {.required = true, .example = "1000", .range = at_least(1)}},
       {ANNULUS_KEY(run, log_every), "steps between two reports", {.range = at_least(1)}},
       {ANNULUS_KEY(run, log_bytes),
        "the most bytes of a rank's log file in the run's folder, beside which one older, full file is kept; 0: no such "
@@ -92,7 +94,7 @@ const std::vector<Key>& keys() {
       {ANNULUS_KEY(data, train),
        "what to train on: a list of files and globs (`**` matches folders at any depth) or \"python-sources\"; or a "
        "list of sources to mix, each a table of `files`, `weight`, `name`, `format`, `width`, `begin`, `end`",
-       {.required = true}},
+       {.required = true, .example = "[\"python-sources\"]"}},
       {ANNULUS_KEY(data, max_bytes),
        "use only this many bytes from the beginning of each source of text; 0: all",
        {.range = at_least(0, 9e18)}},
@@ -127,13 +129,15 @@ const std::vector<Key>& keys() {
        "folder for the row indexes of token shards; empty: beside the first file of the source"},
 
       {ANNULUS_KEY(model, from),
-       "a folder in Hugging Face's layout (docs/models.md) with the model's shape and its initial weights; empty: the "
-       "shape is given by the keys below, and the initial weights by run.seed"},
-      {ANNULUS_KEY(model, layers), "decoder layers", of_shape({.required = true, .range = at_least(1, 100000)})},
+       "a folder in Hugging Face's layout (docs/models.md) with the initial weights, whose config.json decides those "
+       "of "
+       "the keys below that are left out; empty: the keys below decide the shape, and run.seed the initial weights"},
+      {ANNULUS_KEY(model, layers), "decoder layers",
+       of_shape({.required = true, .example = "4", .range = at_least(1, 100000)})},
       {ANNULUS_KEY(model, dim), "width of the residual stream",
-       of_shape({.required = true, .range = at_least(2, kWide)})},
+       of_shape({.required = true, .example = "256", .range = at_least(2, kWide)})},
       {ANNULUS_KEY(model, heads), "query heads, a multiple of kv_heads",
-       of_shape({.required = true, .range = at_least(1, kWide)})},
+       of_shape({.required = true, .example = "4", .range = at_least(1, kWide)})},
       {ANNULUS_KEY(model, kv_heads), "key/value heads; 0: as many as heads", of_shape({.range = at_least(0, kWide)})},
       {ANNULUS_KEY_AT(model, head_dim, head_size), "width of a head, even; 0: dim / heads",
        of_shape({.range = at_least(0, kWide)})},
@@ -166,7 +170,7 @@ const std::vector<Key>& keys() {
        "keep less memory for the backward, which computes norms, projections and the MLP again; attention is never "
        "computed again"},
 
-      {ANNULUS_KEY(optimizer, lr), "highest learning rate", {.required = true, .range = above(0)}},
+      {ANNULUS_KEY(optimizer, lr), "highest learning rate", {.required = true, .example = "1e-3", .range = above(0)}},
       {ANNULUS_KEY(optimizer, schedule),
        "how the learning rate falls after the warm-up: \"cosine\" or \"linear\" until run.steps; \"constant\", not at "
        "all; \"wsd\", linearly over the last optimizer.decay steps",

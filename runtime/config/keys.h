@@ -35,6 +35,7 @@ struct Range {
 // Which values a key takes, and what they decide.
 struct Rules {
   bool required = false;
+  std::string_view example = {};  // of a required key, as TOML; together they make a small model
   Range range = {};
   std::vector<std::string> choices = {};                                 // allowed strings; empty: all
   void (*check)(const std::string& value, std::string_view where) = {};  // another check of a string

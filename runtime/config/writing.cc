@@ -1,5 +1,5 @@
-// Writes a configuration: as TOML, as texts of its keys that ranks compare, and as the table of all keys in
-// docs/configuration.md.
+// Writes a configuration: as TOML, as texts of its keys that ranks compare, as the table of all keys in
+// docs/configuration.md, and as a file with comments to begin with.
 #include <variant>
 
 #include "common/text.h"
@@ -79,6 +79,66 @@ std::string config_reference() {
     const std::string required = key.rules.imported ? "required without model.from" : "required";
     out += "| `" + key.full() + "` | " + (key.rules.required ? required : "`" + value_text(key, defaults) + "`") +
            " | " + range + " | " + std::string(key.doc) + " |\n";
+  }
+  return out;
+}
+
+namespace {
+
+// What a key's value is, where range_text does not say it.
+struct KindText {
+  std::string operator()(int64_t) const { return "a whole number"; }
+  std::string operator()(double) const { return "a number"; }
+  std::string operator()(bool) const { return "true or false"; }
+  std::string operator()(const std::string&) const { return "a string"; }
+  std::string operator()(const std::vector<int64_t>&) const { return "a list of whole numbers"; }
+  std::string operator()(const Sources&) const { return "a list of strings, or of tables"; }
+  std::string operator()(const ContextSchedule&) const { return "a whole number, or a list of lists of them"; }
+  std::string operator()(const AccumulateSchedule&) const { return "a whole number, or a list of lists of them"; }
+  std::string operator()(const ParameterGroups&) const { return "a list of tables"; }
+  std::string operator()(const LayerPatterns&) const { return "a table, or a list of tables"; }
+  std::string operator()(const RotaryScaling&) const { return "a table"; }
+};
+
+// "required; a whole number, 1 or more"
+std::string kind_text(const Key& key, const Value& value) {
+  const std::string range = range_text(key, std::holds_alternative<int64_t>(value));
+  std::string text = !key.rules.choices.empty() ? range : std::visit(KindText(), value);
+  if (key.rules.choices.empty() && !range.empty()) text += ", " + range;
+  if (!key.rules.required) return text;
+  return (key.rules.imported ? "required without model.from; " : "required; ") + text;
+}
+
+// Returns the text as lines of a comment, wrapped at 100 columns. No word is cut.
+std::string comment(std::string_view text) {
+  constexpr size_t kColumns = 100;
+  std::string out, line = "#";
+  for (const std::string& word : split(text, ' ')) {
+    if (line.size() > 1 && line.size() + 1 + word.size() > kColumns) {
+      out += line + "\n";
+      line = "#";
+    }
+    line += " " + word;
+  }
+  return out + line + "\n";
+}
+
+}  // namespace
+
+std::string config_template() {
+  const Config defaults;
+  std::string out = comment(
+      "A configuration with every key, its default and what it is for, as `train --help-config` prints it. Required "
+      "keys have examples, of a small model; all others may be left out.");
+  std::string_view section;
+  for (const Key& key : keys()) {
+    if (key.section != section) {
+      section = key.section;
+      out += "\n[" + std::string(section) + "]\n";
+    }
+    const std::string value = key.rules.required ? std::string(key.rules.example) : value_text(key, defaults);
+    out += "\n" + comment(key.doc) + comment("(" + kind_text(key, value_of(key, defaults)) + ")") +
+           std::string(key.name) + " = " + value + "\n";
   }
   return out;
 }

@@ -1,4 +1,4 @@
-// Tests that docs/configuration.md holds the table of keys that config_reference() prints.
+// Tests that docs/configuration.md holds the table of keys that config_reference() returns.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -16,7 +16,7 @@ TEST(ConfigurationPage, ContainsTheTableOfKeys) {
   std::string table = config_reference();
   while (!table.empty() && table.back() == '\n') table.pop_back();
   EXPECT_NE(text.str().find(table), std::string::npos)
-      << "docs/configuration.md should hold what `annulus train --help-config` prints:\n"
+      << "docs/configuration.md should hold what config_reference() returns:\n"
       << table;
 }
 
