@@ -106,13 +106,31 @@ std::vector<std::string> with_long_np(std::vector<std::string> args) {
   return args;
 }
 
+// Before `fit CONFIG` was a subcommand it was `plan --model CONFIG`, which goes on for one version. Returns whether
+// these are arguments of that form, and makes them those of `fit`.
+bool take_former_fit(std::vector<std::string>& args) {
+  constexpr std::string_view kModel = "--model";
+  const auto of_model = std::find_if(args.begin(), args.end(), [&](const std::string& arg) {
+    return arg == kModel || arg.starts_with(std::string(kModel) + "=");
+  });
+  if (of_model == args.end()) return false;
+  if (*of_model == kModel) {
+    args.erase(of_model);
+  } else {
+    of_model->erase(0, kModel.size() + 1);
+  }
+  return true;
+}
+
 int dispatch(std::vector<std::string> args, const LaunchInfo& info) {
   if (args.empty()) {
     std::fputs(overview().c_str(), stderr);
     return static_cast<int>(ErrorKind::kUsage);
   }
-  const std::string word = args.front();
+  std::string word = args.front();
   args.erase(args.begin());
+  const bool former_fit = word == "plan" && take_former_fit(args);
+  if (former_fit) word = "fit";
   if (word == "--help" || word == "-h" || word == "help") {
     if (word == "help" && !args.empty()) return dispatch({args.front(), "--help"}, info);
     std::fputs(overview().c_str(), stdout);
@@ -134,6 +152,11 @@ int dispatch(std::vector<std::string> args, const LaunchInfo& info) {
   if (parsed.subcommand == nullptr) {
     std::fputs(parsed.text.c_str(), stdout);
     return 0;
+  }
+  if (former_fit) {
+    log_warn("launcher",
+             "`plan --model CONFIG` is now `fit CONFIG`, with the same options; the old form goes on for one "
+             "version");
   }
   log_debug("launcher", "process " + std::to_string(getpid()));
   if (entry.ranks && info.launched) {

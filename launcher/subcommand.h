@@ -89,6 +89,7 @@ std::unique_ptr<Subcommand> make_train_subcommand();
 std::unique_ptr<Subcommand> make_sample_subcommand();
 std::unique_ptr<Subcommand> make_checkpoint_subcommand();
 std::unique_ptr<Subcommand> make_export_subcommand();
+std::unique_ptr<Subcommand> make_fit_subcommand();
 std::unique_ptr<Subcommand> make_inspect_subcommand();
 std::unique_ptr<Subcommand> make_tokenize_subcommand();
 std::unique_ptr<Subcommand> make_pack_subcommand();

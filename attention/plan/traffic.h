@@ -1,6 +1,6 @@
 // Computes from a plan the messages and rows that a rank sends and the storage that its steps need.
 // tests/attention/execution/traffic_test.cc asserts that they equal what the executor counts (AttentionStats). Used by
-// `annulus plan`, the memory plan of a training step, the executor and benchmarks.
+// `annulus plan`, the memory plan and the traffic of a training step, the executor and benchmarks.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Shows on a terminal what a slow subcommand is doing. Used by plan.cc and plan_memory.cc. Not thread safe.
+// Shows on a terminal what a slow subcommand is doing. Used by plan.cc and fit.cc. Not thread safe.
 #pragma once
 
 #include <unistd.h>

@@ -1,6 +1,5 @@
 // annulus plan: makes the plan of a problem for any number of ranks, proves it, and shows what it costs. It runs
-// nothing, and supports every pattern except adaptive block maps, which are selected at each call. With --model it
-// plans the memory of a training step instead (plan_memory.h).
+// nothing, and supports every pattern except adaptive block maps, which are selected at each call.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <optional>
@@ -11,7 +10,6 @@
 #include "common/text.h"
 #include "launcher/subcommand.h"
 #include "launcher/subcommands/live_line.h"
-#include "launcher/subcommands/plan_memory.h"
 #include "runtime/tensor_files/block_map_file.h"
 
 namespace annulus {
@@ -38,24 +36,15 @@ class PlanSubcommand : public Subcommand {
     app.add_flag("--even", request_.even, "refuse lengths that do not give every rank the same share");
     app.add_flag("--no-proof", no_proof_, "do not prove the plan; for very many ranks or positions");
     app.add_flag("--json", json_, "print JSON instead of a table");
-    memory_.declare(app);
-    app.callback([this, &app] {
-      for (const CLI::Option* option : app.get_options()) {
-        if (option->count() > 0) given_.push_back(option->get_name());
-      }
-    });
     app.footer(
         "Examples:\n"
         "  ./annulus plan --ranks 64 --length 1048576 --heads 64 --kv-heads 8\n"
         "  ./annulus plan --lengths 4096,2048,1024 --json\n"
         "  ./annulus plan --ranks 8 --length 65536 --layout contiguous \\\n"
-        "      --pattern '{ kind = \"window\", left = 4095, right = 0 }'\n"
-        "  ./annulus plan --model configs/plan/8b.toml --ranks 8 --device-memory 141GB");
+        "      --pattern '{ kind = \"window\", left = 4095, right = 0 }'");
   }
 
   void check() override {
-    memory_.check(given_, ranks_);
-    if (memory_.asked()) return;
     place();
     request_.shape.k_len = key_length_.value_or(request_.shape.q_len);
     request_.shape.kv_heads = kv_heads_.value_or(request_.shape.heads);
@@ -67,7 +56,6 @@ class PlanSubcommand : public Subcommand {
   }
 
   int run() override {
-    if (memory_.asked()) return memory_.run(json_);
     request_.pattern = read_block_maps(request_.pattern, request_.shape);
     const auto report = [&] {
       LiveLine line;
@@ -163,8 +151,6 @@ class PlanSubcommand : public Subcommand {
   int64_t head_dim_ = 128, element_bytes_ = 2;
   std::string pattern_ = "{ kind = \"causal\" }", schedule_ = "auto";
   bool no_proof_ = false, json_ = false;
-  PlanMemory memory_;
-  std::vector<std::string> given_;  // the names of the options on the command line
 };
 
 }  // namespace

@@ -16,7 +16,8 @@
 namespace annulus {
 namespace {
 
-// With up to this many ranks along the context axis, all of them are planned to find the one that needs the most.
+// With up to this many ranks along the context axis, all of them are planned to find the one that needs the most, and
+// the one that sends the most.
 constexpr int kFewRanks = 16;
 // After this many plans the search continues by bisection, so that it ends however memory depends on the length.
 constexpr size_t kEstimates = 12;
@@ -77,6 +78,16 @@ class Fitting {
     return plan_memory(c, length ? stages_of(c, *length) : stages_, sharding(level), context_, planned_, ranks_.are);
   }
 
+  // What the rank sends that sends the most, of those that are compared.
+  AttentionTraffic attention() const {
+    AttentionTraffic most;
+    for (const int rank : compared()) {
+      const AttentionTraffic sent = attention_traffic(config_, stages_, rank);
+      if (sent.total() > most.total()) most = sent;
+    }
+    return most;
+  }
+
   // A lower bound of what any plan needs, in bytes.
   double least(int level, std::optional<int64_t> length) const {
     return least_memory(with(level, true, length), sharding(level), context_);
@@ -133,15 +144,19 @@ class Fitting {
     return other_stages_[length] = check_training(c, ranks_.ranks);
   }
 
+  // The ranks of the context axis that are planned to find the one that needs, or sends, the most.
+  std::vector<int> compared() const {
+    if (ranks_.planned) return {*ranks_.planned};
+    if (context_ > kFewRanks) return {0, 1, context_ / 2, context_ - 2, context_ - 1};
+    std::vector<int> all;
+    for (int rank = 0; rank < context_; ++rank) all.push_back(rank);
+    return all;
+  }
+
   void choose_rank() {
-    std::vector<int> asked{0, context_ / 2, context_ - 1};
-    if (context_ <= kFewRanks) {
-      asked.clear();
-      for (int rank = 0; rank < context_; ++rank) asked.push_back(rank);
-    }
     int64_t most = -1;
     int needs_most = 0;
-    for (const int rank : asked) {
+    for (const int rank : compared()) {
       planned_ = rank;
       const int64_t total = plan(0, false, std::nullopt).total();
       if (total > most) needs_most = rank;
@@ -187,7 +202,8 @@ FitTable what_fits(const Config& config, const FitRanks& ranks,
                  .context = fitting.context(),
                  .shards = cut.shards,
                  .replicas = cut.replicas,
-                 .planned = fitting.planned()};
+                 .planned = fitting.planned(),
+                 .attention = fitting.attention()};
   Parameters parameters(described_units(shape));
   parameters.lay_out(cut.shards);
   const auto element = static_cast<double>(c10::elementSize(compute_dtype(config)));

@@ -1,8 +1,7 @@
 // Finds out whether a configuration fits into the memory of a rank at each level of optimizer.shard, with and without
 // recomputation, and how long its rows could be. It makes memory plans (memory_plan.h) of configurations that differ
-// only in these keys, so it takes no memory for a model and needs none of the ranks. `annulus plan --model` uses it,
-// and so does the trainer, whose error about too little memory says what would fit. Thread safety: functions without
-// state.
+// only in these keys, so it takes no memory for a model and needs none of the ranks. `annulus fit` uses it, and so does
+// the trainer, whose error about too little memory says what would fit. Thread safety: functions without state.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "runtime/config/config.h"
+#include "runtime/training/attention_traffic.h"
 #include "runtime/training/memory_plan.h"
 
 namespace annulus {
@@ -22,9 +22,9 @@ struct FitRanks {
   int ranks_of_a_host = 1;
   RanksAre are = RanksAre::kGpus;
   double memory = 0;  // bytes that each may take
-  // The rank of the context axis to plan. Nothing: the one that needs the most, of all ranks, or of the first, the
-  // middle and the last where there are more than 16. In the layouts zigzag and striped all ranks need the same, except
-  // for a row.
+  // The rank of the context axis to plan. Nothing: the one that needs the most, of all ranks, or of the first two, the
+  // middle one and the last two where there are more than 16. In the layouts zigzag and striped all ranks need the
+  // same, except for a row.
   std::optional<int> planned = {};
 };
 
@@ -59,6 +59,9 @@ struct FitTable {
   bool selects_what_travels = false;     // as in MemoryPlan
   std::vector<Fit> fits = {};            // level 0 without and with recomputation, then level 1, ...
   std::vector<FitTraffic> traffic = {};  // of each level
+  // What attention sends in a step, the same at every level, with and without recomputation. The rank is the one that
+  // sends the most, of those among which FitRanks::planned is chosen.
+  AttentionTraffic attention = {};
 };
 
 // If one rank holds the whole state, all levels are the same and only level 0 is planned. With a schedule of lengths,

@@ -7,12 +7,16 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "comm/threads/threads.h"
 #include "common/error.h"
 #include "common/text.h"
 #include "runtime/model/model.h"
+#include "runtime/training/attention_traffic.h"
 #include "runtime/training/job.h"
 #include "runtime/training/state/sharding.h"
+#include "runtime/training/training.h"
 #include "tests/runtime/training/tiny_run.h"
 
 namespace annulus::fitting_test {
@@ -142,6 +146,52 @@ TEST_F(Fitting, ReportsTrafficPerStep) {
   EXPECT_EQ(sent[2].gathered, sent[1].gathered);
   EXPECT_GT(sent[3].gathered, sent[2].gathered);
   EXPECT_LT(sent[3].gathered, 2 * sent[2].gathered);
+}
+
+// Each rank of the context axis sends in a real step as many bytes of keys, values and gradients as planned, and the
+// table has those of the rank that sends the most.
+TEST_F(Fitting, ReportsWhatAttentionSendsInAStep) {
+  config_ = tiny_config(folder_);
+  config_.data.context.stages = {{.step = 0, .context = 32}, {.step = 1, .context = 64}};
+  config_.model.layers = 3;
+  const PatternSpec window = parse_pattern("{ kind = 'window', left = 20, right = 0 }", "t");
+  config_.model.pattern = std::vector<PatternSpec>{causal_pattern(), window, causal_pattern()};
+  struct Case {
+    const char *dtype, *layout;
+    int64_t data, accumulate;
+  };
+  for (const auto& [dtype, layout, data, accumulate] :
+       {Case{"fp32", "zigzag", 1, 1}, {"bf16", "contiguous", 1, 2}, {"fp64", "zigzag", 2, 1}}) {
+    Config c = config_;
+    c.model.dtype = dtype;
+    c.attention.layout = layout;
+    c.mesh.data = data;
+    c.data.accumulate = accumulate;
+    const std::vector<Stage> stages = check_training(c, 4);
+    const Dataset tokens(c.data, c.run.seed, c.model.vocab);
+    run_ranks(4, [&](Communicator& world) {
+      Training training(c, world, tokens, at::kCPU);
+      const Communicator& ring = training.mesh().axis("context");
+      training.step();  // of the shorter rows
+      training.step();  // in which the ranks prove the plans of the longer ones, and send digests for it
+      const int64_t before = ring.stats().bytes_sent;
+      training.step();
+      const AttentionTraffic planned = attention_traffic(c, stages, ring.rank());
+      EXPECT_EQ(static_cast<double>(ring.stats().bytes_sent - before), planned.total())
+          << c.model.dtype << ", rank " << ring.rank() << " of " << ring.size();
+      EXPECT_GT(planned.total(), 0);
+    });
+    double most = 0;
+    for (int rank = 0; rank < 4 / data; ++rank) most = std::max(most, attention_traffic(c, stages, rank).total());
+    EXPECT_EQ(what_fits(c, four(1e9)).attention.total(), most);
+  }
+}
+
+// Without other ranks nothing is sent, and what a pattern selects at run time is not known.
+TEST_F(Fitting, CountsNoTrafficThatIsNotPlanned) {
+  EXPECT_EQ(attention_traffic(config_, check_training(config_, 1), 0).total(), 0);
+  config_.model.pattern = parse_pattern("{ kind = 'blocks', map = 'adaptive', block = 64, keep = 2 }", "t");
+  EXPECT_EQ(attention_traffic(config_, check_training(config_, 4), 0).total(), 0);
 }
 
 TEST_F(Fitting, NearestFitChangesTheFewestSettings) {

@@ -1,0 +1,248 @@
+// annulus fit: computes whether a model fits into the memory of so many devices when it is trained, at each level of
+// optimizer.shard, with and without recomputation, and what a rank then sends. It runs nothing and needs neither the
+// devices nor the data; runtime/training/fitting.h does the work.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/error.h"
+#include "common/text.h"
+#include "launcher/subcommand.h"
+#include "launcher/subcommands/live_line.h"
+#include "runtime/config/config.h"
+#include "runtime/huggingface/model_config.h"
+#include "runtime/training/fitting.h"
+
+namespace annulus {
+namespace {
+
+// The default number of ranks of a host: most servers have 8 GPUs.
+constexpr int kRanksOfAHost = 8;
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::kUsage, "launcher", "fit: " + message); }
+
+// The kinds of memory in the order of the table, with their names there and in JSON.
+struct Kind {
+  const char* name;
+  int64_t MemoryKinds::*bytes;
+};
+constexpr std::array<Kind, 5> kKinds{{{"weights", &MemoryKinds::weights},
+                                      {"gradients", &MemoryKinds::gradients},
+                                      {"optimizer", &MemoryKinds::optimizer},
+                                      {"activations", &MemoryKinds::activations},
+                                      {"working", &MemoryKinds::working}}};
+
+std::string rows_text(const DataConfig& data) {
+  std::string text;
+  for (const ContextSchedule::Stage& stage : data.context.stages) {
+    text += (text.empty() ? "" : ", from step " + with_commas(stage.step + 1) + " on ") +
+            counted(data.batch_of(stage), "row") + " of " + with_commas(stage.context, "token");
+  }
+  return text;
+}
+
+std::string longest_text(const Fit& fit, int64_t multiple) {
+  if (!fit.longest) return "only these";
+  if (*fit.longest == 0) return "none";
+  // If the next length is beyond the longest that is planned, it may fit as well.
+  return (*fit.longest + multiple > kLongestPlanned ? "at least " : "") + with_commas(*fit.longest);
+}
+
+void print_table(const Config& c, const FitRanks& ranks, const FitTable& table, const NearestFit& nearest) {
+  int64_t most = 0;
+  for (const Fit& fit : table.fits) most = std::max(most, fit.bytes.total());
+  const bool large = most >= 1'000'000'000;
+  const double unit = large ? 1e9 : 1e6;
+  const char* const name = large ? "GB" : "MB";
+  const auto shown = [&](double bytes) { return bytes / unit; };
+
+  std::printf("%s parameters in %s; %s in a batch; %s: data %d x context %d, state over %s%s\n",
+              with_commas(table.parameters).c_str(), c.model.dtype.c_str(), rows_text(c.data).c_str(),
+              counted(ranks.ranks, "rank").c_str(), table.data, table.context, counted(table.shards, "rank").c_str(),
+              table.replicas > 1 ? (", " + std::to_string(table.replicas) + " times").c_str() : "");
+  const bool gpu = ranks.are == RanksAre::kGpus;
+  std::printf("%s has %s; in addition, caches take at most %s of it%s; the plan is for rank %d of the context axis\n\n",
+              gpu ? "a GPU" : "a rank", bytes_text(ranks.memory).c_str(),
+              bytes_text(static_cast<double>(gpu ? table.caches_on_device : table.caches)).c_str(),
+              table.selects_what_travels ? "; keys and values sent for selected blocks are not counted" : "",
+              table.planned);
+  std::printf("%5s %9s", "shard", "recompute");
+  for (const Kind& kind : kKinds) std::printf(" %11s", kind.name);
+  std::printf(" %11s  %-4s %15s\n", ("total, " + std::string(name)).c_str(), "fits", "longest rows");
+  for (const Fit& fit : table.fits) {
+    std::printf("%5d %9s", fit.level, fit.recompute ? "yes" : "no");
+    for (const Kind& kind : kKinds) std::printf(" %11.1f", shown(static_cast<double>(fit.bytes.*kind.bytes)));
+    std::printf(" %11.1f  %-4s %15s\n", shown(static_cast<double>(fit.bytes.total())), fit.fits ? "yes" : "no",
+                longest_text(fit, 2 * table.context).c_str());
+  }
+  const AttentionTraffic& ring = table.attention;
+  std::printf("\na rank sends in a step, %s; keys and values are those of the rank that sends the most%s:\n", name,
+              c.data.documents ? ", and fewer where documents end within a row" : "");
+  std::printf("%5s %15s %15s %15s %15s %15s\n", "shard", "reduce-scatter", "all-gather", "keys, values",
+              "their gradients", "total");
+  for (const FitTraffic& level : table.traffic) {
+    std::printf("%5d %15.1f %15.1f %15.1f %15.1f %15.1f\n", level.level, shown(level.reduced), shown(level.gathered),
+                shown(ring.keys_and_values), shown(ring.gradients),
+                shown(level.reduced + level.gathered + ring.total()));
+  }
+  std::printf("\nnearest: %s\n", nearest.text.c_str());
+}
+
+void print_json(const std::string& model, const FitRanks& ranks, const FitTable& table, const NearestFit& nearest) {
+  using Json = nlohmann::ordered_json;
+  Json fits = Json::array(), traffic = Json::array();
+  for (const Fit& fit : table.fits) {
+    Json bytes;
+    for (const Kind& kind : kKinds) bytes[kind.name] = fit.bytes.*kind.bytes;
+    bytes["total"] = fit.bytes.total();
+    fits.push_back({{"shard", fit.level},
+                    {"recompute", fit.recompute},
+                    {"bytes", bytes},
+                    {"fits", fit.fits},
+                    {"longest_context", fit.longest ? Json(*fit.longest) : Json()}});
+  }
+  for (const FitTraffic& level : table.traffic) {
+    traffic.push_back(
+        {{"shard", level.level}, {"reduce_scatter_bytes", level.reduced}, {"all_gather_bytes", level.gathered}});
+  }
+  const Json all = {
+      {"model", model},
+      {"parameters", table.parameters},
+      {"ranks", ranks.ranks},
+      {"data", table.data},
+      {"context", table.context},
+      {"shards", table.shards},
+      {"replicas", table.replicas},
+      {"planned_rank", table.planned},
+      {"memory", ranks.memory},
+      {"caches", {{"bytes", table.caches}, {"on_device", table.caches_on_device}}},
+      {"longest_planned", kLongestPlanned},
+      {"fits", fits},
+      {"traffic", traffic},
+      {"attention_traffic",
+       {{"kv_bytes_sent", table.attention.keys_and_values}, {"gradient_bytes_sent", table.attention.gradients}}},
+      {"nearest", {{"found", nearest.found}, {"text", nearest.text}}}};
+  std::printf("%s\n", all.dump(2).c_str());
+}
+
+class FitSubcommand : public Subcommand {
+ public:
+  void declare(CLI::App& app) override {
+    app.add_option("CONFIG_OR_FOLDER", model_,
+                   "a configuration of `train`, or a folder in Hugging Face's layout, of which config.json is read")
+        ->required();
+    app.add_flag("--json", json_, "print JSON instead of tables");
+    constexpr const char* kDevices = "Devices";
+    app.add_option("--ranks", ranks_, "number of ranks that train, one for each device (required)")->group(kDevices);
+    app.add_option("--device-memory", memory_text_, "what a GPU, or with --cpu a rank, has: 141GB, 80GiB (required)")
+        ->type_name("BYTES")
+        ->group(kDevices);
+    app.add_option("--ranks-per-host", ranks_of_a_host_,
+                   "ranks on each host, for optimizer.shard_within (default: 8, or all if fewer)")
+        ->check(CLI::PositiveNumber)
+        ->group(kDevices);
+    app.add_flag("--cpu", cpu_, "ranks compute on CPUs")->group(kDevices);
+    constexpr const char* kTraining = "Training";
+    app.add_option("--context", context_,
+                   "tokens in a row; short for --set data.context=N (default: the configuration's, or the "
+                   "positions that the folder's model was made for)")
+        ->check(CLI::PositiveNumber)
+        ->group(kTraining);
+    app.add_option("--batch", batch_,
+                   "rows that pass through the model together, over all ranks; short for --set data.batch=N (default: "
+                   "the configuration's; 1 for a folder)")
+        ->check(CLI::PositiveNumber)
+        ->group(kTraining);
+    app.add_option("--set", sets_, "override one key of the configuration: --set optimizer.shard=3 (may be repeated)")
+        ->expected(1)
+        ->take_all()
+        ->type_name("KEY=VALUE")
+        ->group(kTraining);
+    app.footer(
+        "Examples:\n"
+        "  ./annulus fit configs/plan/8b.toml --ranks 8 --device-memory 141GB\n"
+        "  ./annulus fit configs/quickstart.toml --ranks 2 --cpu --device-memory 4GiB --context 65536\n"
+        "  ./annulus fit models/Qwen3-8B --ranks 8 --device-memory 80GB --context 131072 \\\n"
+        "      --set optimizer.shard=3 --set model.recompute=true");
+  }
+
+  void check() override {
+    if (!ranks_) refuse("--ranks is needed, the number of ranks that train");
+    if (*ranks_ < 1) refuse("--ranks must be at least 1, got " + std::to_string(*ranks_));
+    if (memory_text_.empty()) {
+      refuse("--device-memory is needed, the memory of a GPU, or with --cpu of a rank: 141GB, 80GiB");
+    }
+    const std::optional<int64_t> memory = bytes_of_text(memory_text_);
+    if (!memory) {
+      refuse("--device-memory must be a number of bytes such as 141GB or 80GiB, got \"" + memory_text_ + "\"");
+    }
+    read_model();
+    if (config_.model.dtype == "fp64" && !cpu_) {
+      refuse(
+          "model.dtype = \"fp64\" computes on CPUs only: plan it with --cpu, or another dtype with --set "
+          "model.dtype=...");
+    }
+    on_ = {.ranks = *ranks_,
+           .ranks_of_a_host = ranks_of_a_host_.value_or(std::min(*ranks_, kRanksOfAHost)),
+           .are = cpu_ ? RanksAre::kProcesses : RanksAre::kGpus,
+           .memory = static_cast<double>(*memory)};
+  }
+
+  int run() override {
+    FitTable table;
+    {
+      LiveLine line;
+      table = what_fits(config_, on_, [&](const std::string& text) { line.say(text); });
+    }
+    on_.planned = table.planned;
+    const NearestFit nearest = nearest_fit(config_, on_);
+    if (json_) {
+      print_json(model_, on_, table, nearest);
+    } else {
+      print_table(config_, on_, table, nearest);
+    }
+    return 0;
+  }
+
+ private:
+  void read_model() {
+    std::vector<std::string> sets = sets_;
+    if (context_) sets.push_back("data.context=" + std::to_string(*context_));
+    if (batch_) sets.push_back("data.batch=" + std::to_string(*batch_));
+    std::error_code error;
+    if (!std::filesystem::is_directory(model_, error)) {
+      config_ = load_config(model_, sets, read_model_from);
+      return;
+    }
+    if (std::filesystem::is_regular_file(model_ + "/config.toml", error)) {
+      throw Error(ErrorKind::kInput, "launcher",
+                  model_ + " is a run folder: name its configuration, " + model_ + "/config.toml");
+    }
+    // What a configuration must have and a folder has not. Of these only the context and the batch change what fits.
+    const FolderConfig folder = read_folder_config(model_);
+    config_ = parse_config("run.steps = 1\ndata.train = [\"tokens\"]\noptimizer.lr = 1.0\ndata.batch = 1\n" +
+                               ("data.context = " + std::to_string(folder.context)) +
+                               "\nmodel.from = " + toml_string(model_) + "\n",
+                           model_, sets, read_model_from);
+  }
+
+  std::string model_, memory_text_;
+  std::vector<std::string> sets_;
+  std::optional<int> ranks_, ranks_of_a_host_;
+  std::optional<int64_t> context_, batch_;
+  bool cpu_ = false, json_ = false;
+  Config config_;
+  FitRanks on_;
+};
+
+}  // namespace
+
+std::unique_ptr<Subcommand> make_fit_subcommand() { return std::make_unique<FitSubcommand>(); }
+
+}  // namespace annulus
