@@ -21,7 +21,7 @@ class PlanTest(cli.CliTest):
 
     def test_plans_a_window_pattern(self):
         window = "{ kind = 'window', left = 9, right = 0 }"
-        args = ["--ranks", "4", "--length", "1000", "--layout", "contiguous", "--pattern", window]
+        args = ["--ranks", "4", "--length", "1000", "--heads", "1", "--layout", "contiguous", "--pattern", window]
         code, out, err = self.annulus("plan", *args)
         self.assertEqual(code, 0, err)
         pairs = 1000 * 10 - 45
@@ -31,30 +31,32 @@ class PlanTest(cli.CliTest):
 
     def test_refuses_invalid_requests_and_says_what_is_possible(self):
         for args, code, part in [
-            (["--ranks", "8", "--length", "100", "--even"], 4, "multiple of 16"),
-            (["--ranks", "0", "--length", "100"], 4, "at least one rank"),
-            (["--ranks", "2", "--length", "-5"], 4, "at least 0"),
+            (["--ranks", "8", "--length", "100", "--heads", "1", "--even"], 4, "multiple of 16"),
+            (["--ranks", "0", "--length", "100", "--heads", "1"], 4, "at least one rank"),
+            (["--ranks", "2", "--length", "-5", "--heads", "1"], 4, "at least 0"),
             (["--ranks", "2", "--length", "100", "--heads", "6", "--kv-heads", "4"], 4, "multiple of the kv heads"),
-            (["--ranks", "2", "--length", "100", "--pattern", '{ kind = "causal", documents = [99] }'], 4, "100"),
+            (["--ranks", "2", "--length", "100", "--heads", "1", "--pattern", '{ kind = "causal", documents = [99] }'], 4, "100"),
             (
-                ["--ranks", "2", "--length", "100", "--pattern", '{ kind = "blocks", map = "adaptive", keep = 2 }'],
+                ["--ranks", "2", "--length", "100", "--heads", "1", "--pattern", '{ kind = "blocks", map = "adaptive", keep = 2 }'],
                 4,
                 "selected from queries and keys",
             ),
             (["--ranks", "2", "--length", "100", "--heads", "99999999"], 4, "heads must be at most 2^24"),
-            (["--ranks", "2000000000", "--length", "100"], 4, "at most 1048576 ranks"),
-            (["--ranks", "8", "--length", "100", "--even"], 4, "no --even on the command line"),
-            (["--ranks", "2", "--length", str(2**40)], 8, "the proof of a plan of 1,099,511,627,776 positions for 2 ranks takes"),
+            (["--ranks", "2000000000", "--length", "100", "--heads", "1"], 4, "at most 1048576 ranks"),
+            (["--ranks", "8", "--length", "100", "--heads", "1", "--even"], 4, "no --even on the command line"),
+            (["--ranks", "2", "--length", str(2**40), "--heads", "1"], 8, "the proof of a plan of 1,099,511,627,776 positions for 2 ranks takes"),
             (["--length", "100"], 2, "plan needs --ranks, or --lengths"),
             (["--ranks", "2"], 2, "plan needs --length, or --lengths"),
+            (["--ranks", "2", "--length", "100"], 2, "plan needs --heads"),
+            (["--lengths", "5,9,2", "--kv-heads", "1"], 2, "plan needs --heads"),
             (["--lengths", "5,9,2", "--ranks", "2"], 2, "--lengths has 3 lengths, but --ranks says 2"),
             (["--lengths", "5,9,2", "--length", "17"], 2, "add up to 16, but --length says 17"),
             (["--lengths", "5,9,2", "--layout", "contiguous"], 2, "--layout was given as well"),
             (["--lengths", "5,-9,2"], 2, "0 or more each"),
             (["--lengths", "5,,2"], 2, 'expected a whole number, got "" in "5,,2"'),
             (["--lengths", "5,9,"], 2, "expected a whole number"),
-            (["--ranks", "2", "--length", "100", "--layout", "zigzak"], 2, 'did you mean "zigzag"'),
-            (["--ranks", "2", "--length", "100", "--pattern", '{ kind = "casual" }'], 2, 'did you mean "causal"'),
+            (["--ranks", "2", "--length", "100", "--heads", "1", "--layout", "zigzak"], 2, 'did you mean "zigzag"'),
+            (["--ranks", "2", "--length", "100", "--heads", "1", "--pattern", '{ kind = "casual" }'], 2, 'did you mean "causal"'),
         ]:
             got, _, err = self.annulus("plan", *args)
             self.assertEqual(got, code, err)
@@ -62,12 +64,12 @@ class PlanTest(cli.CliTest):
 
 
     def test_lengths_option_gives_one_length_for_each_rank(self):
-        code, out, err = self.annulus("plan", "--lengths", "500,20,480")
+        code, out, err = self.annulus("plan", "--lengths", "500,20,480", "--heads", "1")
         self.assertEqual(code, 0, err)
         self.assertIn("lengths 500 20 480, ", out)
         self.assertIn("ranks 3\n", out)
         self.assertRegex(out, rf"each of {1000 * 1001 // 2} pairs is computed once")
-        same = self.annulus("plan", "--lengths", "500,20,480", "--ranks", "3", "--length", "1000")
+        same = self.annulus("plan", "--lengths", "500,20,480", "--heads", "1", "--ranks", "3", "--length", "1000")
         self.assertEqual(out.splitlines()[:2], same[1].splitlines()[:2])
 
     def test_json_agrees_with_the_table(self):

@@ -87,7 +87,7 @@ class ExitCodesTest(cli.CliTest):
         "`train`, `data.train`": ("text.txt", ["train", "config.toml", "--set", "data.train=['{0}']"]),
         "`sample RUN`": ("run", ["sample", "./{0}"]),
         "`attend --input`": ("in.safetensors", ["attend", "--input", "{0}", "--output", "out"]),
-        "`plan`, a block map's `file`": ("map.safetensors", ["plan", "--ranks", "2", "--length", "64", "--pattern", BLOCKS]),
+        "`plan`, a block map's `file`": ("map.safetensors", ["plan", "--ranks", "2", "--length", "64", "--heads", "1", "--pattern", BLOCKS]),
         "`topology --xml`": ("machine.xml", ["topology", "--xml", "{0}"]),
         "`topology --load`": ("hosts.json", ["topology", "--load", "{0}"]),
         "`tokenize --inspect`, `--verify`": ("shard.bin", ["tokenize", "--inspect", "{0}"]),

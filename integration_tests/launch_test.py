@@ -329,7 +329,7 @@ class CommandLineTest(cli.CliTest):
             ("version",),
             ("doctor",),
             ("topology",),
-            ("plan", "--length", "64", "--ranks", "2"),
+            ("plan", "--length", "64", "--ranks", "2", "--heads", "1"),
             ("attend", "--random", "queries=8,heads=1,dim=4"),
             ("selftest", "print"),
             ("selftest", "exchange"),

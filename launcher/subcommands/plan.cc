@@ -25,7 +25,7 @@ class PlanSubcommand : public Subcommand {
     app.add_option("--key-length", key_length_, "number of keys (default: as many as queries)");
     app.add_option("--query-offset", request_.shape.query_offset, "query i has the position i + N (default: 0)");
     app.add_option("--batch", request_.shape.batch, "batch rows (default: 1)");
-    app.add_option("--heads", request_.shape.heads, "query heads (default: 1)");
+    app.add_option("--heads", heads_, "query heads (required)");
     app.add_option("--kv-heads", kv_heads_, "kv heads (default: as many as query heads)");
     app.add_option("--head-dim", head_dim_, "head size, to compute bytes (default: 128)")->check(CLI::PositiveNumber);
     app.add_option("--element-bytes", element_bytes_, "bytes of a key or value element, 2 for bf16 (default: 2)")
@@ -39,13 +39,15 @@ class PlanSubcommand : public Subcommand {
     app.footer(
         "Examples:\n"
         "  ./annulus plan --ranks 64 --length 1048576 --heads 64 --kv-heads 8\n"
-        "  ./annulus plan --lengths 4096,2048,1024 --json\n"
-        "  ./annulus plan --ranks 8 --length 65536 --layout contiguous \\\n"
+        "  ./annulus plan --lengths 4096,2048,1024 --heads 8 --json\n"
+        "  ./annulus plan --ranks 8 --length 65536 --heads 32 --layout contiguous \\\n"
         "      --pattern '{ kind = \"window\", left = 4095, right = 0 }'");
   }
 
   void check() override {
     place();
+    if (!heads_) refuse("plan needs --heads, the number of query heads");
+    request_.shape.heads = *heads_;
     request_.shape.k_len = key_length_.value_or(request_.shape.q_len);
     request_.shape.kv_heads = kv_heads_.value_or(request_.shape.heads);
     request_.pattern = parse_pattern(pattern_, "--pattern");
@@ -146,7 +148,7 @@ class PlanSubcommand : public Subcommand {
 
   PlanRequest request_;
   std::optional<int> ranks_;
-  std::optional<int64_t> length_, key_length_, kv_heads_;
+  std::optional<int64_t> length_, key_length_, heads_, kv_heads_;
   std::optional<std::string> layout_;
   int64_t head_dim_ = 128, element_bytes_ = 2;
   std::string pattern_ = "{ kind = \"causal\" }", schedule_ = "auto";
