@@ -35,7 +35,7 @@ class AttendTest(cli.CliTest):
     def test_one_rank_without_launch(self):
         self.make(2, 65, 65, 4, 2, 16, "f32")
         out = self.attend(0, "--backward")
-        self.assertRegex(out, r"^attend: 1 rank, ring, contiguous, 0 messages, 0 bytes sent, [\d.]+ s -> out.safetensors\n$")
+        self.assertRegex(out, r"^attend: 1 rank, ring, zigzag, 0 messages, 0 bytes sent, [\d.]+ s -> out.safetensors\n$")
         self.check()
         self.attend(0, "--kernel", "reference")  # without gradients; replaces the file
         self.check()
@@ -52,6 +52,19 @@ class AttendTest(cli.CliTest):
         self.make(1, 64, 64, 4, 4, 32, "bf16", magnitude=2)
         self.attend(4, "--layout", "zigzag", "--even", "--backward")
         self.check()
+
+    def test_layout_that_was_left_out_is_zigzag_and_said_once(self):
+        self.make(1, 67, 67, 4, 2, 8, "f64")
+        files = ["--input", "in.safetensors", "--output", "out.safetensors"]
+        for layout in ([], ["--layout", "zigzag"], ["--lengths", "30,30,7"]):
+            code, out, err = self.annulus("launch", "-n", "3", "attend", *files, *layout)
+            self.assertEqual(code, 0, err)
+            self.assertIn("contiguous, uneven" if "--lengths" in layout else "zigzag", out)
+            said = [line for line in err.splitlines() if "--layout was not given, so 3 ranks divide" in line]
+            self.assertEqual(len(said), 0 if layout else 1, err)
+            self.check()
+        code, _, err = self.annulus("attend", *files)  # one rank has all positions
+        self.assertEqual((code, err), (0, ""))
 
     def test_window_striped_all_gather_fp64(self):
         self.make(2, 63, 63, 6, 2, 8, "f64")

@@ -99,6 +99,15 @@ class Logits(cli.CliTest):
             self.assertEqual(list(last.shape), [2, models.VOCAB])
             self.assertLess(distance(last, whole["logits"][:, -1]), 1e-12)
 
+    def test_layout_that_was_left_out_is_zigzag_and_said(self):
+        folder = models.save(models.make("llama 2"), self.path("model"))
+        zigzag = self.logits(folder, models.batch(), ranks=2)["logits"]
+        words = ["--model", folder, "--input", "in.safetensors", "--output", "again.safetensors"]
+        code, _, err = self.annulus("launch", "-n", "2", "logits", *words)
+        self.assertEqual(code, 0, err)
+        self.assertIn("--layout was not given, so 2 ranks divide the positions zigzag", err)
+        self.assertTrue(torch.equal(models.read(self.path("again.safetensors"))["logits"], zigzag))
+
     def test_pattern_option_replaces_the_models_pattern(self):
         config = models.CONFIGS["mistral"]
         folder = models.save(models.make("mistral"), self.path("model"))

@@ -4,7 +4,10 @@
 Runs under mpirun, or under torchrun over gloo. The targets package_*_test start it."""
 
 import os
+import pickle
+import re
 import sys
+import warnings
 
 sys.path[:0] = [here := os.path.dirname(os.path.abspath(__file__)), os.path.dirname(here)]
 import torch_python  # noqa: E402
@@ -58,25 +61,80 @@ if size > 1:
     except annulus.AnnulusError as e:
         assert f"the ranks hold {[4 + r for r in range(size)]} positions, but the layout 'zigzag' cuts" in str(e), e
 
-# A Sharding cuts and attends by one layout. Over several ranks a layout that is left out is an error, also in a graph.
+# A Sharding cuts and attends by one layout.
 cut = annulus.Sharding(group=group)
 q = torch.randn(1, 13, 2, 4, dtype=torch.float64)
 part = cut.shard(q)
 assert torch.equal(part, q[:, cut.positions(13)]) and torch.equal(cut.unshard(part), q)
-exactness.agree(cut.unshard(cut.attention(part, part, part)), torch_reference.attention(q, q, q, {"kind": "causal"}))
-left_out = {
-    "shard": lambda: annulus.shard(q, group=group),
-    "unshard": lambda: annulus.unshard(part, group=group),
-    "plan_ahead": lambda: annulus.plan_ahead("{ kind = 'causal' }", 13, group=group),
-    "attention": lambda: annulus.attention(part, part, part, group=group),
-    "compiled": lambda: torch.compile(lambda x: annulus.attention(x, x, x, group=group), backend="aot_eager")(part),
+want = torch_reference.attention(q, q, q, {"kind": "causal"})
+exactness.agree(cut.unshard(cut.attention(part, part, part)), want)
+
+# Where shard and its like are not given a layout it is zigzag, and over several ranks a warning says so.
+zigzag = q[:, annulus.positions(13, "zigzag", rank=rank, size=size)]
+computed = zigzag * 1
+defaults = {
+    "shard": lambda: torch.equal(annulus.shard(q, group=group), zigzag),
+    "unshard": lambda: torch.equal(annulus.unshard(computed, group=group), q),
+    "plan_ahead": lambda: annulus.plan_ahead("{ kind = 'causal' }", 13, group=group) is None,
 }
-for what, call in left_out.items():
+for what, call in defaults.items():
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert call(), what
+    assert [w.category for w in said] == [FutureWarning] * (size > 1), (what, said)
+    for w in said:
+        assert f"{size} ranks have rows cut zigzag" in str(w.message) and w.filename == __file__, (what, w)
+
+# What shard returns says how it was cut, so that nothing more must be given, with no warning.
+warnings.simplefilter("error")
+parts = annulus.shard({"tokens": q[..., 0, 0], "more": [q]}, "striped", group)
+made = annulus.sharding_of(parts)
+assert (made.layout, made.length) == ("striped", 13), made
+assert torch.equal(made.positions(), annulus.positions(13, "striped", rank=rank, size=size))
+part = parts["more"][0]
+assert torch.equal(annulus.unshard(part), q)
+computed = part * 1
+
+
+def attend(x):
+    return annulus.attention(x, x, x, sharding=made)
+
+
+for out in annulus.attention(part, part, part), attend(computed), torch.compile(attend, fullgraph=True, backend="aot_eager")(part):
+    exactness.agree(annulus.unshard(out, "striped", group), want)
+assert pickle.loads(pickle.dumps(part)).equal(part)
+
+# What does not belong together is refused, and over several ranks so are tensors of which nothing is known, also in a graph.
+zigzag = annulus.Sharding("zigzag", group)
+longer = annulus.sharding_of(zigzag.shard(torch.ones(1, 13 + 4 * size)))
+mistakes = {
+    "q: its rows were cut striped among": lambda: annulus.attention(part, part, part, group=group, layout="zigzag"),
+    "v: its rows were cut striped among": lambda: zigzag.attention(computed, computed, part),
+    "sharding: its rows were cut zigzag among": lambda: annulus.attention(computed, computed, computed, sharding=zigzag, layout="striped"),
+    "a part to gather: its rows were cut striped": lambda: annulus.unshard(part, "contiguous", group),
+    "give the layout in which": lambda: annulus.attention(computed, computed, computed, group=group),
+    "give the layout in which the": lambda: torch.compile(
+        lambda x: annulus.attention(x, x, x, group=group), backend="aot_eager"
+    )(computed),
+}
+for words, call in mistakes.items():
     try:
         call()
-        assert size == 1, what
+        assert size == 1, words
     except (annulus.AnnulusError, RuntimeError) as e:
-        assert size > 1 and "give the layout in which" in str(e) and f"{size} ranks" in str(e), e
+        assert size > 1 and words in str(e) and f"{size} ranks" in str(e), e
+always = {
+    r"q has \d+ rows, but of \d+ positions cut zigzag this rank has \d+": lambda: longer.attention(computed, computed, computed),
+    "no tensor that annulus.shard returned": lambda: annulus.sharding_of([part, computed]),
+    "the tensors were cut in different ways": lambda: annulus.sharding_of([part, zigzag.shard(q)]),
+    "give the length of the whole rows": lambda: zigzag.positions(),
+}
+for words, call in always.items():
+    try:
+        call()
+        raise AssertionError(f"taken: {words}")
+    except annulus.AnnulusError as e:
+        assert re.search(words, str(e)), e
 
 # A group may be a mesh of one dimension or a name, and is a constant of a compiled graph.
 if group is not None:

@@ -7,6 +7,7 @@ import copy
 import itertools
 import os
 import sys
+import warnings
 
 sys.path[:0] = [here := os.path.dirname(os.path.abspath(__file__)), os.path.dirname(here)]
 import torch_python  # noqa: E402
@@ -170,7 +171,10 @@ if size > 1:
     batch["position_ids"] = batch["position_ids"] % (models.LENGTH // size)
     annulus.transformers.register(group, "contiguous")
     refused("layout 'zigzag'", **annulus.transformers.shard_batch(batch))
-    annulus.transformers.register(group, "zigzag")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        annulus.transformers.register(group)  # zigzag
+    assert [(w.category, w.filename) for w in said] == [(FutureWarning, __file__)], said
     model(**annulus.transformers.shard_batch(batch))
 
     # The balancing loss of experts is not a sum over tokens.

@@ -30,7 +30,7 @@ class AttendSubcommand : public Subcommand {
         ->type_name("FILE");
     app.add_option("--pattern", options_.pattern, "which keys a query sees (default: { kind = \"causal\" })");
     app.add_option("--layout", options_.layout,
-                   "how positions are divided among ranks: contiguous (default), zigzag or striped");
+                   "how positions are divided among ranks: zigzag (default), contiguous or striped");
     app.add_option("--schedule", options_.schedule, "auto (default), ring, all-gather or group-cast");
     app.add_option("--kernel", options_.kernel, "auto (default), cpu, reference, efficient, cudnn, flash2 or flash3");
     app.add_option("--device", device_, "auto (default: GPUs if there is one for each rank), cpu or cuda");
@@ -70,6 +70,7 @@ class AttendSubcommand : public Subcommand {
     std::optional<AttendJob> attend;
     job.run_together({"attend, checking the input", 0}, [&] { attend.emplace(options_, job.size); });
     job.require_agreement(attend->fields(), {"attend, comparing the input", 0});
+    if (!options_.layout && options_.lengths.empty()) warn_of_default_layout("attend", job);
     const DeviceChoice choice = choose_devices(job, device_);
     const std::shared_ptr<Communicator> gpus = connect_devices(job, choice);
     attend->run(gpus ? *gpus : *job.world, choice.device);

@@ -33,7 +33,7 @@ class LogitsSubcommand : public Subcommand {
                  "also compute the gradient of the loss with respect to each parameter");
     app.add_option("--pattern", options_.pattern, "which keys a query sees, in all layers (default: the model's own)");
     app.add_option("--layout", options_.layout,
-                   "how positions are divided among ranks: contiguous (default), zigzag or striped");
+                   "how positions are divided among ranks: zigzag (default), contiguous or striped");
     app.add_option("--schedule", options_.schedule, "auto (default), ring, all-gather or group-cast");
     app.add_option("--kernel", options_.kernel, "auto (default), cpu, reference, efficient, cudnn, flash2 or flash3");
     app.add_option("--dtype", options_.dtype, "dtype that the model computes in: fp32 (default), bf16 or fp64");
@@ -70,6 +70,7 @@ class LogitsSubcommand : public Subcommand {
     std::optional<LogitsJob> logits;
     job.run_together({"logits, checking the model and the input", 0}, [&] { logits.emplace(options_, job.size); });
     job.require_agreement(logits->fields(), {"logits, comparing the model and the input", 0});
+    if (!options_.layout) warn_of_default_layout("logits", job);
     const DeviceChoice choice = choose_devices(job, device_);
     const std::shared_ptr<Communicator> gpus = connect_devices(job, choice);
     logits->run(gpus ? *gpus : *job.world, job.local_size, choice.device);

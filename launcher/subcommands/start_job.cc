@@ -1,7 +1,9 @@
 // See start_job.h.
 #include "launcher/subcommands/start_job.h"
 
+#include "common/logging/log.h"
 #include "common/logging/log_setup.h"
+#include "common/text.h"
 #include "common/version.h"
 #include "launcher/launch/rank.h"
 
@@ -18,6 +20,13 @@ Job start_job(std::vector<Field> fields, const std::string& device) {
   set_log_place(job.host, job.rank, job.size);  // the launcher may number the ranks differently
   if (job.rank != job.launch.rank) report_number(job.rank);
   return job;
+}
+
+void warn_of_default_layout(std::string_view subcommand, const Job& job) {
+  if (job.size == 1) return;  // one rank has all positions in every layout
+  log_warn_once_per_job(subcommand, "--layout was not given, so " + counted(job.size, "rank") +
+                                        " divide the positions zigzag, as in training; it was contiguous in earlier "
+                                        "versions. --layout zigzag or --layout contiguous ends this warning");
 }
 
 }  // namespace annulus

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/bootstrap/bootstrap.h"
@@ -12,5 +13,9 @@ namespace annulus {
 // Collective. `fields` must be the same on all ranks, and so must the version. Throws as bootstrap does. A message that
 // concerns all ranks is printed once.
 Job start_job(std::vector<Field> fields, const std::string& device = "cpu");
+
+// Warns once in a job of several ranks that --layout was left out: its default was contiguous in earlier versions. To
+// be removed with the version after 0.1. `subcommand` names the module of the record.
+void warn_of_default_layout(std::string_view subcommand, const Job& job);
 
 }  // namespace annulus

@@ -8,11 +8,12 @@
 `import annulus` loads a library that registers the operators torch.ops.annulus.*; these functions call them.
 """
 
+from ._attention import Sharding, attention, sharding_of
 from ._diagnosis import doctor, plan, plan_ahead, stats
 from ._errors import AnnulusError, errors
 from ._library import __version__, load
-from ._operators import all_reduce, attention, rank, size
-from ._sharding import Sharding, positions, shard, shift_labels, unshard
+from ._operators import all_reduce, rank, size
+from ._sharding import positions, shard, shift_labels, unshard
 
 AnnulusError.__module__ = __name__  # the name that users import
 
@@ -30,6 +31,7 @@ __all__ = [
     "positions",
     "rank",
     "shard",
+    "sharding_of",
     "shift_labels",
     "size",
     "stats",

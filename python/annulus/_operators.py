@@ -1,6 +1,5 @@
-"""Python functions for the operators of torch.ops.annulus, with PyTorch's process groups, for use in a training step."""
-
-from typing import Any, Literal, overload
+"""Process groups of PyTorch as the operators of torch.ops.annulus know them, and the sum over their ranks. Used by users and by
+the other modules of the package."""
 
 import torch
 from torch import Tensor
@@ -9,7 +8,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from . import _library  # noqa: F401  (registers the operators)
 from ._errors import AnnulusError, errors
-from ._patterns import Pattern, pattern_text
 
 Group = ProcessGroup | DeviceMesh | str | None
 
@@ -33,66 +31,6 @@ def group_name(group: Group) -> str:
             f"group, or None, but is {type(group).__name__}"
         )
     return group.group_name
-
-
-@overload
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, pattern: Pattern = ..., *, return_lse: Literal[False] = ..., **settings: Any
-) -> Tensor: ...
-@overload
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, pattern: Pattern = ..., *, return_lse: Literal[True], **settings: Any
-) -> tuple[Tensor, Tensor]: ...
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pattern: Pattern = "{ kind = 'causal' }",
-    *,
-    group: Group = None,
-    layout: str | None = None,
-    schedule: str = "auto",
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-    dropout: float = 0.0,
-    seed: int = 0,
-    step: int = 0,
-    layer: int = 0,
-    first_row: int = 0,
-    query_offset: int = 0,
-    return_lse: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Computes exact attention over the ranks of `group`, each of which passes its own rows of the sequence. Collective.
-
-    q, k, v: q is [batch, n, heads, head size], k and v are [batch, m, kv heads, head size]: this rank's rows in the
-        order of `layout`, in fp32, fp64, bf16 or fp16. The result has the shape and dtype of q. Its backward is
-        collective as well.
-    pattern: the mask, as inline TOML or as a mapping of the same keys (docs/attention.md).
-    group: a ProcessGroup, a one-dimensional DeviceMesh or the name of a group. None means the ranks of mpirun if it
-        started Python, otherwise this process alone.
-    layout: "contiguous", "zigzag" or "striped": how the sequence was sharded (`annulus.shard`). Required if the group has
-        several ranks, because the tensors do not carry it; `annulus.Sharding` holds group and layout.
-    schedule: "auto", "ring", "all-gather" or "group-cast".
-    cu_seqlens: the cumulative lengths of packed documents over the whole sequence: [documents + 1], int32 or int64, the
-        same on all ranks. [0, 3, 8] means documents of 3 and 5 positions. Attention does not cross documents.
-    scale: the factor of q . k; None and 0 mean 1 / sqrt(head size).
-    dropout: the dropout rate of attention probabilities, in [0, 1). Draws depend only on `seed`, `step`, `layer`, the
-        global batch row (row 0 is `first_row`), the head and the positions.
-    layer: must be the same on all ranks, so that calls of different layers are never mixed up.
-    query_offset: query i has position i + query_offset.
-    return_lse: also returns lse [batch, heads, n], the log-sum-exp (natural logarithm) of a query's scaled scores before
-        dropout, -inf for a query without keys. It is fp32, or fp64 for fp64 tensors, and differentiable; with dropout its
-        backward raises AnnulusError.
-
-    Raises AnnulusError on all ranks if their arguments differ or those of one rank are invalid.
-    """
-    settings = dict(layout=layout or "", schedule=schedule, scale=scale, dropout=dropout, seed=seed, step=step, layer=layer)
-    settings |= dict(first_row=first_row, query_offset=query_offset, group=group_name(group), cu_seqlens=cu_seqlens)
-    op = torch.ops.annulus.attention_with_lse if return_lse else torch.ops.annulus.attention
-    if torch.compiler.is_compiling():
-        return op(q, k, v, pattern_text(pattern), **settings)
-    with errors():
-        return op(q, k, v, pattern_text(pattern), **settings)
 
 
 def all_reduce(x: Tensor, *, group: Group = None) -> Tensor:

@@ -1,35 +1,85 @@
-"""Shards sequences over ranks by a layout, and gathers them. Used by users and by transformers.py.
+"""Shards sequences over ranks by a layout, and gathers them. Used by users, _attention.py and transformers.py.
 
-Over several ranks the layout is required, and must be the same for sharding and attention, because a tensor does not carry
-it. `Sharding` holds group and layout, so that neither can be omitted.
+The tensors that `shard` returns are known by how they were cut (`sharding_of`); what is computed from them is not.
 
 A layout assigns positions of one dimension of a tensor (tokens, labels, position ids, masks, activations) to ranks.
 """
 
-import dataclasses
+import warnings
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ._errors import AnnulusError
-from ._operators import Group, all_reduce, attention, rank, size
-from ._patterns import Pattern
+from ._operators import Group, all_reduce, group_name, rank, size
 
 Tensors = TypeVar("Tensors", bound="Tensor | Mapping[str, Any] | list | tuple | None")
 
 LAYOUTS = ("contiguous", "zigzag", "striped")
 
 
-def chosen_layout(layout: str | None, group: Group) -> str:
-    """Returns the layout; raises AnnulusError if it is None and the group has several ranks."""
-    if layout is None and size(group) > 1:
-        raise AnnulusError(
-            f"[layout] give the layout in which rows are cut among the {size(group)} ranks, one of {', '.join(LAYOUTS)} (zigzag "
-            "balances causal masks), or use annulus.Sharding"
+def chosen_layout(layout: str | None, group: Group, stacklevel: int = 3) -> str:
+    """Returns the layout: zigzag if it is None, with a warning if the group has several ranks. (It was contiguous, and then an
+    error, in earlier versions; the version after 0.1 does not warn.)"""
+    if layout is None and (ranks := size(group)) > 1:
+        warnings.warn(
+            f"[layout] no layout was given, so {ranks} ranks have rows cut zigzag, which was contiguous in earlier versions: "
+            'pass layout="zigzag" or another one, or use annulus.Sharding',
+            FutureWarning,
+            stacklevel=stacklevel,
         )
-    return layout or "contiguous"
+    return layout or "zigzag"
+
+
+class Cut(NamedTuple):
+    """How a tensor that `shard` returned was cut: the layout, the name of the group (a group that is held cannot end), and the
+    number of positions of the whole rows."""
+
+    layout: str
+    group: str | None
+    length: int
+
+
+# Not an attribute of the tensors, which would be saved with them.
+_cuts = WeakTensorKeyDictionary()
+
+
+def cut_of(tensor: object) -> Cut | None:
+    """Returns how `shard` cut this tensor; None for others, and in a compiled graph."""
+    if torch.compiler.is_compiling() or not isinstance(tensor, Tensor):
+        return None
+    return _cuts.get(tensor)
+
+
+class _Cut(Protocol):  # Cut, and Sharding of _attention.py
+    @property
+    def layout(self) -> str: ...
+    @property
+    def group(self) -> Group: ...
+
+
+def settled(known: Mapping[str, _Cut | None], group: Group, layout: str | None) -> tuple[Group, str | None]:
+    """Returns group and layout: those given, or else the first known. Raises AnnulusError if others differ from them, unless
+    each group has one rank, which has all positions in every layout."""
+    for name, cut in known.items():
+        if cut is None:
+            continue
+        group = cut.group if group is None else group
+        layout = cut.layout if layout is None else layout
+        if layout == cut.layout and group_name(group) == group_name(cut.group):
+            continue
+        there, here = size(cut.group), size(group)
+        if max(there, here) > 1:
+            raise AnnulusError(
+                f"[layout] {name}: its rows were cut {cut.layout} among the {there} ranks of the group "
+                f"{group_name(cut.group)!r}, but this call takes them as {layout} among the {here} of {group_name(group)!r}, "
+                "which would give positions to the wrong rows: pass what they were cut by, or cut and attend by one "
+                "annulus.Sharding"
+            )
+    return group, layout
 
 
 def positions(length: int, layout: str, *, rank: int, size: int) -> Tensor:
@@ -52,15 +102,15 @@ def positions(length: int, layout: str, *, rank: int, size: int) -> Tensor:
     return chunk(rank, size)
 
 
-def _each(tensors: Any, do: Any) -> Any:
+def each(tensors: Any, do: Any) -> Any:
     if isinstance(tensors, Tensor):
         return do(tensors)
     if tensors is None:
         return None
     if isinstance(tensors, Mapping):
-        return {key: _each(value, do) for key, value in tensors.items()}
+        return {key: each(value, do) for key, value in tensors.items()}
     if isinstance(tensors, (list, tuple)):
-        parts = [_each(value, do) for value in tensors]
+        parts = [each(value, do) for value in tensors]
         return type(tensors)(*parts) if hasattr(tensors, "_fields") else type(tensors)(parts)  # _fields: a namedtuple
     raise AnnulusError(
         f"[layout] expected a tensor, or tensors in a mapping, list or tuple, but they hold a {type(tensors).__name__}"
@@ -77,9 +127,10 @@ def shard(tensors: Tensors, layout: str | None = None, group: Group = None, *, d
     """Returns this rank's part of whole sequences, which every rank passes: a tensor, or tensors in a mapping, list or
     tuple. Does not communicate. Gradients flow to this rank's positions.
 
-    layout: required if the group has several ranks. dim: the dimension of the sequence. Shift labels first
-    (`shift_labels`): the token after a rank's last one may be on another rank. A mapping with `input_ids` and `labels`, a
-    batch for models that shift labels themselves, is therefore an error.
+    layout: zigzag if it is left out; over several ranks with a FutureWarning in this version. dim: the dimension of the
+    sequence. Each tensor that is returned is known by how it was cut (`sharding_of`). Shift labels first (`shift_labels`):
+    the token after a rank's last one may be on another rank. A mapping with `input_ids` and `labels`, a batch for models
+    that shift labels themselves, is therefore an error.
 
     Raises AnnulusError for an unknown layout, a dimension that a tensor lacks, and such a mapping.
     """
@@ -92,24 +143,34 @@ def shard(tensors: Tensors, layout: str | None = None, group: Group = None, *, d
     layout, own, ranks = chosen_layout(layout, group), rank(group), size(group)
 
     def part(tensor: Tensor) -> Tensor:
-        taken = positions(_length(tensor, dim), layout, rank=own, size=ranks)
-        return tensor.index_select(dim, taken.to(tensor.device))
+        length = _length(tensor, dim)
+        taken = positions(length, layout, rank=own, size=ranks)
+        part = tensor.index_select(dim, taken.to(tensor.device))
+        if not torch.compiler.is_compiling():
+            _cuts[part] = Cut(layout, group_name(group) or None, length)
+        return part
 
-    return _each(tensors, part)
+    return each(tensors, part)
 
 
 def unshard(tensors: Tensors, layout: str | None = None, group: Group = None, *, dim: int = 1) -> Tensors:
     """Gathers whole sequences on every rank from the ranks' parts: the inverse of `shard`. Collective.
 
+    layout, group: may be left out for tensors that `shard` returned; for others a layout that is left out is zigzag, as in
+    `shard`.
     Contiguous parts may have any length; those of the other layouts must have the lengths of `shard`. The gradient is
     that of the sum of all ranks' losses, as for `all_reduce`, which moves the tensors. Values are exact, except that -0
     becomes 0.
 
-    Raises AnnulusError on all ranks if the lengths of the parts do not match the layout.
+    Raises AnnulusError on all ranks if the lengths of the parts do not match the layout, and for a tensor that `shard` cut
+    by another layout or group.
     """
-    layout, own, ranks = chosen_layout(layout, group), rank(group), size(group)
+    given, wanted = group, layout
 
     def whole(tensor: Tensor) -> Tensor:
+        group, known = settled({"a part to gather": cut_of(tensor)}, given, wanted)
+        layout = chosen_layout(known, group, stacklevel=5)
+        own, ranks = rank(group), size(group)
         length = _length(tensor, dim)
         if ranks == 1:
             return tensor
@@ -137,7 +198,7 @@ def unshard(tensors: Tensors, layout: str | None = None, group: Group = None, *,
         spread = tensor.new_zeros(shape, dtype=exact).index_copy(dim, taken.to(tensor.device), tensor.to(exact))
         return all_reduce(spread, group=group).to(tensor.dtype)
 
-    return _each(tensors, whole)
+    return each(tensors, whole)
 
 
 def shift_labels(labels: Tensor, position_ids: Tensor | None = None, *, ignore: int = -100) -> Tensor:
@@ -170,35 +231,3 @@ def _holds(dtype: torch.dtype, number: int) -> bool:
     if dtype.is_floating_point:
         return torch.tensor(float(number)).to(dtype).item() == number
     return dtype != torch.bool and torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max
-
-
-@dataclasses.dataclass(frozen=True)
-class Sharding:
-    """A layout and a group, so that sharding and attention use the same:
-
-        cut = annulus.Sharding("zigzag", group)
-        mine = cut.shard({"tokens": tokens, "positions": positions})
-        out = cut.attention(q, k, v, "{ kind = 'causal' }")
-    """
-
-    layout: str = "zigzag"
-    group: Group = None
-
-    def __post_init__(self) -> None:
-        positions(0, self.layout, rank=0, size=1)  # raises for an unknown layout
-
-    def shard(self, tensors: Tensors, *, dim: int = 1) -> Tensors:
-        """Calls `annulus.shard` with this layout and group."""
-        return shard(tensors, self.layout, self.group, dim=dim)
-
-    def unshard(self, tensors: Tensors, *, dim: int = 1) -> Tensors:
-        """Calls `annulus.unshard` with this layout and group."""
-        return unshard(tensors, self.layout, self.group, dim=dim)
-
-    def positions(self, length: int) -> Tensor:
-        """Returns this rank's positions of rows of this length."""
-        return positions(length, self.layout, rank=rank(self.group), size=size(self.group))
-
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern = "{ kind = 'causal' }", **settings: Any) -> Any:
-        """Calls `annulus.attention` over this group, for rows sharded by `shard`."""
-        return attention(q, k, v, pattern, group=self.group, layout=self.layout, **settings)

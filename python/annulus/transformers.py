@@ -39,7 +39,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from . import _transformers_masks as masks  # noqa: E402
 from . import _transformers_probe as probe  # noqa: E402
-from ._operators import Group, all_reduce, attention, group_name, rank, size  # noqa: E402
+from ._attention import attention  # noqa: E402
+from ._operators import Group, all_reduce, group_name, rank, size  # noqa: E402
 from ._sharding import chosen_layout, shard, shift_labels  # noqa: E402
 from ._transformers_masks import OTHER_ATTENTION, MaskTensor, refusal  # noqa: E402
 

@@ -132,7 +132,7 @@ AttendJob::AttendJob(const AttendOptions& options, int ranks) : options_(options
   check_options(options);  // errors in the options are reported before errors in files
   kernel_ = parse_kernel(options.kernel, "--kernel");
   request_.pattern = parse_pattern(options.pattern, "--pattern");
-  request_.layout = parse_layout(options.layout.value_or("contiguous"), "--layout");
+  request_.layout = parse_layout(options.layout.value_or("zigzag"), "--layout");
   request_.schedule = parse_schedule(options.schedule, "--schedule");
   check_outputs(options, request_.pattern);
   if (!options.random.empty()) {

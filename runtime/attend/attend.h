@@ -29,7 +29,7 @@ struct AttendOptions {
   std::string random;  // a description as in random_input.h
   std::string output;  // may be empty with `random`
   std::string pattern = "{ kind = \"causal\" }";
-  std::optional<std::string> layout;  // default contiguous
+  std::optional<std::string> layout;  // default zigzag, as in training
   std::string schedule = "auto";
   std::string kernel = "auto";
   bool backward = false;

@@ -38,7 +38,7 @@ Config batch_config(const ModelSection& model, const LogitsOptions& o, int64_t r
   if (!o.pattern.empty()) config.model.pattern = parse_pattern(o.pattern, "--pattern");
   config.data.context = length;
   config.data.batch = rows;
-  config.attention.layout = o.layout;
+  if (o.layout) config.attention.layout = *o.layout;
   config.attention.schedule = o.schedule;
   config.attention.even = false;
   return config;
@@ -52,7 +52,7 @@ void check_options(const LogitsOptions& o) {
   if (o.output.empty()) refuse("expected --output FILE, the safetensors file to write");
   if (same_file(o.input, o.output)) refuse("--input and --output are the same file: name another file to write");
   if (!o.pattern.empty()) parse_pattern(o.pattern, "--pattern");
-  parse_layout(o.layout, "--layout");
+  if (o.layout) parse_layout(*o.layout, "--layout");
   parse_schedule(o.schedule, "--schedule");
   parse_kernel(o.kernel, "--kernel");
   if (!(o.timeout > 0)) refuse("--timeout must be above 0 seconds");
@@ -71,7 +71,7 @@ LogitsJob::LogitsJob(const LogitsOptions& options, int ranks)
     if (layout.count(rank) > 0) continue;
     throw Error(ErrorKind::kPlan, "logits",
                 counted(length, "position") + " give rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
-                    " none with --layout " + options.layout + ": use fewer ranks");
+                    " none with --layout " + options.layout.value_or("zigzag") + ": use fewer ranks");
   }
 }
 

@@ -26,12 +26,12 @@ namespace annulus {
 
 // Unchecked options of the user; check_options and LogitsJob validate them.
 struct LogitsOptions {
-  std::string model;            // a run, or a folder in Hugging Face's layout
-  std::string root = "runs";    // the folder of named runs
-  std::optional<int64_t> step;  // of a run's checkpoint; none: the newest
-  std::string input, output;    // paths
-  std::string pattern;          // overrides the model's patterns in all layers
-  std::string layout = "contiguous";
+  std::string model;                  // a run, or a folder in Hugging Face's layout
+  std::string root = "runs";          // the folder of named runs
+  std::optional<int64_t> step;        // of a run's checkpoint; none: the newest
+  std::string input, output;          // paths
+  std::string pattern;                // overrides the model's patterns in all layers
+  std::optional<std::string> layout;  // default zigzag, as in training
   std::string schedule = "auto";
   std::string kernel = "auto";
   std::string dtype = "fp32";  // compute dtype: "fp32", "bf16", "fp64" (on CPUs)
