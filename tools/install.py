@@ -9,7 +9,8 @@ PREFIX holds
     bin/annulus          the command: a script that starts the program beside it
     libexec/             the programs; they find their libraries in ../lib, wherever the folder is
     lib/                 libannulus.so, the libraries of LibTorch, and in a build for CUDA those of NVIDIA's wheels
-    include/annulus/     annulus's headers for C++
+    include/annulus/     annulus's headers for C++, which are included as "annulus/..."
+    lib/cmake, lib/pkgconfig    what CMake's find_package and pkg-config read
     share/annulus/       configurations, documents, licenses, the tokenizer; MANIFEST lists what is installed
 """
 
@@ -33,6 +34,8 @@ SYSTEM = re.compile(r"(ld-linux-[\w-]+|lib(c|m|dl|pthread|rt|resolv|util|stdc\+\
 # Libraries of the system that are copied as well: their names change with each release of a distribution.
 CARRIED = re.compile(r"lib(spdlog|fmt)\.so\.[\d.]+")
 SYSTEM_FOLDERS = ["/usr/local/lib", *sorted(glob.glob("/usr/lib/*-linux-gnu")), "/usr/lib64", "/usr/lib"]
+# A header of the tree includes others by their paths in the tree.
+INCLUDE = re.compile(r'(?m)^#include "([^"]+)"')
 # Libraries that only Python needs.
 PYTHON = re.compile(r"lib(torch_python|shm\w*|nnapi\w*)\.so")
 
@@ -45,10 +48,14 @@ here=$(dirname "$(dirname "$(readlink -f "${{BASH_SOURCE[0]}}")")")
 export ANNULUS_SCRIPT="$here/bin/annulus" ANNULUS_PROGRAM="${{ANNULUS_PROGRAM:-$0}}"
 
 {isa}
+
+{run_program}
+
 if [[ ${{1-}} == tokenizer ]]; then
   exec "${{ANNULUS_PYTHON:-python3}}" -B "$here/share/annulus/python/tokenizer" "${{@:2}}"
 fi
-exec "$here/libexec/annulus" "$@"
+program=$here/libexec/annulus
+run_program "$@"
 """
 
 README = """annulus {version}, LibTorch {torch}, {cuda}
@@ -66,8 +73,8 @@ system, a copy on each host, or a container image). Hosts also need
     at least {glibc} of the C library and {glibcxx} of g++'s runtime
 
 Making tokens needs a Python with the packages {wheels};
-ANNULUS_PYTHON names it. For your own programs in C++ there are include/annulus and lib/libannulus.so
-(share/annulus/docs/embedding.md). share/annulus/docs/clusters.md says how to start jobs on several hosts, with Slurm
+ANNULUS_PYTHON names it. For your own programs in C++ there are include/annulus and lib/libannulus.so, which CMake's
+find_package(annulus) and pkg-config find (share/annulus/docs/embedding.md). share/annulus/docs/clusters.md says how to start jobs on several hosts, with Slurm
 and in Kubernetes.
 """
 
@@ -143,6 +150,17 @@ class Prefix:
 
         self._place(path, mode, write)
 
+    def add_header(self, path, headers):
+        """Adds a header of the tree. It includes others by their paths in the tree; here those are below annulus/."""
+        with open(os.path.join(ROOT, path)) as f:
+            text = f.read()
+        self.write("include/annulus/" + path, INCLUDE.sub(
+            lambda m: m.group(0) if m.group(1) not in headers else '#include "annulus/%s"' % m.group(1), text))
+
+    def add_package_file(self, name, path, values):
+        """Adds a file of tools/package, in which @NAME@ stands for values[NAME]."""
+        self.write(path, re.sub("@([A-Z_]+)@", lambda m: values[m.group(1)], read("tools", "package", name)))
+
     def add_program(self, source, path, run_path):
         def write(to):
             shutil.copyfile(source, to)
@@ -198,6 +216,10 @@ def torch_version(folder):
     return "of unknown version"
 
 
+def minor(version):
+    return ".".join(version.split("+")[0].split(".")[:2])
+
+
 def newest(files, family):
     version = max((elf.newest(f, family) for f in files), default=(0,))
     return family + "_" + ".".join(map(str, version))
@@ -227,9 +249,19 @@ def install(binaries, headers, prefix):
     for name, path in programs.items():
         out.add_program(path, "libexec/" + name, ":".join(run_path))
     for header in headers:
-        out.add(os.path.join(ROOT, header), "include/annulus/" + header)
-    isa = re.search(r"(?ms)^# ANNULUS_ISA also limits LibTorch.*?^esac$", read("annulus")).group(0)
-    out.write("bin/annulus", COMMAND.format(isa=isa), 0o755)
+        out.add_header(header, frozenset(headers))
+    script = read("annulus")
+    out.write("bin/annulus", COMMAND.format(
+        isa=re.search(r"(?ms)^# ANNULUS_ISA also limits LibTorch.*?^esac$", script).group(0),
+        run_program=re.search(r"(?ms)^# Runs the program, whose malloc.*?^}$", script).group(0)), 0o755)
+    version = re.search(r'kVersion\[\] = "([^"]+)"', read("common", "version.h")).group(1)
+    torch = torch_version(libraries.torch)
+    values = {"VERSION": version, "VERSION_MINOR": minor(version), "TORCH": torch, "TORCH_MINOR": minor(torch),
+              # A machine that compiles may lack some of NVIDIA's libraries (bazel/system_deps.bzl).
+              "LINK_OPTIONS": "-Wl,--allow-shlib-undefined" if libraries.cuda else ""}
+    for name, path in (("annulus-config.cmake", "lib/cmake/annulus/"), ("annulus-config-version.cmake", "lib/cmake/annulus/"),
+                       ("annulus.pc", "lib/pkgconfig/")):
+        out.add_package_file(name + ".in", path + name, values)
 
     for folder, pattern in (("configs", "**/*"), ("docs", "**/*"), ("examples", "**/*"), ("python/tokenizer", "*.py")):
         for path in sorted(glob.glob(os.path.join(ROOT, folder, pattern), recursive=True)):
@@ -251,8 +283,6 @@ def install(binaries, headers, prefix):
         if os.path.isfile("/usr/share/doc/%s/copyright" % package):
             out.add("/usr/share/doc/%s/copyright" % package, "share/annulus/licenses/%s.txt" % package)
 
-    version = re.search(r'kVersion\[\] = "([^"]+)"', read("common", "version.h")).group(1)
-    torch = torch_version(libraries.torch)
     files = [*programs.values(), library, *libraries.own.values()]
     cuda = "for CUDA" if libraries.cuda else "for CPUs"
     out.write("README", README.format(

@@ -308,6 +308,7 @@ look() {
   if ((level >= 1)); then
     by_pkg_config GoogleTest gtest_main gtest/gtest.h libgtest-dev
     by_header rapidcheck rapidcheck rapidcheck.h librapidcheck-dev rapidcheck
+    by_command CMake cmake cmake
     by_command iproute2 ip iproute2
     by_command procps ps procps
   fi

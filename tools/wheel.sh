@@ -21,4 +21,5 @@ tools/setup.sh --tests
 build_or_exit //python/ops:libannulus_torch_wheel.so
 torch=$(sed -n "s/^__version__ = '\(.*\)'/\1/p" .venv/lib/python3.*/site-packages/torch/version.py)
 library=.bazel/bin/python/ops/libannulus_torch_wheel.so
-readlink -f "$(.venv/bin/python tools/wheel.py --library "$library" --torch "$torch" --out .bazel/wheel)"
+home_page=$(git config --get remote.origin.url 2>/dev/null) || home_page=
+readlink -f "$(.venv/bin/python tools/wheel.py --library "$library" --torch "$torch" --home-page "$home_page" --out .bazel/wheel)"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Tests `./annulus install`: the folder is moved to another path with a blank, and nothing of the clone is in the
-environment. It trains, launches and prints its version, and a C++ program is built against its headers and library.
+environment. It trains, launches and prints its version, and CMake and pkg-config find it for a C++ program.
 
     install_test.py INSTALL.py ANNULUS BENCH LIBRARY HEADERS TORCH_ROOT
 """
@@ -9,6 +9,7 @@ import glob
 import json
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -23,16 +24,27 @@ TORCH, HEADERS, LIBRARY, BENCH, ANNULUS, INSTALL = (os.path.abspath(sys.argv.pop
 ROOT = os.getcwd()
 
 PROGRAM = """
+#include <ATen/ops/ones.h>
+
 #include <cstdio>
-#include "attention/pattern/pattern.h"
-#include "common/error.h"
+
+#include "annulus/attention/execution/attention.h"
+#include "annulus/common/error.h"
 int main() {
   try {
+    std::printf("%lld\\n", static_cast<long long>(at::ones({2, 3}).numel()));
     annulus::parse_pattern("{ kind = 'causa' }", "a text");
   } catch (const annulus::Error& error) {
     std::printf("%d %s\\n", error.exit_code(), error.what());
   }
 }
+"""
+CMAKE = """
+cmake_minimum_required(VERSION 3.18)
+project(outside CXX)
+find_package(annulus 0.1 REQUIRED)
+add_executable(a a.cc)
+target_link_libraries(a PRIVATE annulus::annulus)
 """
 
 
@@ -111,18 +123,84 @@ class InstallTest(unittest.TestCase):
         self.assertRegex(report["folder_digest"], r"^[0-9a-f]{32}$")
         self.assertEqual(report["libtorch_path"], os.path.join(self.prefix, "lib", "libtorch_cpu.so"))
 
-    def test_cpp_program_builds_and_runs(self):
-        source, program = os.path.join(self.work, "a.cc"), os.path.join(self.work, "a")
-        with open(source, "w") as f:
-            f.write(PROGRAM)
-        lib = os.path.join(self.prefix, "lib")
-        done = run("g++", "-std=c++20", "-I", os.path.join(self.prefix, "include", "annulus"), "-isystem",
-                   os.path.join(TORCH, "include"), source, "-o", program, "-L", lib, "-lannulus", "-Wl,-rpath-link," + lib,
-                   "-Wl,-rpath," + lib)
+    def write(self, name, text):
+        with open(os.path.join(self.work, name), "w") as f:
+            f.write(text)
+
+    def assert_program_runs(self, path):
+        done = self.ran(program=os.path.join(self.work, path))
         self.assertEqual(done.returncode, 0, done.stderr)
-        done = self.ran(program=program)
+        self.assertRegex(done.stdout, r'^6\n2 \[\w+\] .*did you mean "causal"\?')
+
+    def linked(self):
+        """The installation by a path without a semicolon, which CMake takes for the end of a path, and without a blank, at which
+        a shell divides what pkg-config prints."""
+        link = os.path.join(self.work, "annulus")
+        os.symlink(self.prefix, link)
+        return link
+
+    def test_cmake_finds_it(self):
+        if not shutil.which("cmake", path=self.env["PATH"]):
+            self.skipTest("no cmake")
+        self.write("a.cc", PROGRAM)
+        self.write("CMakeLists.txt", CMAKE)
+        configure = ["-S.", "-Bbuild", "-DCMAKE_PREFIX_PATH=" + self.linked()]
+        for wrong, words in (([], "the headers of LibTorch [0-9.+a-z]+ were not found: pass -DLIBTORCH=FOLDER"),
+                             (["-DLIBTORCH=" + self.another_libtorch()], "are of LibTorch 1.13, but annulus was built")):
+            done = self.ran(*configure, *wrong, program="cmake")
+            self.assertNotEqual(done.returncode, 0)
+            self.assertRegex(" ".join(done.stderr.split()), words)
+            shutil.rmtree(os.path.join(self.work, "build"))
+        for command in ([*configure, "-DLIBTORCH=" + TORCH], ["--build", "build"]):
+            done = self.ran(*command, program="cmake")
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assert_program_runs("build/a")
+        self.write("CMakeLists.txt", CMAKE.replace("annulus 0.1", "annulus 0.2"))
+        self.assertIn("requested version", self.ran(*configure, "-DLIBTORCH=" + TORCH, program="cmake").stderr)
+
+    def another_libtorch(self):
+        folder = os.path.join(self.work, "libtorch")
+        for path, text in (("ATen/core/Tensor.h", ""), ("torch/version.h", "#define TORCH_VERSION_MAJOR 1\n#define TORCH_VERSION_MINOR 13\n")):
+            os.makedirs(os.path.dirname(os.path.join(folder, "include", path)), exist_ok=True)
+            with open(os.path.join(folder, "include", path), "w") as f:
+                f.write(text)
+        return folder
+
+    def test_pkg_config_finds_it(self):
+        self.write("a.cc", PROGRAM)
+        link = self.linked()
+        done = self.ran("--define-variable=libtorch=" + TORCH, "--cflags", "--libs", "annulus", program="pkg-config",
+                        PKG_CONFIG_PATH=os.path.join(link, "lib", "pkgconfig"))
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertRegex(done.stdout, r'^2 \[\w+\] .*did you mean "causal"\?')
+        done = self.ran("a.cc", "-o", "a", *shlex.split(done.stdout), program="g++")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assert_program_runs("a")
+
+    def test_every_header_includes_others_where_they_are_installed(self):
+        include = os.path.join(self.prefix, "include")
+        headers = glob.glob(os.path.join(glob.escape(include), "annulus", "**", "*.h"), recursive=True)
+        self.assertGreater(len(headers), 50)
+        ours = 0
+        for header in headers:
+            with open(header, encoding="utf-8") as f:
+                names = re.findall(r'(?m)^#include "(.*)"', f.read())
+            for name in names:  # also those of Highway, by which internal headers are written
+                self.assertEqual(name.startswith("annulus/"), os.path.isfile(os.path.join(include, name)), (header, name))
+                self.assertFalse(os.path.exists(os.path.join(include, "annulus", name)), (header, name))
+            ours += sum(name.startswith("annulus/") for name in names)
+        self.assertGreater(ours, 100)
+
+    def test_asks_for_huge_pages_as_the_clone_does(self):
+        place = os.path.join(self.work, "place")
+        for folder in ("bin", "libexec"):
+            os.makedirs(os.path.join(place, folder))
+        command = shutil.copy(self.annulus, os.path.join(place, "bin"))
+        program = os.path.join(place, "libexec", "annulus")
+        with open(program, "w") as f:
+            f.write("#!/bin/sh\nprintenv GLIBC_TUNABLES\n")
+        os.chmod(program, 0o755)
+        for given, wanted in (({}, "glibc.malloc.hugetlb=1"), ({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}, "glibc.malloc.hugetlb=0")):
+            self.assertEqual(self.ran(program=command, **given).stdout, wanted + "\n")
 
     def test_reinstall_replaces_only_its_own_files(self):
         readme = os.path.join(self.prefix, "README")

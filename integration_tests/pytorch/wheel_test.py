@@ -55,7 +55,8 @@ class Wheel(unittest.TestCase):
         cls.addClassCleanup(folder.cleanup)
         cls.folder = folder.name
         out = os.path.join(cls.folder, "wheel")
-        make = [sys.executable, "tools/wheel.py", "--library", LIBRARY, "--torch", torch.__version__, "--out", out]
+        make = [sys.executable, "tools/wheel.py", "--library", LIBRARY, "--torch", torch.__version__, "--out", out,
+                "--home-page", "https://somebody:secret@code.example/group/annulus.git"]
         subprocess.run(make, check=True)
         (cls.wheel,) = glob.glob(out + "/*.whl")
         env = os.path.join(cls.folder, "env")
@@ -79,6 +80,22 @@ class Wheel(unittest.TestCase):
             [self.python, *arguments], env=self.environment(), cwd=self.folder, capture_output=True, text=True
         )
         return done.returncode, done.stdout, done.stderr
+
+    def test_home_page_is_that_of_the_clones_origin(self):
+        sys.path.insert(0, "tools")
+        import wheel
+
+        page = "Project-URL: Homepage, https://code.example/group/annulus\n"
+        for address in ("https://code.example/group/annulus", "git@code.example:group/annulus.git", "ssh://git@code.example:22/group/annulus/"):
+            self.assertEqual(wheel.home_page(address), page, address)
+        for address in ("", "/srv/annulus", "../annulus", "file:///srv/annulus.git"):
+            self.assertEqual(wheel.home_page(address), "", address)
+
+    def test_module_prints_what_it_found(self):
+        code, out, err = self.run_python("-m", "annulus")
+        self.assertEqual(code, 0, err)
+        self.assertRegex(out, rf"(?m)^annulus +\d+\.\d+\.\d+, {re.escape(self.site)}/annulus/libannulus_torch\.so$")
+        self.assertRegex(out, rf"(?m)^torch +{re.escape(torch.__version__)}; ")
 
     def test_runs_in_one_process(self):
         code, out, err = self.run_python("-c", PROGRAM)
@@ -119,6 +136,9 @@ class Wheel(unittest.TestCase):
             self.assertIn(os.path.basename(text), licenses)
         self.assertEqual(sorted(re.findall("^License-File: (.*)$", metadata, re.M)), sorted(licenses))
         self.assertIn("License-Expression: Apache-2.0\n", metadata)
+        self.assertIn("Author: The annulus authors\n", metadata)
+        self.assertIn("Project-URL: Homepage, https://code.example/group/annulus\n", metadata)
+        self.assertNotIn("secret", metadata)
         minor = ".".join(torch.__version__.split(".")[:2])
         self.assertIn(f"Requires-Dist: torch=={minor}.*\n", metadata)
         self.assertIn('Requires-Dist: transformers>=4.57,<6; extra == "transformers"\n', metadata)
