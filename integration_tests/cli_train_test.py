@@ -152,7 +152,7 @@ class TrainTest(cli.CliTest):
         got, err = run.finish()
         self.assertEqual(got, code, err)
         out = "".join(run.lines)
-        self.assertIn("with a checkpoint", out)
+        self.assertRegex(out, r"(?m)^stopped after step [\d,]+ of [\d,]+; checkpoint written \(\d+:\d\d\)$")
         onward = shlex.split(re.search(r"^continue: +(.*)$", out, re.M).group(1))[1:]
         steps = len(self.losses("tiny-001"))
         code, out, err = self.annulus(*onward, "--set", f"run.steps={steps + 3}")

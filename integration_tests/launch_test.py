@@ -397,13 +397,16 @@ class CommandLineTest(cli.CliTest):
         self.assertEqual(code, 0, err)
         for word in ("LibTorch", "Open MPI", "device", "backend", "kernel"):
             self.assertIn(word, out)
-        self.assertIn("caches: 1792 MiB together", out)
+        self.assertIn("caches: 1,792 MiB together", out)
         operators = ("pattern texts", "selected programs", "block maps")
         for name in ("programs", "patterns", "compositions", "rotary tables", *operators):
-            self.assertRegex(out, rf"(?m)^  {name} +[\d.]+ of [\d.]+ MiB in \d+ entries, \d+ hits, \d+ misses, ")
+            self.assertRegex(out, rf"(?m)^  {name} +at most [\d.]+ MiB: \w")
+        self.assertNotRegex(out, r"(?m)\b0 (hits|misses|entries)|\b0\.0 (of|MiB)")  # this process has used no cache
         code, out, err = self.annulus("doctor", ANNULUS_CACHES_MIB="448")
         self.assertIn("caches: 448 MiB together", out)
-        self.assertRegex(out, r"(?m)^  programs +0\.0 of 128\.0 MiB")
+        self.assertRegex(out, r"(?m)^  programs +at most 128\.0 MiB: ")
+        code, out, err = self.annulus("doctor", ANNULUS_CACHES_MIB="0")
+        self.assertRegex(out, r"caches: 0 MiB together .*\n\Z")
         code, out, err = self.annulus("doctor", ANNULUS_CACHES_MIB="many")
         self.assertEqual(code, 2)
         self.assertIn("ANNULUS_CACHES_MIB", err)

@@ -2,6 +2,7 @@
 """Runs the five commands of docs/tokens.md, from raw text to a trained run, unchanged except for their sizes."""
 
 import glob
+import json
 import os
 import re
 import shlex
@@ -72,7 +73,15 @@ class TokensPageTest(cli.CliTest):
         self.assertNotIn("bits per byte", out)
         self.assertEqual(glob.glob(self.path("tokens/shards/rows-*.index")), indexes, "train takes the index that pack made")
 
+        # The command that the run suggests continues words of its own text.
+        suggested = re.search(r"(?m)^sample: +(.*)$", out).group(1)
+        prompt = shlex.split(suggested)[-1]
+        with open(self.path("tokens/python.jsonl"), encoding="utf-8") as f:
+            self.assertTrue(any(prompt in json.loads(line)["text"] for line in f), prompt)
+
         shutil.rmtree(self.path("tokens/shards"))
+        out = self.run_annulus(re.sub(r"^\S+", "./annulus", suggested), "--tokens", "5")
+        self.assertTrue(out.startswith(prompt), out)
         out = self.run_annulus(sample, "--tokens", "20")
         self.assertTrue(out.startswith("def "), out)
 

@@ -102,7 +102,7 @@ ResumePoint resume_point(int64_t step, const std::string& folder, const std::vec
 }
 
 std::string resume_text(const ResumePoint& resume) {
-  const std::string step = std::to_string(resume.step);
+  const std::string step = with_commas(resume.step);
   switch (resume.checkpoint) {
     case ResumePoint::Checkpoint::kThere:
       return "to continue from the checkpoint of step " + step + ": " + shell_quote(resume.command);

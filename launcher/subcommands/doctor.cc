@@ -41,12 +41,10 @@ void print(const std::vector<Fact>& rows) {
   for (const Fact& row : rows) std::printf("  %-16s %s\n", row.what, row.text.c_str());
 }
 
+// Its share and what it is for. What it holds is not said, because this process has computed nothing.
 std::string text_of(const CacheReport& cache) {
-  const CacheStats& s = cache.stats;
-  const auto mib = [](int64_t bytes) { return rounded(static_cast<double>(bytes) / (1 << 20), 1); };
-  return mib(s.bytes) + " of " + mib(s.capacity) + " MiB in " + counted(s.entries, "entry") + ", " +
-         counted(s.hits, "hit") + ", " + counted(s.misses, "miss") + ", " + std::to_string(s.evictions) + " evicted, " +
-         std::to_string(s.too_large) + " too large: " + std::string(cache.holds);
+  return "at most " + rounded(static_cast<double>(cache.stats.capacity) / (1 << 20), 1) +
+         " MiB: " + std::string(cache.holds);
 }
 
 // What is installed on this host, and which of it annulus will use.
@@ -113,8 +111,9 @@ void print_table(const Inventory& f) {
   }
   std::printf("\nused\n");
   print(f.used);
-  std::printf("\ncaches: %lld MiB together (memory.caches of a run; elsewhere ANNULUS_CACHES_MIB)\n",
-              static_cast<long long>(f.cache_bytes >> 20));
+  std::printf("\ncaches: %s MiB together (memory.caches of a run; elsewhere ANNULUS_CACHES_MIB)\n",
+              with_commas(f.cache_bytes >> 20).c_str());
+  if (f.cache_bytes == 0) return;
   for (const CacheReport& cache : f.caches) print({{"", std::string(cache.name).c_str(), text_of(cache)}});
 }
 

@@ -10,7 +10,6 @@
 #include "attention/proof/plans.h"
 #include "common/logging/log.h"
 #include "common/logging/log_setup.h"
-#include "memory/caches.h"
 
 namespace annulus {
 namespace {
@@ -28,23 +27,6 @@ MetricsWriter::Table given_by_sources(const Training& training) {
                       {"targets", use.targets},
                       {"documents", use.documents},
                       {"epochs", data.epochs(i, training.steps_done())}}});
-  }
-  return table;
-}
-
-// Returns the counters of this process's caches that have been used so far.
-MetricsWriter::Table used_caches() {
-  MetricsWriter::Table table;
-  for (const CacheReport& cache : cache_reports()) {
-    const CacheStats& s = cache.stats;
-    if (s.hits + s.misses == 0) continue;
-    table.push_back({std::string(cache.name),
-                     {{"bytes", s.bytes},
-                      {"entries", s.entries},
-                      {"hits", s.hits},
-                      {"misses", s.misses},
-                      {"evictions", s.evictions},
-                      {"too_large", s.too_large}}});
   }
   return table;
 }
@@ -103,6 +85,36 @@ void RunReport::leave_out_since(const Clock& before) {
   interval_.gathered += after.gathered - before.gathered;
 }
 
+void RunReport::add_changed(MetricsWriter::Fields& fields, std::string_view name, std::variant<int64_t, double> value,
+                            bool all) {
+  const auto [before, is_new] = written_.fields.try_emplace(name, value);
+  if (!all && !is_new && before->second == value) return;
+  before->second = value;
+  std::visit([&](auto number) { fields.emplace_back(name, number); }, value);
+}
+
+MetricsWriter::Table RunReport::changed_caches(bool all) {
+  MetricsWriter::Table table;
+  for (const CacheReport& cache : cache_reports()) {
+    const CacheStats& is = cache.stats;
+    if (is.hits + is.misses == 0) continue;
+    const auto [entry, is_new] = written_.caches.try_emplace(cache.name, is);
+    CacheStats& before = entry->second;
+    const bool same = is.bytes == before.bytes && is.entries == before.entries && is.misses == before.misses &&
+                      is.evictions == before.evictions && is.too_large == before.too_large;
+    if (!all && !is_new && same) continue;
+    before = is;
+    table.push_back({std::string(cache.name),
+                     {{"bytes", is.bytes},
+                      {"entries", is.entries},
+                      {"hits", is.hits},
+                      {"misses", is.misses},
+                      {"evictions", is.evictions},
+                      {"too_large", is.too_large}}});
+  }
+  return table;
+}
+
 double RunReport::seconds() const { return now() - begin_; }
 
 std::optional<double> RunReport::utilization(double tokens_per_second) const {
@@ -125,23 +137,30 @@ void RunReport::step(const StepResult& result, bool validated) {
     tokens_per_second_ = speed;
     MetricsWriter::Fields fields = {{"loss", result.loss}};
     if (bytes) fields.emplace_back("bits_per_byte", bits_per_byte(result.loss));
-    fields.insert(fields.end(),
-                  {{"gradient_norm", result.gradient_norm},
-                   {"learning_rate", result.lr},
-                   {"tokens", training_.tokens_done()},
-                   {"tokens_per_second", speed},
-                   {"targets_share", static_cast<double>(interval_targets_) / static_cast<double>(interval_tokens_)},
-                   {"exposed_communication_seconds", here.waited - interval_.waited},
-                   {"exposed_ring_seconds", here.ring - interval_.ring},
-                   {"exposed_reduce_seconds", here.reduced - interval_.reduced},
-                   {"exposed_gather_seconds", here.gathered - interval_.gathered},
-                   {"exposed_planning_seconds", here.planned - interval_.planned},
-                   {"exposed_data_seconds", here.read - interval_.read},
-                   {"plans_made", plan_stats().programs_made},
-                   {"plan_cache_hits", plan_stats().programs.hits},
-                   {"sources", given_by_sources(training_)},
-                   {"caches", used_caches()},
-                   {"seconds", time - begin_}});
+    const bool all = last || result.stop;  // the last line of this process holds every key
+    fields.insert(fields.end(), {{"gradient_norm", result.gradient_norm},
+                                 {"learning_rate", result.lr},
+                                 {"tokens", training_.tokens_done()},
+                                 {"tokens_per_second", speed}});
+    add_changed(fields, "targets_share", static_cast<double>(interval_targets_) / static_cast<double>(interval_tokens_),
+                all);
+    const bool alone = world_.size() == 1;  // one rank waits for no other: these are 0 in every line
+    const auto add_wait = [&](std::string_view name, double waited) {
+      add_changed(fields, name, waited, all || !alone);
+    };
+    add_wait("exposed_communication_seconds", here.waited - interval_.waited);
+    add_wait("exposed_ring_seconds", here.ring - interval_.ring);
+    add_wait("exposed_reduce_seconds", here.reduced - interval_.reduced);
+    add_wait("exposed_gather_seconds", here.gathered - interval_.gathered);
+    fields.emplace_back("exposed_planning_seconds", here.planned - interval_.planned);
+    fields.emplace_back("exposed_data_seconds", here.read - interval_.read);
+    add_changed(fields, "plans_made", plan_stats().programs_made, all);
+    fields.emplace_back("plan_cache_hits", plan_stats().programs.hits);
+    fields.emplace_back("sources", given_by_sources(training_));
+    if (MetricsWriter::Table caches = changed_caches(all); !caches.empty()) {
+      fields.emplace_back("caches", std::move(caches));
+    }
+    fields.emplace_back("seconds", time - begin_);
     if (settings_.spikes) {
       fields.emplace_back("gradient_norm_median", result.median.value_or(std::nan("")));
       fields.emplace_back("spikes_left_out", training_.spike_rule().spikes());
@@ -171,6 +190,7 @@ void RunReport::rewound(int64_t from, const StepResult& spike) {
   interval_tokens_ = interval_targets_ = 0;
   if (!metrics_) return;
   metrics_->remove_after(training_.steps_done());
+  written_ = {};  // it may have stood in lines that are gone
   metrics_->write(training_.steps_done(), {{"rewound_from", from},
                                            {"gradient_norm", spike.gradient_norm},
                                            {"gradient_norm_median", spike.median.value_or(std::nan(""))},

@@ -3,12 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <variant>
 
 #include "comm/communicator.h"
 #include "common/logging/record.h"
+#include "memory/caches.h"
 #include "runtime/run/metrics.h"
 #include "runtime/training/training.h"
 
@@ -21,6 +24,13 @@ void tell(Progress* progress, LogLevel level, std::string_view text);
 
 // Not thread safe.
 class RunReport {
+  // What this process has written of the keys that a line may leave out because the last line with them still holds
+  // (docs/formats.md).
+  struct Written {
+    std::map<std::string_view, std::variant<int64_t, double>> fields;
+    std::map<std::string_view, CacheStats> caches;
+  };
+
   struct Clock {
     double time = 0, waited = 0, planned = 0, read = 0;  // seconds
     double ring = 0, reduced = 0, gathered = 0;          // seconds, parts of `waited`
@@ -64,6 +74,11 @@ class RunReport {
 
  private:
   Clock clock() const;
+  // Adds a field, if `all` or if its value is not the one last written.
+  void add_changed(MetricsWriter::Fields& fields, std::string_view name, std::variant<int64_t, double> value, bool all);
+  // Returns the counters of the caches of this process that have been used so far: of all, or of those of which
+  // something other than the hits, which grow with every step, is not as it was last written.
+  MetricsWriter::Table changed_caches(bool all);
   void leave_out_since(const Clock& before);
   // Returns the model FLOPs utilization (MFU) at this speed, or nothing if the devices' peak is not known.
   std::optional<double> utilization(double tokens_per_second) const;
@@ -73,6 +88,7 @@ class RunReport {
   Training& training_;
   std::unique_ptr<MetricsWriter> metrics_;
   Progress* progress_;
+  Written written_;
   std::optional<double> validation_;  // nats per token, of the last validation
   int64_t begin_step_;
   Clock interval_;  // the clock at the last line of metrics, advanced by the pauses since

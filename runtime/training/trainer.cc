@@ -23,6 +23,7 @@
 #include "memory/caches.h"
 #include "memory/device_memory.h"
 #include "runtime/data/dataset.h"
+#include "runtime/data/sample_prompt.h"
 #include "runtime/huggingface/model_files.h"
 #include "runtime/huggingface/model_import.h"
 #include "runtime/model/model.h"
@@ -72,6 +73,7 @@ class Run {
   // Rank 0 says what all ranks know alike.
   void say(std::string_view text) { tell(progress_.get(), LogLevel::kInfo, text); }
   void warn(std::string_view text) { tell(progress_.get(), LogLevel::kWarn, text); }
+  void suggest_sample();
   bool rewind(StepResult& spike);  // whether the run has returned to a checkpoint
   bool validate();                 // whether to stop
   void save();
@@ -195,8 +197,8 @@ void Run::tell_changes() {
 void Run::require_something_to_do() {
   if (training_->steps_done() >= config_.run.steps) {
     throw Error(ErrorKind::kUsage, "train",
-                path_ + " has done " + counted(training_->steps_done(), "step") + " and run.steps is " +
-                    std::to_string(config_.run.steps) + ": nothing is left to do; to continue, add --set run.steps=" +
+                path_ + " has done " + with_commas(training_->steps_done(), "step") + " and run.steps is " +
+                    with_commas(config_.run.steps) + ": nothing is left to do; to continue, add --set run.steps=" +
                     std::to_string(2 * training_->steps_done()));
   }
 }
@@ -332,7 +334,7 @@ bool Run::rewind(StepResult& spike) {
   in_turn([&] { data_->leave_out(step); });
   saved_step_ = state->step;
   kept_ = state->folder;
-  warn(spike.note + "; back to the checkpoint of step " + std::to_string(state->step) + ", leaving out the " +
+  warn(spike.note + "; back to the checkpoint of step " + with_commas(state->step) + ", leaving out the " +
        counted(data_->rows(step), "row") + " of this step");
   report_->rewound(step + 1, spike);
   return true;
@@ -373,14 +375,21 @@ Words Run::command(const Words& more) const {
   return words;
 }
 
+// Says how to sample from the run. Without the table of its ids, `sample` cannot tell what they mean.
+void Run::suggest_sample() {
+  const std::string table = tokenizer_folder(path_) + "/tokens.table";
+  if (!data_->is_text() && !is_file(table)) return;
+  const std::string prompt = data_->is_text() ? "def " : sample_prompt(*data_, training_->steps_done() - 1, table);
+  if (!prompt.empty()) say("sample:      " + shell_quote({options_.program, "sample", path_, "--prompt", prompt}));
+}
+
 int Run::finish(bool stopped) {
   if (!first_) return stopped ? interrupt_exit_code() : 0;
   progress_->finish();
-  const std::string step = std::to_string(training_->steps_done());
-  const std::string steps = std::to_string(config_.run.steps);
   const std::string time = format_duration(report_->seconds());
   if (stopped) {
-    say("stopped on request after step " + step + " of " + steps + ", with a checkpoint, after " + time);
+    say("stopped after step " + with_commas(training_->steps_done()) + " of " + with_commas(config_.run.steps) +
+        "; checkpoint written (" + time + ")");
     say("continue:    " + shell_quote(command({"--resume", path_})));
     return interrupt_exit_code();
   }
@@ -388,9 +397,9 @@ int Run::finish(bool stopped) {
   const auto shown = [&](double loss) {
     return data_->is_text() ? rounded(bits_per_byte(loss), 2) + " bits per byte" : "loss " + rounded(loss, 3);
   };
-  say("done: " + counted(config_.run.steps, "step") + " in " + time +
+  say("done: " + with_commas(config_.run.steps, "step") + " in " + time +
       (validation ? ", validation " + shown(*validation) : "") + ", in " + path_);
-  say("sample:      " + shell_quote({options_.program, "sample", path_, "--prompt", "def "}));
+  suggest_sample();
   Words onward = without_option(command({"--resume", path_}), "--set", "run.steps=");
   onward.insert(onward.end(), {"--set", "run.steps=" + std::to_string(2 * config_.run.steps)});
   say("train on:    " + shell_quote(onward));
@@ -426,7 +435,7 @@ int Run::train() {
     load_data();
   } catch (const Error&) {
     if (!asked_to_stop()) throw;
-    say("stopped on request before the first step; no partly packed data is left");
+    say("stopped before the first step; no partly packed data is left");
     return interrupt_exit_code();
   }
   if (options_.resume) open_resumed();
@@ -452,7 +461,7 @@ int Run::train() {
   open_folder();
   import_.reset();
   say("data " + data_->text() + "  run folder " + path_ +
-      (options_.resume ? "  resumed after step " + std::to_string(training_->steps_done()) : ""));
+      (options_.resume ? "  resumed after step " + with_commas(training_->steps_done()) : ""));
 
   const bool validates = config_.validation.every > 0 && config_.validation.batches > 0 && data_->has_validation();
   bool stop = false, due = false;  // due: a checkpoint is to be written after the next applied update

@@ -79,6 +79,38 @@ TEST(Trainer, MemoryCachesBoundsCachesAndMetricsReportThem) {
   EXPECT_EQ(metrics(some).back()["caches"]["rotary tables"], nullptr);  // this model makes its own tables
 }
 
+// What does not change from line to line is in the first and the last line of a process, and in lines where it has
+// changed.
+TEST(Trainer, MetricsLeaveOutWhatHasNotChanged) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.validation.every = 0;
+  EXPECT_EQ(train(config, 1).code, 0);
+  const std::vector<nlohmann::json> lines = metrics(folder.path() + "/runs/tiny-001");
+  ASSERT_EQ(lines.size(), 6U);
+  for (const char* key : {"caches", "plans_made", "targets_share", "exposed_communication_seconds",
+                          "exposed_ring_seconds", "exposed_reduce_seconds", "exposed_gather_seconds"}) {
+    EXPECT_TRUE(lines.front().contains(key)) << key;
+    EXPECT_TRUE(lines.back().contains(key)) << key;
+    EXPECT_FALSE(lines[2].contains(key)) << key << " in " << lines[2];
+  }
+  for (const nlohmann::json& line : lines) {
+    for (const char* key : {"loss", "gradient_norm", "learning_rate", "tokens", "tokens_per_second", "sources",
+                            "exposed_planning_seconds", "exposed_data_seconds", "plan_cache_hits", "seconds"}) {
+      EXPECT_TRUE(line.contains(key)) << key << " in " << line;
+    }
+  }
+  EXPECT_GT(lines.back()["caches"]["programs"]["hits"], lines.front()["caches"]["programs"]["hits"]);
+
+  // Another process of the run says everything again, because it counts anew. Two ranks wait for each other.
+  config.run.steps = 9;
+  EXPECT_EQ(train(config, 2, folder.path() + "/runs/tiny-001").code, 0);
+  const std::vector<nlohmann::json> more = metrics(folder.path() + "/runs/tiny-001");
+  ASSERT_EQ(more.size(), 9U);
+  EXPECT_TRUE(more[6].contains("caches") && more[6].contains("plans_made") && more[6].contains("targets_share"));
+  EXPECT_TRUE(more[7].contains("exposed_ring_seconds"));
+}
+
 TEST(Trainer, ResumedRunEqualsUninterruptedRun) {
   const TestFolder folder;
   Config config = tiny_config(folder);
@@ -240,9 +272,13 @@ TEST(Trainer, ResumesWithOtherRankCountsOnTheSameRows) {
   config.data.batch = 2;
   config.data.context.stages = {{.step = 0, .context = 48}, {.step = 7, .context = 96}};
   config.validation.every = 6;
-  EXPECT_EQ(train(config, 1).code, 0);
+  const Result whole = train(config, 1);
+  EXPECT_EQ(whole.code, 0);
+  EXPECT_EQ(whole.out.find("sample:"), std::string::npos) << "nothing says what the ids mean\n" << whole.out;
   const std::string straight = config.run.folder + "/tiny-001";
-  EXPECT_NE(train(config, 4, std::nullopt, 4).code, 0);
+  const Result stopped = train(config, 4, std::nullopt, 4);
+  EXPECT_NE(stopped.code, 0);
+  EXPECT_NE(stopped.out.find("\nstopped after step 4 of 12; checkpoint written ("), std::string::npos) << stopped.out;
   const std::string run = config.run.folder + "/tiny-002";
   EXPECT_NE(train(config, 3, run, 8).code, 0);  // stops in step 8: a validation calls the stop callback four times
   EXPECT_EQ(train(config, 2, run).code, 0);
