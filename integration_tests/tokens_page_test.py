@@ -2,6 +2,7 @@
 """Runs the five commands of docs/tokens.md, from raw text to a trained run, unchanged except for their sizes."""
 
 import glob
+import gzip
 import json
 import os
 import re
@@ -76,8 +77,12 @@ class TokensPageTest(cli.CliTest):
         # The command that the run suggests continues words of its own text.
         suggested = re.search(r"(?m)^sample: +(.*)$", out).group(1)
         prompt = shlex.split(suggested)[-1]
-        with open(self.path("tokens/python.jsonl"), encoding="utf-8") as f:
-            self.assertTrue(any(prompt in json.loads(line)["text"] for line in f), prompt)
+        texts = []
+        for path in shlex.split(tokenize):
+            if ".jsonl" in path:
+                with (gzip.open if path.endswith(".gz") else open)(self.path(path), "rt", encoding="utf-8") as f:
+                    texts += [json.loads(line)["text"] for line in f]
+        self.assertTrue(any(prompt in text for text in texts), prompt)
 
         shutil.rmtree(self.path("tokens/shards"))
         out = self.run_annulus(re.sub(r"^\S+", "./annulus", suggested), "--tokens", "5")

@@ -28,7 +28,8 @@ int64_t file_bytes(const Manifest& manifest) {
 }
 
 std::string files_text(const Manifest& manifest) {
-  return counted(manifest.files.size(), "file") + ", " + bytes_text(static_cast<double>(file_bytes(manifest)));
+  return with_commas(static_cast<int64_t>(manifest.files.size()), "file") + ", " +
+         bytes_text(static_cast<double>(file_bytes(manifest)));
 }
 
 // Prints one line for each dtype: "F32: 12 tensors, 1,234 elements, 4.9 MB".
@@ -47,8 +48,8 @@ void say_tensors(const std::string& what, const Manifest& manifest, bool optimiz
   if (by_dtype.empty()) print_fact(what, "none");
   std::string name = what;
   for (const auto& [dtype, sum] : by_dtype) {
-    print_fact(std::exchange(name, ""), dtype + ": " + counted(sum.tensors, "tensor") + ", " +
-                                            counted(sum.elements, "element") + ", " +
+    print_fact(std::exchange(name, ""), dtype + ": " + with_commas(sum.tensors, "tensor") + ", " +
+                                            with_commas(sum.elements, "element") + ", " +
                                             bytes_text(static_cast<double>(sum.bytes)));
   }
 }
@@ -63,7 +64,7 @@ void show(const std::string& path, const Manifest& manifest, const std::vector<s
   print_fact("step", with_commas(manifest.step));
   print_fact("written by",
              counted(manifest.world, "rank") + ", in version " + std::to_string(manifest.version) + " of the format" +
-                 (manifest.version == 1 ? "" : ", in blocks of " + counted(manifest.block_bytes, "byte")));
+                 (manifest.version == 1 ? "" : ", in blocks of " + with_commas(manifest.block_bytes, "byte")));
   print_fact("files", files_text(manifest));
   say_tensors("model", manifest, false);
   say_tensors("optimizer", manifest, true);
@@ -175,7 +176,8 @@ class CheckpointSubcommand : public Subcommand {
     std::vector<std::string> damage;
     CheckpointReader(path, manifest).check(CheckpointPart::kAll, 0, 1, &damage);
     if (damage.empty()) {
-      std::printf("%s: whole: %s, %s\n", path.c_str(), counted(manifest.tensors.size(), "tensor").c_str(),
+      std::printf("%s: whole: %s, %s\n", path.c_str(),
+                  with_commas(static_cast<int64_t>(manifest.tensors.size()), "tensor").c_str(),
                   files_text(manifest).c_str());
       return;
     }

@@ -85,7 +85,7 @@ void finish(at::Device device) {
 }
 
 std::string amount(int64_t bytes) {
-  return bytes < 10'000 ? counted(bytes, "byte") : rounded(static_cast<double>(bytes) / 1e6, 2) + " MB";
+  return bytes < 10'000 ? with_commas(bytes, "byte") : rounded(static_cast<double>(bytes) / 1e6, 2) + " MB";
 }
 
 at::Tensor rows_of(const at::Tensor& whole, const std::vector<Span>& spans) {
@@ -296,7 +296,7 @@ void AttendJob::run(Communicator& world, at::Device device) const {
         request_.uneven_lengths.empty() ? std::string(to_string(request_.layout)) : "contiguous, uneven";
     std::printf("attend: %s%s, %s, %s, %s, %s sent, %.3f s%s\n", counted(world.size(), "rank").c_str(),
                 device.is_cpu() ? "" : " on GPUs", std::string(to_string(ran.schedule)).c_str(), layout.c_str(),
-                counted(sums.const_data_ptr<int64_t>()[0], "message").c_str(),
+                with_commas(sums.const_data_ptr<int64_t>()[0], "message").c_str(),
                 amount(sums.const_data_ptr<int64_t>()[1]).c_str(), *slowest.const_data_ptr<double>(),
                 options_.output.empty() ? "" : (" -> " + options_.output).c_str());
     std::fflush(stdout);

@@ -281,9 +281,9 @@ void LogitsJob::run(Communicator& world, int ranks_here, at::Device device) {
       },
       /*only_first=*/true);
   if (!first) return;
-  std::printf("logits: %s of %s, %s%s%s -> %s\n", counted(batch, "row").c_str(), counted(length, "token").c_str(),
-              counted(world.size(), "rank").c_str(), device.is_cpu() ? "" : " on GPUs", loss_text.c_str(),
-              options_.output.c_str());
+  std::printf("logits: %s of %s, %s%s%s -> %s\n", with_commas(batch, "row").c_str(),
+              with_commas(length, "token").c_str(), counted(world.size(), "rank").c_str(),
+              device.is_cpu() ? "" : " on GPUs", loss_text.c_str(), options_.output.c_str());
   std::fflush(stdout);
 }
 

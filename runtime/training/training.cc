@@ -317,7 +317,7 @@ StepResult Training::step(bool stop) {
 
 void Training::apply(double gradient_scale, StepResult& result) {
   const auto leave_out = [&](const std::string& why, LeftOut::Reason reason) {
-    result.note += (result.note.empty() ? "step " : "; step ") + std::to_string(steps_done_ + 1) + ": " + why;
+    result.note += (result.note.empty() ? "step " : "; step ") + with_commas(steps_done_ + 1) + ": " + why;
     left_out_.add(steps_done_, reason);
   };
   const std::string left_out = ", so this update is left out";

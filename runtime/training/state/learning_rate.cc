@@ -45,8 +45,8 @@ std::string learning_rate_change(const OptimizerSettings& before, const Optimize
   }
   if (before.steps == now.steps || now.schedule == RateSchedule::kConstant) return text;
   const std::string over =
-      now.schedule == RateSchedule::kWsd ? "over the last " + counted(now.decay, "step") + " " : "";
-  return text + ": it decays " + over + "until run.steps, which was " + std::to_string(before.steps);
+      now.schedule == RateSchedule::kWsd ? "over the last " + with_commas(now.decay, "step") + " " : "";
+  return text + ": it decays " + over + "until run.steps, which was " + with_commas(before.steps);
 }
 
 }  // namespace annulus

@@ -17,7 +17,7 @@ TEST(SamplePrompt, IsTheBeginningOfTheFirstLineWithWords) {
 }
 
 TEST(SamplePrompt, EndsAtAWord) {
-  EXPECT_EQ(first_words("0123456789 0123456789 0123456789 0123456789\n"), "0123456789 0123456789");
+  EXPECT_EQ(first_words("0123456789 0123456789 0123456789x yz\n"), "0123456789 0123456789");
   EXPECT_EQ(first_words("0123456789 0123456789 0123456789\n"), "0123456789 0123456789 0123456789");
   EXPECT_EQ(first_words("0123456789 0123456789 0123456789 \n"), "0123456789 0123456789 0123456789");
   EXPECT_EQ(first_words("once upon a ti"), "once upon a") << "the last word may have been cut";
