@@ -78,10 +78,9 @@ class TokensPageTest(cli.CliTest):
         suggested = re.search(r"(?m)^sample: +(.*)$", out).group(1)
         prompt = shlex.split(suggested)[-1]
         texts = []
-        for path in shlex.split(tokenize):
-            if ".jsonl" in path:
-                with (gzip.open if path.endswith(".gz") else open)(self.path(path), "rt", encoding="utf-8") as f:
-                    texts += [json.loads(line)["text"] for line in f]
+        for path in glob.glob(self.path("tokens/*.jsonl*")):
+            with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8") as f:
+                texts += [json.loads(line)["text"] for line in f]
         self.assertTrue(any(prompt in text for text in texts), prompt)
 
         shutil.rmtree(self.path("tokens/shards"))
