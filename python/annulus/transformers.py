@@ -174,7 +174,8 @@ def register(
 ) -> None:
     """Registers `attn_implementation=name` as attention over the ranks of `group`, with rows sharded by `layout`.
 
-    group, layout, schedule: as in `annulus.attention`. Registering a name again replaces it; several groups need several
+    group, schedule: as in `annulus.attention`. layout: zigzag if it is left out; over several ranks with a FutureWarning in
+    this version. Registering a name again replaces it; several groups need several
     names. Only the group's name is stored, so that destroy_process_group can free it.
     model: sets this model's attn_implementation. Over several ranks it is checked now, by three forwards of a few tokens,
     for layers that cannot be sharded; other models are checked before their first call.
