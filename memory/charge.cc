@@ -20,11 +20,11 @@ int64_t sum(const Part& part, When when) {
 
 void StepCharges::lasts(const Charge& charge) { lasting_.push_back(charge); }
 
-void StepCharges::then(Part part) { stretches_.push_back({{}, {std::move(part)}, false}); }
+void StepCharges::then(Part part) { groups_.push_back({{std::move(part)}}); }
 
-void StepCharges::then_recomputed(Part whole, std::vector<Part> parts) {
-  stretches_.push_back({std::move(whole), std::move(parts), true});
-}
+void StepCharges::then_all(std::vector<Part> parts) { groups_.push_back({std::move(parts)}); }
+
+void StepCharges::then_offloaded(std::vector<Part> parts) { groups_.push_back({std::move(parts), /*offloaded=*/true}); }
 
 int64_t StepCharges::lasting() const {
   int64_t bytes = 0;
@@ -40,16 +40,29 @@ int64_t StepCharges::lasting(std::string_view what) const {
 
 int64_t StepCharges::kept() const {
   int64_t bytes = 0;
-  for (const Stretch& s : stretches_) bytes += sum(s.recomputed ? s.whole : s.parts[0], When::kKept);
+  for (const Group& group : groups_) {
+    for (const Part& part : group.parts) bytes += group.offloaded ? 0 : sum(part, When::kKept);
+  }
   return bytes;
 }
 
 int64_t StepCharges::kept(std::string_view what) const {
   int64_t bytes = 0;
-  for (const Stretch& s : stretches_) {
-    for (const Charge& charge : (s.recomputed ? s.whole : s.parts[0]).charges) {
-      bytes += charge.what == what && charge.when == When::kKept ? charge.bytes : 0;
+  for (const Group& group : groups_) {
+    if (group.offloaded) continue;
+    for (const Part& part : group.parts) {
+      for (const Charge& charge : part.charges) {
+        bytes += charge.what == what && charge.when == When::kKept ? charge.bytes : 0;
+      }
     }
+  }
+  return bytes;
+}
+
+int64_t StepCharges::offloaded() const {
+  int64_t bytes = 0;
+  for (const Group& group : groups_) {
+    for (const Part& part : group.parts) bytes += group.offloaded ? sum(part, When::kKept) : 0;
   }
   return bytes;
 }
@@ -62,30 +75,39 @@ std::vector<StepCharges::Most> StepCharges::moments() const {
   const auto begin = [&](const Part& part, bool backward) {
     moments.push_back({0, part.name, backward});
     hold(sum(part, backward ? When::kBackward : When::kForward), now(), now());
-    return now();
   };
-  std::vector<int> begins;  // the moment at which the forward of each stretch begins
-  for (const Stretch& s : stretches_) {
-    begins.push_back(now() + 1);
-    for (const Part& part : s.parts) {
-      const int at = begin(part, /*backward=*/false);
-      if (s.recomputed) hold(sum(part, When::kKept), at, at);  // it is not kept beyond this moment
+  // The moments at which the forward of each part begins, and of each group ends.
+  std::vector<std::vector<int>> begins;
+  std::vector<int> ends;
+  for (const Group& group : groups_) {
+    begins.emplace_back();
+    for (const Part& part : group.parts) {
+      begin(part, /*backward=*/false);
+      begins.back().push_back(now());
     }
+    ends.push_back(now());
   }
-  for (size_t i = stretches_.size(); i-- > 0;) {
-    const Stretch& s = stretches_[i];
-    const int again = now() + 1;
-    std::vector<int> forwards;
-    if (s.recomputed) {
-      for (const Part& part : s.parts) forwards.push_back(begin(part, /*backward=*/false));
+  // What group i offloads leaves and returns beside the next group of several parts, or the last group.
+  const auto next = [&](size_t i) {
+    for (size_t other = i + 1; other < groups_.size(); ++other) {
+      if (groups_[other].parts.size() > 1) return other;
     }
-    for (size_t p = s.parts.size(); p-- > 0;) {
-      begin(s.parts[p], /*backward=*/true);
-      hold(sum(s.parts[p], When::kKept), s.recomputed ? forwards[p] : begins[i], now());
+    return groups_.size() - 1;
+  };
+  std::vector<int> backwards(groups_.size());  // the moment at which the backward of each group begins
+  for (size_t i = groups_.size(); i-- > 0;) {
+    const Group& group = groups_[i];
+    backwards[i] = now() + 1;
+    for (size_t p = group.parts.size(); p-- > 0;) {
+      begin(group.parts[p], /*backward=*/true);
+      const int64_t bytes = sum(group.parts[p], When::kKept);
+      if (!group.offloaded) {
+        hold(bytes, begins[i][p], now());
+      } else {
+        hold(bytes, begins[i][p], ends[next(i)]);
+        hold(bytes, backwards[next(i)], now());
+      }
     }
-    if (!s.recomputed) continue;
-    hold(sum(s.whole, When::kBackward), again, now());
-    hold(sum(s.whole, When::kKept), begins[i], now());
   }
   if (moments.empty()) moments.push_back({});
   hold(lasting(), 0, now());

@@ -41,17 +41,19 @@ class StepCharges {
   void lasts(const Charge& charge);
   // Adds the next part of the forward. The backward visits the parts in reverse order.
   void then(Part part);
-  // Adds parts under activation recomputation. Their forward keeps only the kKept charges of `whole`. The backward
-  // reruns their forward, which keeps their own kKept charges until the backward of each. The kBackward charges of
-  // `whole` are held from the rerun to the end of the backward of `parts`.
-  void then_recomputed(Part whole, std::vector<Part> parts);
+  void then_all(std::vector<Part> parts);
+  // Adds parts whose kKept charges are offloaded (memory/tiers/offload.h). They leave the device while the next several
+  // parts that are added together run, and return while the backward of those runs.
+  void then_offloaded(std::vector<Part> parts);
 
   // Return the sum of the lasting charges: of all, or of those named `what`.
   int64_t lasting() const;
   int64_t lasting(std::string_view what) const;
-  // Return what is kept at the end of the forward: by all charges, or by those named `what`.
+  // Return what the device keeps at the end of the forward: by all charges, or by those named `what`.
   int64_t kept() const;
   int64_t kept(std::string_view what) const;
+  // Returns the bytes that are offloaded when the forward has ended.
+  int64_t offloaded() const;
   // The peak, lasting charges included, and the part that runs at that moment: "swiglu", in its backward.
   struct Most {
     int64_t bytes = 0;
@@ -63,16 +65,16 @@ class StepCharges {
   int64_t most_in_backward_of(std::string_view part) const;
 
  private:
-  struct Stretch {
-    Part whole;               // empty if it is not recomputed
-    std::vector<Part> parts;  // one part if it is not recomputed
-    bool recomputed = false;
+  // Parts that are added together.
+  struct Group {
+    std::vector<Part> parts;
+    bool offloaded = false;
   };
   // Returns the part that runs and the bytes held, for each moment of a step.
   std::vector<Most> moments() const;
 
   std::vector<Charge> lasting_;
-  std::vector<Stretch> stretches_;
+  std::vector<Group> groups_;
 };
 
 }  // namespace annulus

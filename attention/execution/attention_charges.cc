@@ -1,4 +1,4 @@
-// See attention_charges.h. What is kept for the backward is what the node in autograd.cc saves. The rest is held by the
+// See attention_charges.h. What is kept for the backward is in AttentionOutput. The rest is held by the
 // executor (the buffers of blocks) and by the kernel, which declares it itself.
 #include "attention/execution/attention_charges.h"
 
@@ -47,15 +47,11 @@ Part attention_charges(const PlanRequest& request, const Program* program, int r
   if (program) count_blocks(*program, size);
   const int64_t e = size.element(), wide = static_cast<int64_t>(c10::elementSize(accumulator_type(type)));
   const int64_t queries = size.query_elements() * e;
-  const bool several = output_divisor(pattern) > 1;  // attention() divides the output
 
   Part part{kAttentionPart, {}};
   std::vector<Charge>& charges = part.charges;
-  charges.push_back({"q, k and v", queries + own_keys * e, When::kKept});
   charges.push_back({"out", queries, When::kKept});
   charges.push_back({"lse", size.lse_elements() * wide, When::kKept});
-  charges.push_back({"out, divided", several ? queries : 0, When::kKept});
-  charges.push_back({"dout", several ? 2 * queries : queries, When::kBackward});
   int64_t gradients = own_keys * wide;
   if (program) {
     const std::array<int64_t, kStoragePools> bytes = {0, head_dim * e, head_dim * wide};

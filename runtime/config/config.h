@@ -251,7 +251,11 @@ struct CheckpointSection {
 };
 
 struct MemorySection {
-  int64_t caches = 1792;  // MiB (memory/caches.h)
+  int64_t caches = 1792;         // MiB (memory/caches.h)
+  std::string offload = "none";  // "none", "host", "file": where what the forward keeps waits for the backward
+  std::string host;              // bytes of pinned memory for it that the ranks of a host may take together; empty: any
+  std::string files;             // folder of its files; empty: run.folder
+  int64_t device_layers = 2;     // the last layers, which keep theirs on the device
 
   friend bool operator==(const MemorySection&, const MemorySection&) = default;
 };

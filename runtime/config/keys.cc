@@ -40,6 +40,12 @@ void check_folder(const std::string& value, std::string_view where) {
   }
 }
 
+void check_bytes(const std::string& value, std::string_view where) {
+  if (value.empty() || bytes_of_text(value)) return;
+  throw Error(ErrorKind::kUsage, "config",
+              std::string(where) + ": expected a number of bytes such as 750GB or 64GiB, got \"" + value + "\"");
+}
+
 Rules of_model(Rules rules) {
   rules.of_model = true;
   return rules;
@@ -73,7 +79,8 @@ const std::vector<Key>& keys() {
        "is always so with the same ranks, threads, vector instructions and software (docs/training-habits.md)"},
       {ANNULUS_TOP(cuda_graphs),
        "on GPUs, record a step as a CUDA graph and replay it; this needs a context axis of one "
-       "rank, optimizer.shard 0 or 1, running positions, and no documents, dropout or adaptive patterns",
+       "rank, optimizer.shard 0 or 1, running positions, and no documents, dropout, adaptive patterns or "
+       "memory.offload",
        {.choices = {"auto", "off"}}},
 
       {ANNULUS_KEY(run, name), "runs are kept in FOLDER/NAME-001, -002, ...", {.check = check_run_name}},
@@ -255,6 +262,18 @@ const std::vector<Key>& keys() {
        "MiB that the caches of a rank may hold in total (plans, patterns, compositions, rotary tables); 0: nothing is "
        "kept",
        {.range = at_least(0, 1 << 20)}},
+      {ANNULUS_KEY(memory, offload),
+       "where what the forward keeps waits for the backward: \"none\", on the device; \"host\", in pinned memory of a "
+       "GPU's host; \"file\", on a disk; needs model.recompute",
+       {.choices = {"none", "host", "file"}}},
+      {ANNULUS_KEY(memory, host),
+       "bytes of the host's memory that the ranks of a host may take together for offload \"host\", such as \"750GB\"; "
+       "what is beyond goes to files; empty: no limit",
+       {.check = check_bytes}},
+      {ANNULUS_KEY(memory, files), "folder for offloaded files, which have no name; empty: run.folder"},
+      {ANNULUS_KEY(memory, device_layers),
+       "number of layers, the last ones, of which nothing is offloaded, because the backward needs it at once",
+       {.range = at_least(0, kWide)}},
   };
 #undef ANNULUS_TOP
 #undef ANNULUS_KEY

@@ -22,6 +22,7 @@
 #include "memory/available.h"
 #include "memory/device_memory.h"
 #include "runtime/model/model.h"
+#include "runtime/model/planned_attention.h"
 #include "runtime/tensor_files/model_dtypes.h"
 #include "runtime/tensor_files/safetensors.h"
 #include "runtime/training/memory_plan.h"
@@ -131,14 +132,15 @@ double LogitsJob::bytes_of_rank(int rank, at::Device device) const {
   // Sizes of a config.json whose weights alone are beyond any memory would overflow the exact numbers below.
   const double weights = parameter_estimate(s) * static_cast<double>(on.element()) * (options_.backward ? 2 : 1);
   if (weights > 0x1p53) return weights;
-  const int64_t batch = tokens_.size(0), rows = batch * query_layout(layers_.distinct[0]).count(rank);
+  const int64_t batch = tokens_.size(0), length = query_layout(layers_.distinct[0]).count(rank), rows = batch * length;
   StepCharges step;
   step.lasts({"weights and gradients", parameter_count(s) * on.element() * (options_.backward ? 2 : 1)});
   if (options_.backward) {
     const CallTraits call{s.head_dim(), on.dtype, on.gpu, /*dropout=*/false};
-    add_model_charges(s, rows, on, /*recompute=*/true, layer_charges(layers_, batch, rank, kernel_, call), {}, step);
+    add_model_charges(s, {batch, length, /*recompute=*/true}, on, layer_charges(layers_, batch, rank, kernel_, call),
+                      {}, step);
   } else {
-    step.lasts({"forward", forward_bytes(s, rows, on)});
+    step.lasts({"forward", forward_bytes(s, batch, length, on)});
   }
   step.lasts({"logits", options_.last ? 0 : on.wide() * rows * s.vocab});
   return static_cast<double>(step.most().bytes);
@@ -216,7 +218,7 @@ void LogitsJob::run(Communicator& world, int ranks_here, at::Device device) {
   }
   plan_calls(calls, {dtype(), opened_.model().head_dim(), device.type()}, {"logits, planning attention"});
   const Attend attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
-    return attention(q, k, v, calls[static_cast<size_t>(layer)]);
+    return attended(q, k, v, calls[static_cast<size_t>(layer)]);
   };
   const Layout layout = query_layout(layers_.distinct[0]);
   const at::Tensor positions = at::tensor(layout.positions(world.rank()), at::TensorOptions(at::kLong));

@@ -15,9 +15,9 @@
 #include <utility>
 
 #include "common/error.h"
+#include "runtime/model/choose_ops.h"
 #include "runtime/model/composed_ops.h"
 #include "runtime/model/gpu_ops.h"
-#include "runtime/model/loop_ops.h"
 #include "runtime/model/products.h"
 
 namespace annulus {
@@ -32,16 +32,6 @@ constexpr std::string_view kSumsOfWeight = "sums of the weight's gradient";
 
 // Makes a tensor contiguous; an undefined one stays undefined.
 at::Tensor dense(const at::Tensor& t) { return t.defined() ? t.contiguous() : t; }
-
-// Who computes with these tensors. Undefined ones do not count.
-const DecoderOps& ops_for(std::initializer_list<at::Tensor> tensors) {
-  const at::ScalarType type = tensors.begin()->scalar_type();
-  const auto all = [&](bool (*take)(const at::Tensor&)) {
-    return std::all_of(tensors.begin(), tensors.end(),
-                       [&](const at::Tensor& t) { return !t.defined() || (t.scalar_type() == type && take(t)); });
-  };
-  return all(kernels_take) ? kernel_ops() : all(loops_take) ? loop_ops() : composed_ops();
-}
 
 class AddRmsNorm : public Function<AddRmsNorm> {
  public:
@@ -63,66 +53,6 @@ class AddRmsNorm : public Function<AddRmsNorm> {
     if (!dy.defined()) return {dsum, has_delta ? dsum : at::Tensor(), at::Tensor(), at::Tensor()};
     const RmsNormGradient g = ops_for({sum, weight, dy, dsum}).add_rms_norm_backward(dy, dsum, sum, weight, inv_rms);
     return {g.dx, has_delta ? g.dx : at::Tensor(), g.dweight, at::Tensor()};
-  }
-};
-
-class HeadNorm : public Function<HeadNorm> {
- public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, const at::Tensor& q_weight,
-                            const at::Tensor& k_weight, int64_t heads, int64_t kv_heads, double eps) {
-    const HeadNormed r = ops_for({qkv, q_weight, k_weight}).head_norm(qkv, q_weight, k_weight, heads, kv_heads, eps);
-    ctx->save_for_backward({qkv, q_weight, k_weight, r.inv_rms});
-    ctx->saved_data["heads"] = heads;
-    return r.y;
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const auto saved = ctx->get_saved_variables();
-    const at::Tensor &qkv = saved[0], &q_weight = saved[1], &k_weight = saved[2], &inv_rms = saved[3];
-    const at::Tensor dy = dense(grads[0]);
-    const HeadNormGradient g =
-        ops_for({qkv, q_weight, k_weight, dy})
-            .head_norm_backward(dy, qkv, q_weight, k_weight, inv_rms, ctx->saved_data["heads"].toInt());
-    return {g.dqkv, g.dq_weight, g.dk_weight, at::Tensor(), at::Tensor(), at::Tensor()};
-  }
-};
-
-class RotarySplit : public Function<RotarySplit> {
- public:
-  static variable_list forward(AutogradContext* ctx, const at::Tensor& qkv, const at::Tensor& cosine,
-                               const at::Tensor& sine, int64_t heads, int64_t kv_heads) {
-    const Heads to = ops_of(qkv, cosine, sine).rotary_split(qkv, cosine, sine, heads, kv_heads);
-    ctx->save_for_backward({cosine, sine});
-    return {to.q, to.k, to.v};
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const auto saved = ctx->get_saved_variables();
-    const at::Tensor &cosine = saved[0], &sine = saved[1];
-    const Heads gradients{dense(grads[0]), dense(grads[1]), dense(grads[2])};
-    return {ops_of(gradients.q, cosine, sine).rotary_split_backward(gradients, cosine, sine), at::Tensor(),
-            at::Tensor(), at::Tensor(), at::Tensor()};
-  }
-
- private:
-  // Tables are in the accumulator's dtype.
-  static const DecoderOps& ops_of(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine) {
-    const DecoderOps &of_x = ops_for({x}), &of_table = ops_for({cosine, sine});
-    return cosine.scalar_type() == at::kFloat && &of_x == &of_table ? of_x : composed_ops();
-  }
-};
-
-class SwiGlu : public Function<SwiGlu> {
- public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& gate_up) {
-    ctx->save_for_backward({gate_up});
-    return ops_for({gate_up}).swiglu(gate_up);
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const at::Tensor gate_up = ctx->get_saved_variables()[0];
-    const at::Tensor dout = dense(grads[0]);
-    return {ops_for({gate_up, dout}).swiglu_backward(dout, gate_up)};
   }
 };
 
@@ -173,18 +103,6 @@ Normed add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tens
   return {out[0], out[1]};
 }
 
-at::Tensor head_norm(const at::Tensor& qkv, const at::Tensor& q_weight, const at::Tensor& k_weight, int64_t heads,
-                     int64_t kv_heads, double eps) {
-  return HeadNorm::apply(qkv, q_weight, k_weight, heads, kv_heads, eps);
-}
-
-Heads rotary_split(const at::Tensor& qkv, const RotaryTable& table, int64_t heads, int64_t kv_heads) {
-  const variable_list out = RotarySplit::apply(qkv, table.cosine, table.sine, heads, kv_heads);
-  return {out[0], out[1], out[2]};
-}
-
-at::Tensor swiglu(const at::Tensor& gate_up) { return SwiGlu::apply(gate_up); }
-
 int64_t loss_chunk_rows(int64_t vocab, at::ScalarType dtype) {
   const auto element = static_cast<int64_t>(c10::elementSize(at::toOpMathType(dtype)));
   return std::max<int64_t>(1, kLossChunkBytes / (vocab * element));
@@ -197,9 +115,9 @@ Part norm_charges(int64_t rows, int64_t dim, bool with_sum, const Computes& on) 
   Part part{kNormPart,
             {{"sum", all, When::kKept},
              {"statistics", rows * on.wide(), When::kKept},
-             {"what is added, and the result", 2 * all, When::kForward},
+             {kNormOperands, 2 * all, When::kForward},
              {kGivenGradient, with_sum ? all : 0, When::kBackward},
-             {"gradients of the normed and of the sum", 2 * all, When::kBackward},
+             {kNormGradients, 2 * all, When::kBackward},
              {kSumsOfWeight, on.gpu ? kernel_norm_sums(rows, dim, on.dtype) : 0, When::kBackward}}};
   if (on.single_passes()) return part;
   for (const Charge& charge : composed_norm_charges(rows, dim, on.element(), on.wide())) part.charges.push_back(charge);
@@ -213,7 +131,7 @@ Part head_norm_charges(int64_t rows, int64_t heads, int64_t kv_heads, int64_t he
              {"statistics", rows * (heads + kv_heads) * on.wide(), When::kKept},
              {"result", all, When::kForward},
              {kGivenGradient, all, When::kBackward},
-             {"gradient of the projection", all, When::kBackward},
+             {kProjectionGradient, all, When::kBackward},
              {kSumsOfWeight, on.gpu ? kernel_norm_sums(rows * heads, head_dim, on.dtype) : 0, When::kBackward}}};
   if (on.single_passes()) return part;
   // The queries alone, as rows of heads, and what their norm takes.
@@ -230,10 +148,10 @@ Part rotary_charges(int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_
   // Half of the queries at a time, in the table's dtype.
   const int64_t working = on.single_passes() ? 0 : rows * heads * head_dim / 2 * on.wide();
   return {"rotary",
-          {{"projection, and queries, keys and values", 2 * all, When::kForward},
+          {{kRotaryOperands, 2 * all, When::kForward},
            {"half of the queries", working, When::kForward},
            {kGivenGradient, all, When::kBackward},
-           {"gradient of the projection", all, When::kBackward},
+           {kProjectionGradient, all, When::kBackward},
            {"half of the queries", working, When::kBackward}}};
 }
 

@@ -33,6 +33,11 @@ struct Computes {
 };
 inline constexpr std::string_view kNormPart = "norm";
 inline constexpr std::string_view kGivenGradient = "gradient of the result";
+// Operands and results, of which a caller knows how long they live.
+inline constexpr std::string_view kNormOperands = "what is added, and the result";
+inline constexpr std::string_view kNormGradients = "gradients of the normed and of the sum";
+inline constexpr std::string_view kRotaryOperands = "projection, and queries, keys and values";
+inline constexpr std::string_view kProjectionGradient = "gradient of the projection";
 
 struct Normed {
   at::Tensor sum;  // x + delta
@@ -44,22 +49,9 @@ Normed add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tens
 // For tensors [rows, dim]. kGivenGradient is that of `sum`, charged if `sum` has another consumer (`with_sum`).
 Part norm_charges(int64_t rows, int64_t dim, bool with_sum, const Computes& on);
 
-// Applies RMSNorm to each query and key over the head dimension (Qwen 3, before RoPE): qkv [rows, (heads + 2 kv_heads)
-// head_dim] -> the same shape; q_weight and k_weight [head_dim]. Differentiable in all three.
-at::Tensor head_norm(const at::Tensor& qkv, const at::Tensor& q_weight, const at::Tensor& k_weight, int64_t heads,
-                     int64_t kv_heads, double eps);
-
+// Of DecoderOps::head_norm, rotary_split and swiglu (decoder_ops.h) and their gradients.
 Part head_norm_charges(int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim, const Computes& on);
-
-// Splits qkv [batch * n, (heads + 2 kv_heads) head_dim] into contiguous q, k and v, and rotates q and k. n is the
-// table's length.
-Heads rotary_split(const at::Tensor& qkv, const RotaryTable& table, int64_t heads, int64_t kv_heads);
-
 Part rotary_charges(int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim, const Computes& on);
-
-// Returns silu(gate) * up [rows, ffn] for gate_up [rows, 2 ffn].
-at::Tensor swiglu(const at::Tensor& gate_up);
-
 Part swiglu_charges(int64_t rows, int64_t ffn, const Computes& on);
 
 // Bytes of logits held at once, in the accumulator's dtype. Their gradient takes the same again.

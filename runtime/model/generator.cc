@@ -57,7 +57,7 @@ at::Tensor Generator::extend(const int64_t* tokens, int64_t n) {
   const at::Tensor logits = model_.logits(
       row.to(model_.parameters().device()), model_.rotary(at::arange(before, before + n, at::kLong)),
       [this](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
-        return cache_.attend(q, k, v, layer);
+        return Attended{.kept = {cache_.attend(q, k, v, layer)}};
       },
       /*last_only=*/true);
   cache_.end(n);

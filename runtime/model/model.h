@@ -8,11 +8,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <string_view>
 #include <vector>
 
 #include "memory/charge.h"
+#include "runtime/model/decoder_layer.h"
 #include "runtime/model/fused_ops.h"
 #include "runtime/model/model_shape.h"
 #include "runtime/model/parameters.h"
@@ -38,9 +38,6 @@ class WeightUse {
   virtual void after_backward(size_t place) = 0;
 };
 
-// Returns out, like q, for q [B, n, heads, D], k and v [B, n, kv_heads, D], all contiguous.
-using Attend = std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer)>;
-
 // Bytes that the holder of the weights takes while a place runs, forward and backward.
 struct PlaceCharges {
   int64_t forward = 0, backward = 0;
@@ -49,13 +46,19 @@ struct PlaceCharges {
 };
 inline constexpr std::string_view kWeightsKept = "weights that the backward reads first";
 
-// Adds the charges (memory/charge.h) of a step of the model with `rows` tokens to `step`, in the order of the forward.
-// `attention`: the part of each layer's attention. `places`: the charges of each place if weights or gradients are not
-// held all the time; may be empty.
-void add_model_charges(const ModelShape& shape, int64_t rows, const Computes& on, bool recompute,
-                       const std::vector<Part>& attention, const std::vector<PlaceCharges>& places, StepCharges& step);
-// Returns the peak bytes of a forward alone, with its intermediate results released after their last use.
-int64_t forward_bytes(const ModelShape& shape, int64_t rows, const Computes& on);
+// Adds the charges (memory/charge.h) of a step of the model to `step`, in the order of the forward.
+// `attention`: that of each layer. `places`: the charges of each place if weights or gradients are not held all the
+// time; may be empty. What the first `offloaded` layers keep leaves the device between their forward and backward.
+struct StepRows {
+  int64_t batch = 0, length = 0;
+  bool recompute = false;
+  int64_t offloaded = 0;
+};
+void add_model_charges(const ModelShape& shape, const StepRows& rows, const Computes& on,
+                       const std::vector<AttentionCharges>& attention, const std::vector<PlaceCharges>& places,
+                       StepCharges& step);
+// Returns the peak bytes of a forward alone.
+int64_t forward_bytes(const ModelShape& shape, int64_t batch, int64_t length, const Computes& on);
 
 class Model {
  public:
@@ -74,10 +77,13 @@ class Model {
 
   // Sets the callbacks, which must outlive later calls and their backwards; null: none.
   void set_use(WeightUse* use) { use_ = use; }
-  // Selective recomputation: each layer saves only its additions to the residual stream and attention's saved tensors
-  // (q, k, v, out, lse). The backward recomputes norms, projections and the MLP, but not attention. The gradients are
-  // the same.
+  // Selective recomputation (decoder_layer.h): each layer keeps its input and what attention keeps but q, k and v. The
+  // gradients are the same.
   void set_recompute(bool on) { recompute_ = on; }
+  // With recomputation: what layers keep is offloaded. `offload` must outlive later backwards; null: it stays.
+  void set_offload(Offload* offload) { offload_ = offload; }
+  // For tests: the most rows of a tile, instead of tile_rows() (decoder_layer.h).
+  void set_tile_rows(int64_t rows) { tile_ = rows; }
 
   // Returns the table for these positions, on the model's device: int64 [n] for all rows of tokens, or [B * n].
   RotaryTable rotary(const at::Tensor& positions) const;
@@ -102,26 +108,18 @@ class Model {
                   double scale) const;
 
  private:
-  // Tensors that the shape lacks are undefined.
-  struct Layer {
-    at::Tensor attention_norm;         // [dim]
-    at::Tensor qkv, qkv_bias;          // [(heads + 2 kv_heads) head_dim, dim]
-    at::Tensor q_norm, k_norm;         // [head_dim]
-    at::Tensor out, out_bias;          // [dim, heads head_dim]
-    at::Tensor mlp_norm;               // [dim]
-    at::Tensor gate_up, gate_up_bias;  // [2 ffn, dim]
-    at::Tensor down, down_bias;        // [dim, ffn]
-  };
   // Marks the tensors between `place` and the next place or the loss. When the backward reaches them, the use of the
   // next place ends and that of `place` begins.
   void pass_from(size_t place, std::vector<at::Tensor>& between) const;
 
   ModelShape shape_;
   bool recompute_ = false;
+  Offload* offload_ = nullptr;
+  int64_t tile_ = 0;
   WeightUse* use_ = nullptr;
   Parameters parameters_;
   at::Tensor embedding_;  // [vocab, dim]
-  std::vector<Layer> layers_;
+  std::vector<LayerWeights> layers_;
   at::Tensor norm_;
   at::Tensor head_;  // [vocab, dim]; the embedding if tied
 };

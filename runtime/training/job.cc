@@ -61,6 +61,16 @@ std::vector<Stage> check_training(const Config& c, int ranks) {
   const int data = sizes[0].size;
   const int context = sizes[1].size;
   parse_kernel(c.attention.kernel, "attention.kernel");
+  if (c.memory.offload != "none" && !c.model.recompute) {
+    throw Error(ErrorKind::kUsage, "train",
+                "memory.offload = \"" + c.memory.offload +
+                    "\" offloads what layers keep with recomputation: set model.recompute = true as well");
+  }
+  if (c.memory.offload == "host" && c.device == "cpu") {
+    throw Error(ErrorKind::kUsage, "train",
+                "memory.offload = \"host\" moves tensors from a GPU to its host's memory, and device is \"cpu\": use "
+                "memory.offload = \"file\"");
+  }
   std::vector<Stage> stages = training_stages(c, context);
   for (const Stage& stage : stages) {
     if (stage.batch % data != 0) {

@@ -12,6 +12,7 @@
 #include "common/error.h"
 #include "common/text.h"
 #include "memory/caches.h"
+#include "memory/tiers/tier_file.h"
 #include "runtime/model/model.h"
 #include "runtime/training/job.h"
 #include "runtime/training/training_charges.h"
@@ -43,6 +44,7 @@ std::string MemoryPlan::text() const {
          (caches_on_device > 0
               ? ", and " + bytes_text(static_cast<double>(caches - caches_on_device)) + " of the host's memory"
               : "") +
+         (offloaded > 0 ? "; offloaded until the backward " + bytes_text(static_cast<double>(offloaded)) : "") +
          (selects_what_travels ? "; not included is what blocks selected at run time send" : "");
 }
 
@@ -56,7 +58,7 @@ MemoryPlan plan_stage(const Config& c, const Stage& stage, const Sharding& shard
   const int64_t batch = stage.batch / c.mesh.data;
   const int64_t positions = query_layout(stage.layers.distinct[0]).count(rank);
   MemoryPlan plan;
-  const std::vector<Part> attention =
+  const std::vector<AttentionCharges> attention =
       layer_charges(stage.layers, batch, rank, parse_kernel(c.attention.kernel, "attention.kernel"),
                     {shape.head_dim(), dtype, gpu, c.model.dropout > 0});
   plan.selects_what_travels =
@@ -64,7 +66,9 @@ MemoryPlan plan_stage(const Config& c, const Stage& stage, const Sharding& shard
                                        [](const PlanRequest& request) { return is_adaptive(request.pattern); });
   const int ranks = static_cast<int>(c.mesh.data) * context_ranks;
   const std::vector<PlaceCharges> places = add_training_charges(c, stage, positions, ranks, sharding, are, plan.step);
-  add_model_charges(shape, batch * positions, {dtype, gpu}, c.model.recompute, attention, places, plan.step);
+  add_model_charges(shape, {batch, positions, c.model.recompute, offloaded_layers(c)}, {dtype, gpu}, attention, places,
+                    plan.step);
+  plan.offloaded = plan.step.offloaded();
   plan.caches = c.memory.caches << 20;
   plan.caches_on_device = gpu ? cache_total_on_device(plan.caches) : 0;
   return plan;
@@ -72,16 +76,17 @@ MemoryPlan plan_stage(const Config& c, const Stage& stage, const Sharding& shard
 
 }  // namespace
 
-std::vector<Part> layer_charges(const LayerRequests& layers, int64_t rows, int rank, KernelKind kind,
-                                const CallTraits& call) {
+std::vector<AttentionCharges> layer_charges(const LayerRequests& layers, int64_t rows, int rank, KernelKind kind,
+                                            const CallTraits& call) {
   const at::DeviceType device = call.gpu ? at::kCUDA : at::kCPU;
   const KernelKind planned = planned_kernel(kind, device, call.type, call.head_dim, call.dropout);
   const std::unique_ptr<Kernel> kernel = make_chosen_kernel(planned, device, call.type);
-  std::vector<Part> distinct, all;
+  std::vector<AttentionCharges> distinct, all;
   for (const PlanRequest& request : layers.of_rows(0, rows)) {
     const bool has_program = !is_adaptive(request.pattern) && request.ranks > 1;
     const std::shared_ptr<const RankPlan> plan = has_program ? cached_plan(request, rank) : nullptr;
-    distinct.push_back(attention_charges(request, plan ? &plan->program : nullptr, rank, call, *kernel));
+    distinct.push_back({attention_charges(request, plan ? &plan->program : nullptr, rank, call, *kernel),
+                        output_divisor(request.pattern) > 1});
   }
   for (const size_t which : layers.of_layer) all.push_back(distinct[which]);
   return all;
@@ -104,11 +109,47 @@ double least_memory(const Config& c, const Sharding& s, int context_ranks) {
     const double rows = static_cast<double>(c.data.batch_of(stage)) / static_cast<double>(c.mesh.data);
     tokens = std::max(tokens, rows * static_cast<double>(stage.context) / context_ranks);
   }
-  const double streams = static_cast<double>(c.model.layers) * tokens * static_cast<double>(c.model.dim) * element;
+  const double streams =
+      static_cast<double>(c.model.layers - offloaded_layers(c)) * tokens * static_cast<double>(c.model.dim) * element;
   // Weights, gradients and two moments, each of them whole or one shard of it.
   const int whole = s.level == 0 ? 4 : s.level == 1 ? 2 : s.level == 2 ? 1 : 0;
   const double copies = whole + static_cast<double>(4 - whole) / s.shards;
   return copies * element * parameter_estimate(model_shape(c)) + streams;
+}
+
+OffloadPlan plan_offload(const Config& c, int64_t bytes, int ranks) {
+  OffloadPlan plan{.folder = offload_folder(c)};
+  const int64_t all = bytes * ranks;
+  if (c.memory.offload == "host")
+    plan.host = c.memory.host.empty() ? all : std::min(all, *bytes_of_text(c.memory.host));
+  plan.files = all - plan.host;
+  return plan;
+}
+
+void require_offload(const Config& c, const OffloadPlan& plan, int ranks) {
+  if (!switch_from_environment("ANNULUS_MEMORY_CHECK", true)) return;
+  const auto require = [&](int64_t needed, int64_t free, const std::string& what, const std::string& where,
+                           const std::string& less) {
+    if (needed <= free) return;
+    // What is offloaded grows with the tokens of a row.
+    const double share = static_cast<double>(free) / static_cast<double>(needed);
+    throw Error(ErrorKind::kResource, "memory",
+                "memory.offload needs " + bytes_text(static_cast<double>(needed)) + " of " + what + " for the " +
+                    counted(ranks, "rank") + " of this host, and " + bytes_text(static_cast<double>(free)) +
+                    " are free" + where + ": data.context = " +
+                    std::to_string(static_cast<int64_t>(share * static_cast<double>(c.data.context.longest()))) +
+                    " needs no more than that; " + less + "; ANNULUS_MEMORY_CHECK=0 skips this check");
+  };
+  if (plan.files > 0) {
+    require(plan.files, free_bytes_in(plan.folder), "files", " in " + plan.folder,
+            "memory.files may name a folder on another disk, and more hosts need less on each");
+  }
+  if (plan.host > 0) {
+    if (const std::optional<AvailableMemory> free = available_memory()) {
+      require(plan.host, free->bytes, "the host's memory", " (" + free->limit + ")",
+              "memory.host bounds it, and the rest goes to files");
+    }
+  }
 }
 
 void require_memory(const char* what, double bytes, int ranks, const std::optional<AvailableMemory>& available,

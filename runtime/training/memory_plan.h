@@ -40,6 +40,8 @@ struct MemoryPlan {
   // include it, because what the caches will hold depends on the plans.
   int64_t caches = 0;
   int64_t caches_on_device = 0;
+  // What memory.offload moves away from the device until the backward.
+  int64_t offloaded = 0;
   // True if there are several ranks and a pattern selects its blocks at run time. total() does not include what then
   // travels for it.
   bool selects_what_travels = false;
@@ -55,10 +57,22 @@ struct MemoryPlan {
   std::string text() const;
 };
 
+// Where the offloaded bytes of the ranks of a host lie.
+struct OffloadPlan {
+  int64_t host = 0, files = 0;  // bytes
+  std::string folder;           // of the files
+};
+// Returns it for `ranks` ranks of a host that offload `bytes` each.
+OffloadPlan plan_offload(const Config& config, int64_t bytes, int ranks);
+
+// Raises Error(kResource) if the ranks of this host need more memory or disk than is free, or if there is no such
+// folder. Does nothing with ANNULUS_MEMORY_CHECK=0.
+void require_offload(const Config& config, const OffloadPlan& plan, int ranks);
+
 // Returns what the attention of each layer declares on rank `rank` of the context axis, for the first `rows` rows of
 // the batch.
-std::vector<Part> layer_charges(const LayerRequests& layers, int64_t rows, int rank, KernelKind kernel,
-                                const CallTraits& call);
+std::vector<AttentionCharges> layer_charges(const LayerRequests& layers, int64_t rows, int rank, KernelKind kernel,
+                                            const CallTraits& call);
 
 // Plans for rank `rank` of the mesh's context axis, which has `context_ranks`. `stages` is the result of
 // training_stages() for that many ranks, `sharding` that of make_sharding() for all ranks. Of several stages the one

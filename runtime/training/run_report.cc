@@ -63,6 +63,7 @@ RunReport::Clock RunReport::clock() const {
               .waited = world.wait_seconds + ring.wait_seconds,
               .planned = plan_stats().seconds_on_path,
               .read = training_.waited_for_data(),
+              .offload = training_.offloaded() ? training_.offloaded()->waited : 0,
               .ring = ring.wait_seconds};
   const ModelState& state = training_.model_state();
   for (const Communicator* comm : {state.sharers(), state.replicas()}) {
@@ -80,6 +81,7 @@ void RunReport::leave_out_since(const Clock& before) {
   interval_.waited += after.waited - before.waited;
   interval_.planned += after.planned - before.planned;
   interval_.read += after.read - before.read;
+  interval_.offload += after.offload - before.offload;
   interval_.ring += after.ring - before.ring;
   interval_.reduced += after.reduced - before.reduced;
   interval_.gathered += after.gathered - before.gathered;
@@ -161,6 +163,10 @@ void RunReport::step(const StepResult& result, bool validated) {
       fields.emplace_back("caches", std::move(caches));
     }
     fields.emplace_back("seconds", time - begin_);
+    if (const auto offloaded = training_.offloaded()) {
+      fields.emplace_back("exposed_offload_seconds", offloaded->waited - interval_.offload);
+      fields.emplace_back("offloaded_bytes", offloaded->bytes_out);
+    }
     if (settings_.spikes) {
       fields.emplace_back("gradient_norm_median", result.median.value_or(std::nan("")));
       fields.emplace_back("spikes_left_out", training_.spike_rule().spikes());

@@ -32,8 +32,8 @@ class RunReport {
   };
 
   struct Clock {
-    double time = 0, waited = 0, planned = 0, read = 0;  // seconds
-    double ring = 0, reduced = 0, gathered = 0;          // seconds, parts of `waited`
+    double time = 0, waited = 0, planned = 0, read = 0, offload = 0;  // seconds
+    double ring = 0, reduced = 0, gathered = 0;                       // seconds, parts of `waited`
   };
 
  public:

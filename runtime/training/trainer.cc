@@ -312,8 +312,12 @@ void Run::require_memory_for(const std::vector<Stage>& stages) {
     memory_ = plan_memory(config_, stages, sharding_, context, rank, are);
   });
   say("memory: " + memory_.text());
-  together(world_, {"planning the memory"},
-           [&] { require_memory("", static_cast<double>(memory_.total()), ranks, free, nearest); });
+  together(world_, {"planning the memory"}, [&] {
+    require_memory("", static_cast<double>(memory_.total()), ranks, free, nearest);
+    if (memory_.offloaded == 0) return;
+    const OffloadPlan away = plan_offload(config_, memory_.offloaded, options_.ranks_here);
+    require_offload(config_, away, options_.ranks_here);
+  });
 }
 
 // Returns from the step just made, a spike, to the newest checkpoint; from there on the rows of that step are left out.

@@ -15,6 +15,7 @@
 #include <cmath>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <string>
 #include <thread>
 #include <utility>
@@ -46,6 +47,28 @@ void set_documents(std::vector<PlanRequest>& requests, const std::vector<DrawnRo
   std::vector<std::vector<int64_t>> parts;
   for (const DrawnRow& row : rows) parts.push_back(row.parts());
   for (PlanRequest& request : requests) request.pattern.documents = parts;
+}
+
+int ranks_here(const Communicator& world) {
+  int ranks = 0;
+  for (int rank = 0; rank < world.size(); ++rank) ranks += world.hosts().of(rank) == world.hosts().of(world.rank());
+  return ranks;
+}
+
+// In the GPUs' hosts, each rank may take its share of memory.host.
+std::unique_ptr<Offload> make_offload(const Config& c, const Communicator& world, at::Device device) {
+  OffloadSettings settings{.layers = offloaded_layers(c), .device = device};
+  if (device.is_cpu() && c.memory.offload == "host") {
+    throw Error(ErrorKind::kUsage, "train",
+                "memory.offload = \"host\" moves tensors from a GPU to its host's memory, and this rank computes on a "
+                "CPU: use memory.offload = \"file\"");
+  }
+  if (c.memory.offload == "host") {
+    settings.host_bytes =
+        c.memory.host.empty() ? std::numeric_limits<int64_t>::max() : *bytes_of_text(c.memory.host) / ranks_here(world);
+    if (c.memory.host.empty()) return std::make_unique<Offload>(settings, nullptr);
+  }
+  return std::make_unique<Offload>(settings, TierFile::in_folder(offload_folder(c)));
 }
 
 }  // namespace
@@ -121,6 +144,10 @@ Training::Training(const Config& config, std::vector<Stage> stages, Communicator
   }
   if (device.is_cuda()) set_gpu_numerics({.tf32 = config.tf32, .deterministic = config.deterministic});
   model_.set_recompute(config.model.recompute);
+  if (offloaded_layers(config) > 0) {
+    together(world, {"preparing the offload"}, [&] { offload_ = make_offload(config, world, device); });
+    model_.set_offload(offload_.get());
+  }
   const int64_t first = data_.first_step();
   enter(stage_at(stages_, first), first);
 }
@@ -190,6 +217,10 @@ double Training::flops_per_token() const {
 }
 
 double Training::waited_for_data() const { return waited_for_data_ + (share_->reader ? share_->reader->waited() : 0); }
+
+std::optional<OffloadStats> Training::offloaded() const {
+  return offload_ ? std::optional(offload_->stats()) : std::nullopt;
+}
 
 bool Training::replays() const { return share_->graph.recorded(); }
 

@@ -17,6 +17,7 @@
 #include "attention/execution/planned_call.h"
 #include "comm/communicator.h"
 #include "memory/pinned.h"
+#include "memory/tiers/offload.h"
 #include "runtime/config/config.h"
 #include "runtime/data/batch_reader.h"
 #include "runtime/data/dataset.h"
@@ -97,6 +98,8 @@ class Training {
   Mesh& mesh() { return mesh_; }
   // Whether steps are replayed from a recorded CUDA graph (step_graph.h).
   bool replays() const;
+  // What memory.offload has done so far; nothing without it.
+  std::optional<OffloadStats> offloaded() const;
 
   // For a checkpoint: the counters and the model's description, and the slices of tensors that this rank writes. The
   // slices are views that are valid until the next step.
@@ -156,7 +159,8 @@ class Training {
   const Dataset& data_;
   Mesh mesh_;
   at::Device device_;
-  bool recorded_;  // whether steps are recorded if the device can do so (step_graph.h)
+  bool recorded_;                     // whether steps are recorded if the device can do so (step_graph.h)
+  std::unique_ptr<Offload> offload_;  // null without memory.offload
   Model model_;
   ModelState model_state_;
   AdamW optimizer_;

@@ -5,6 +5,7 @@
 
 #include "attention/execution/planned_call.h"
 #include "attention/proof/plans.h"
+#include "runtime/model/planned_attention.h"
 #include "runtime/training/job.h"
 #include "runtime/training/training.h"
 
@@ -46,7 +47,7 @@ void Training::plan(const std::vector<PlannedCall>& calls, OpLabel label) const 
 
 Attend Training::attend(std::vector<PlannedCall> calls) {
   return [calls = std::move(calls)](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
-    return attention(q, k, v, calls[static_cast<size_t>(layer)]);
+    return attended(q, k, v, calls[static_cast<size_t>(layer)]);
   };
 }
 

@@ -4,17 +4,31 @@
 #include <ATen/OpMathType.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 
+#include "memory/tiers/offload.h"
 #include "runtime/training/job.h"
 
 namespace annulus {
 
 bool may_be_recorded(const Config& c, const Stage& stage, const Sharding& sharding, int ranks) {
   const std::vector<PlanRequest>& requests = stage.layers.distinct;
-  return c.cuda_graphs == "auto" && sharding.level < 2 && ranks == c.mesh.data && !c.data.documents &&
-         c.data.positions == "running" && c.model.dropout == 0 &&
+  return c.cuda_graphs == "auto" && c.memory.offload == "none" && sharding.level < 2 && ranks == c.mesh.data &&
+         !c.data.documents && c.data.positions == "running" && c.model.dropout == 0 &&
          std::none_of(requests.begin(), requests.end(),
                       [](const PlanRequest& request) { return is_adaptive(request.pattern); });
+}
+
+int64_t offloaded_layers(const Config& c) {
+  return c.memory.offload == "none" ? 0 : std::max<int64_t>(0, c.model.layers - c.memory.device_layers);
+}
+
+std::string offload_folder(const Config& c) {
+  if (!c.memory.files.empty()) return c.memory.files;
+  std::error_code error;  // whoever uses the folder says what is wrong with it
+  std::filesystem::create_directories(c.run.folder, error);
+  return c.run.folder;
 }
 
 StateTraits state_traits(const Config& c, const Sharding& sharding, bool recorded) {
@@ -45,11 +59,13 @@ std::vector<PlaceCharges> add_training_charges(const Config& c, const Stage& sta
   // On a CPU a step uses its tokens in the memory that they were read into.
   const int64_t inputs = gpu ? batch : kTokenSlots * stage.accumulate * batch;
   step.lasts({"inputs", inputs + turned * shape.head_dim() * wide, When::kLasts});
+  const int64_t buffers = offloaded_layers(c) > 0 ? Offload::kBuffers * (Offload::kBuffer + TierFile::kBlock) : 0;
+  step.lasts({"buffers of files", buffers, When::kLasts});
   // If positions restart, each step gathers a rotary table for the positions of its rows.
   step.then({"batch", {{"rotary table", restart ? rows * positions * shape.head_dim() * wide : 0, When::kKept}}});
   // A recorded step keeps its memory (step_graph.h), so the memory of a validation is added to it.
   const bool validated = c.validation.every > 0 && c.validation.batches > 0 && c.data.validation_fraction > 0;
-  const int64_t validation = recorded && validated ? forward_bytes(shape, rows * positions, {dtype, gpu}) : 0;
+  const int64_t validation = recorded && validated ? forward_bytes(shape, rows, positions, {dtype, gpu}) : 0;
   step.lasts({"validation", validation, When::kLasts});
   return places;
 }

@@ -39,14 +39,22 @@ TEST(StepCharges, PeakMayBeInTheForward) {
   EXPECT_FALSE(step.most().backward);
 }
 
-TEST(StepCharges, RecomputedBytesLastOnlyForTheirBackward) {
+// What a layer offloads is on the device while it runs, and beside its neighbour: on its way out and back.
+TEST(StepCharges, OffloadedBytesLeaveBesideTheNextLayer) {
   StepCharges step;
-  step.then_recomputed(part("first", 7, 0, 3), {part("a", 100, 1, 5), part("b", 200, 2, 40)});
-  step.then_recomputed(part("second", 9, 0, 4), {part("c", 300, 0, 20)});
-  EXPECT_EQ(step.kept(), 7 + 9);
-  EXPECT_EQ(step.most_in_backward_of("c"), 16 + 300 + 4 + 20);
-  EXPECT_EQ(step.most_in_backward_of("b"), 7 + 300 + 3 + 40);  // nothing of `second` is left
-  EXPECT_EQ(step.most_in_backward_of("a"), 7 + 100 + 3 + 5);
+  step.then_offloaded({part("a", 100, 1, 5), part("b", 200, 2, 40)});
+  step.then_offloaded({part("c", 1000, 0, 20), part("d", 2000, 3, 0)});
+  step.then(part("weights", 7, 0, 0));
+  step.then_all({part("e", 10000, 0, 60), part("f", 20000, 0, 0)});
+  step.then(part("loss", 0, 100, 0));
+  EXPECT_EQ(step.kept(), 30007);
+  EXPECT_EQ(step.kept("kept"), 30007);
+  EXPECT_EQ(step.offloaded(), 3300);
+  EXPECT_EQ(step.most().bytes, 7 + 30000 + 3000);  // f's forward, beside c and d on their way out
+  EXPECT_EQ(step.most_in_backward_of("loss"), 30007);
+  EXPECT_EQ(step.most_in_backward_of("e"), 7 + 10000 + 60 + 3000);  // beside c and d on their way back
+  EXPECT_EQ(step.most_in_backward_of("c"), 1000 + 20 + 300);
+  EXPECT_EQ(step.most_in_backward_of("a"), 100 + 5);
 }
 
 TEST(StepCharges, WithoutPartsOnlyLastingBytesCount) {

@@ -26,9 +26,14 @@
 
 #include "common/error.h"
 #include "tests/common/exactness.h"
+#include "tests/runtime/model/differentiable_ops.h"
 
 namespace annulus::fused_ops_test {
 namespace {
+
+using testing::head_norm;
+using testing::rotary_split;
+using testing::swiglu;
 
 using Tensors = std::vector<at::Tensor>;
 using Op = std::function<Tensors(const Tensors&)>;

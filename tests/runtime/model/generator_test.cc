@@ -50,9 +50,9 @@ at::Tensor whole(const Model& model, std::vector<int64_t> tokens, int64_t left) 
     const auto heads_first = [](const at::Tensor& t, int64_t repeat) {
       return t.transpose(1, 2).repeat_interleave(repeat, 1);
     };
-    return at::scaled_dot_product_attention(heads_first(q, 1), heads_first(k, 2), heads_first(v, 2), mask)
-        .transpose(1, 2)
-        .contiguous();
+    return Attended{{at::scaled_dot_product_attention(heads_first(q, 1), heads_first(k, 2), heads_first(v, 2), mask)
+                         .transpose(1, 2)
+                         .contiguous()}};
   };
   return model.logits(row, model.rotary(at::arange(n)), attend, /*last_only=*/true)[0].detach();
 }
@@ -105,8 +105,7 @@ at::Tensor whole_by_oracle(const Model& model, std::vector<int64_t> tokens, cons
     AttentionShape selecting = shape;  // blocks are selected among the tokens that there are
     selecting.q_len = selecting.k_len = n;
     const Count count = is_adaptive(spec) ? count_of(spec, selecting, q, k) : count_of(spec, shape);
-    return oracle(q, k, v, at::zeros_like(q), 1 / std::sqrt(8.0), count)
-        .out.div(static_cast<double>(output_divisor(spec)));
+    return Attended{{oracle(q, k, v, at::zeros_like(q), 1 / std::sqrt(8.0), count).out}, output_divisor(spec)};
   };
   return model.logits(row, model.rotary(at::arange(n)), attend, /*last_only=*/true)[0].detach();
 }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "common/error.h"
+#include "memory/tiers/offload.h"
 #include "tests/common/exactness.h"
 #include "tests/common/expect_error.h"
 #include "tests/memory/peak_bytes.h"
@@ -160,6 +161,73 @@ TEST(Model, RecomputesAllButAttentionAndKeepsLess) {
       EXPECT_LT(peaks[1], peaks[0] * 2 / 3) << toString(type);
       RecordProperty(std::string("peak_") + toString(type),
                      std::to_string(peaks[1]) + " of " + std::to_string(peaks[0]));
+    }
+  }
+}
+
+// The rows of tiles are computed alike, and only the sums over rows, the gradients of weights, are added in another
+// order. With and without recomputation the order is the same.
+TEST(Model, TilesComputeTheSameAsAllRowsAtOnce) {
+  for (ModelShape shape : {tiny(), tiny(true), rich()}) {
+    const at::Tensor tokens = at::randint(0, 64, {3, 66}, at::kLong);
+    const at::Tensor x = tokens.slice(1, 0, 65), y = tokens.slice(1, 1);
+    for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+      Model model(shape, 1, type), exact(shape, 1, at::kDouble);
+      scale_matrices(model.parameters(), 4);
+      fill_vectors(model.parameters());
+      copy_values(model.parameters(), exact.parameters());
+      const double want = loss_and_gradient(exact, x, y);
+      const at::Tensor right = flat(exact.parameters().gradient_views()).to(at::kDouble);
+      std::vector<double> errors;
+      for (const int64_t tile : {1000, 195, 130, 65, 64, 32, 7, 1}) {
+        std::vector<at::Tensor> gradients;
+        for (const bool recompute : {false, true}) {
+          model.set_tile_rows(tile);
+          model.set_recompute(recompute);
+          const double loss = loss_and_gradient(model, x, y);
+          gradients.push_back(flat(model.parameters().gradient_views()));
+          const double unit = testing::unit_roundoff(type == at::kBFloat16 ? at::kBFloat16 : type);
+          EXPECT_NEAR(loss, want, testing::kMultiple * 100 * unit * want) << tile;
+        }
+        EXPECT_TRUE(gradients[0].equal(gradients[1])) << toString(type) << ", tiles of " << tile;
+        errors.push_back(gradients[0].to(at::kDouble).sub(right).norm().item<double>());
+        // Sums of bf16 are fp32, so that more tiles are not less exact.
+        EXPECT_TRUE(
+            testing::within(errors.back(), testing::kMultiple * errors[0] + 1e-12 * right.norm().item<double>()))
+            << toString(type) << ", tiles of " << tile;
+      }
+    }
+  }
+}
+
+// What is offloaded is what layers keep with recomputation, and the gradients have the same bits.
+TEST(Model, OffloadedLayersComputeTheSameBits) {
+  for (ModelShape shape : {tiny(), rich()}) {
+    shape.layers = 5;
+    Model model(shape, 1);
+    fill_vectors(model.parameters());
+    model.set_recompute(true);
+    const at::Tensor tokens = at::randint(0, 64, {3, 66}, at::kLong);
+    const at::Tensor x = tokens.slice(1, 0, 65), y = tokens.slice(1, 1);
+    for (const int64_t tile : {1000, 30}) {
+      model.set_tile_rows(tile);
+      model.set_offload(nullptr);
+      const double want = loss_and_gradient(model, x, y);
+      const at::Tensor right = flat(model.parameters().gradient_views());
+      for (const int64_t layers : {1, 3, 5}) {
+        Offload offload({.layers = layers}, TierFile::in_folder(::testing::TempDir()));
+        model.set_offload(&offload);
+        // A forward without a backward is forgotten.
+        model.loss(x, y.flatten(), model.rotary(at::arange(65, at::kLong)), dense_causal(), 1);
+        const int64_t before = offload.stats().bytes_out;
+        EXPECT_EQ(loss_and_gradient(model, x, y), want);
+        EXPECT_TRUE(flat(model.parameters().gradient_views()).equal(right)) << layers;
+        // The input and attention's output of each layer.
+        const int64_t kept = 195 * (shape.dim + shape.q_width()) * 4;
+        EXPECT_EQ(offload.stats().bytes_out - before, layers * kept);
+        EXPECT_EQ(offload.stats().bytes_back, layers * kept);
+        model.set_offload(nullptr);
+      }
     }
   }
 }

@@ -1,0 +1,74 @@
+// Keeps what a forward leaves to its backward away from the device meanwhile: in a file, and on GPUs first in pinned
+// host memory, as much of it as that may take. The layers of the model (runtime/model/decoder_layer.cc) put their
+// tensors in the order of the forward and take them back in the reverse order; training.cc owns one.
+//
+// put() returns at once; the tensors leave while the next layer computes (by threads of this object, on a GPU by copies
+// on a stream of their own), and the next put() waits for them. fetch_next() begins to bring back those that take()
+// will return next. So at most the tensors of two layers are on the device on their way out or back, and the files are
+// written and read through a fixed number of aligned buffers. Tensors come back with the same bits.
+//
+// The copies to and from a GPU have never run. Not thread safe: forward and backward of a step run one after the other.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "memory/tiers/tier_file.h"
+
+namespace annulus {
+
+struct OffloadSettings {
+  int64_t layers = 0;      // the first `layers` layers are offloaded
+  int64_t host_bytes = 0;  // of pinned host memory, on GPUs; what is beyond goes to the file
+  at::Device device = at::kCPU;
+};
+
+// What an Offload has done so far.
+struct OffloadStats {
+  int64_t bytes_out = 0, bytes_back = 0;  // that left the device, and that came back
+  int64_t bytes_in_files = 0;             // the part of bytes_out that was written to the file
+  int64_t most_in_files = 0;              // the most bytes that the file held at once
+  double waited = 0;                      // seconds for which put, settle and take waited
+};
+
+class Offload {
+ public:
+  // `file` may be null if all fits into host_bytes.
+  Offload(const OffloadSettings& settings, std::unique_ptr<TierFile> file);
+  ~Offload();
+  Offload(const Offload&) = delete;
+  Offload& operator=(const Offload&) = delete;
+
+  bool takes(int64_t layer) const;
+
+  // All of these raise the error of an earlier transfer that failed (Error(kResource)).
+
+  // Takes tensors over; undefined ones are allowed. They must not change any more.
+  void put(std::vector<at::Tensor> tensors);
+  // Returns when the tensors of the last put() have left the device.
+  void settle();
+  // Begins to bring back the tensors of the last put() that have not been taken, if there are any. A layer calls it
+  // when its backward begins, for the layer below.
+  void fetch_next();
+  // Returns the tensors of the last put() that have not been taken.
+  std::vector<at::Tensor> take();
+  // Forgets all tensors: those of a forward whose backward did not run.
+  void clear();
+
+  OffloadStats stats() const;
+
+  // The bytes of the buffers through which files are written and read.
+  static constexpr int64_t kBuffers = 2, kBuffer = int64_t{4} << 20;
+  // The bytes that a tensor takes in the file.
+  static int64_t in_file(int64_t bytes) { return (bytes + TierFile::kBlock - 1) / TierFile::kBlock * TierFile::kBlock; }
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace annulus

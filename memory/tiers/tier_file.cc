@@ -1,0 +1,101 @@
+// See tier_file.h.
+#include "memory/tiers/tier_file.h"
+
+#include <fcntl.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+
+#include "common/error.h"
+#include "common/text.h"
+
+namespace annulus {
+namespace {
+
+[[noreturn]] void fail(const std::string& folder, const std::string& what, int error) {
+  throw Error(ErrorKind::kResource, "memory",
+              "memory.offload: " + what + " a file in " + folder + ": " + std::strerror(error) +
+                  "; set memory.files to a folder on a disk with enough room, or memory.offload = \"none\"");
+}
+
+class RealTierFile : public TierFile {
+ public:
+  explicit RealTierFile(const std::string& folder) : folder_(folder) {
+    for (const int flag : {O_DIRECT, 0}) {
+      fd_ = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | flag, 0600);
+      direct_ = flag != 0;
+      if (fd_ >= 0 || errno != EINVAL) break;
+    }
+    if (fd_ < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) {  // no files without a name here
+      std::string path = folder + "/.annulus-offload-XXXXXX";
+      fd_ = ::mkostemp(path.data(), O_CLOEXEC);
+      direct_ = false;
+      if (fd_ >= 0) ::unlink(path.c_str());
+    }
+    if (fd_ < 0) fail(folder, "cannot make", errno);
+  }
+  ~RealTierFile() override { ::close(fd_); }
+  RealTierFile(const RealTierFile&) = delete;
+  RealTierFile& operator=(const RealTierFile&) = delete;
+
+  void reserve(int64_t bytes) override {
+    const std::lock_guard lock(mutex_);
+    if (bytes <= reserved_) return;
+    // A file system that cannot reserve (NFS) reports a full disk at the write.
+    int error = 0;
+    while ((error = ::posix_fallocate(fd_, reserved_, bytes - reserved_)) == EINTR) {
+    }
+    if (error != 0 && error != EOPNOTSUPP && error != EINVAL) {
+      fail(folder_, "cannot reserve " + bytes_text(static_cast<double>(bytes)) + " for", error);
+    }
+    reserved_ = bytes;
+  }
+
+  void write(int64_t offset, const void* data, int64_t bytes) override {
+    const char* at = static_cast<const char*>(data);
+    while (bytes > 0) {
+      const ssize_t done = ::pwrite(fd_, at, static_cast<size_t>(bytes), offset);
+      if (done < 0 && errno == EINTR) continue;
+      if (done <= 0) fail(folder_, "cannot write to", done == 0 ? EIO : errno);
+      at += done, offset += done, bytes -= done;
+    }
+  }
+
+  void read(int64_t offset, void* data, int64_t bytes) override {
+    char* at = static_cast<char*>(data);
+    while (bytes > 0) {
+      const ssize_t done = ::pread(fd_, at, static_cast<size_t>(bytes), offset);
+      if (done < 0 && errno == EINTR) continue;
+      if (done <= 0) fail(folder_, "cannot read from", done == 0 ? EIO : errno);
+      at += done, offset += done, bytes -= done;
+    }
+  }
+
+  bool direct() const override { return direct_; }
+
+ private:
+  const std::string folder_;
+  int fd_ = -1;
+  bool direct_ = false;
+  std::mutex mutex_;
+  int64_t reserved_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<TierFile> TierFile::in_folder(const std::string& folder) {
+  return std::make_unique<RealTierFile>(folder);
+}
+
+int64_t free_bytes_in(const std::string& folder) {
+  struct statvfs of {};
+  if (::statvfs(folder.c_str(), &of) != 0) fail(folder, "cannot make", errno);
+  return static_cast<int64_t>(of.f_bavail) * static_cast<int64_t>(of.f_frsize);
+}
+
+}  // namespace annulus

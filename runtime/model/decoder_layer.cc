@@ -1,0 +1,559 @@
+// See decoder_layer.h.
+#include "runtime/model/decoder_layer.h"
+
+#include <ATen/OpMathType.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "memory/tiers/offload.h"
+#include "runtime/model/choose_ops.h"
+#include "runtime/model/products.h"
+
+namespace annulus {
+namespace {
+
+struct RowTile {
+  int64_t begin = 0, count = 0;  // rows
+};
+
+// Divides batch * length rows into tiles of at most `most`: several rows of the batch, or equal parts of one.
+std::vector<RowTile> tiles_of(int64_t batch, int64_t length, int64_t most) {
+  const int64_t rows = batch * length;
+  if (rows <= most) return {{0, rows}};
+  std::vector<RowTile> tiles;
+  if (length <= most) {
+    const int64_t step = most / length * length;
+    for (int64_t begin = 0; begin < rows; begin += step) tiles.push_back({begin, std::min(step, rows - begin)});
+    return tiles;
+  }
+  const int64_t pieces = (length + most - 1) / most;
+  for (int64_t row = 0; row < batch; ++row) {
+    for (int64_t piece = 0; piece < pieces; ++piece) {
+      const int64_t begin = length * piece / pieces, end = length * (piece + 1) / pieces;
+      tiles.push_back({row * length + begin, end - begin});
+    }
+  }
+  return tiles;
+}
+
+at::Tensor rows_of(const at::Tensor& t, const RowTile& tile) {
+  return t.defined() && t.size(0) != tile.count ? t.narrow(0, tile.begin, tile.count) : t;
+}
+
+// A tensor that is put together from the rows of tiles; that of a single tile is taken as it is.
+class Rows {
+ public:
+  explicit Rows(int64_t rows) : rows_(rows) {}
+  void put(const RowTile& tile, const at::Tensor& part) {
+    if (tile.count == rows_) {
+      all = part;
+      return;
+    }
+    if (!all.defined()) {
+      std::vector<int64_t> sizes = part.sizes().vec();
+      sizes[0] = rows_;
+      all = at::empty(sizes, part.options());
+    }
+    all.narrow(0, tile.begin, tile.count).copy_(part);
+  }
+
+  at::Tensor all;
+
+ private:
+  int64_t rows_;
+};
+
+// Adds the gradients of a leaf over tiles to the leaf's gradient.
+class GradientSum {
+ public:
+  GradientSum(const at::Tensor& leaf, bool several_tiles)
+      : gradient_(leaf.defined() && leaf.requires_grad() ? leaf.grad() : at::Tensor()),
+        apart_(several_tiles && gradient_.defined() &&
+               at::toOpMathType(gradient_.scalar_type()) != gradient_.scalar_type()) {}
+
+  // Adds a^T b.
+  void add_product(const at::Tensor& a, const at::Tensor& b) {
+    if (!gradient_.defined()) return;
+    if (!apart_) {
+      gradient_.add_(at::mm(a.t(), b));
+    } else if (sum_.defined()) {
+      add_wide_product(sum_, a.t(), b);
+    } else {
+      sum_ = wide_product(a.t(), b);
+    }
+  }
+  void add(const at::Tensor& part) {
+    if (!gradient_.defined()) return;
+    if (!apart_) {
+      gradient_.add_(part);
+    } else if (sum_.defined()) {
+      sum_.add_(part);
+    } else {
+      sum_ = part.to(at::toOpMathType(part.scalar_type()));
+    }
+  }
+  // Adds the sums over the rows of dy, the gradient of a bias.
+  void add_rows(const at::Tensor& dy) {
+    if (!gradient_.defined()) return;
+    add(apart_ ? dy.sum(at::IntArrayRef{0}, /*keepdim=*/false, at::toOpMathType(dy.scalar_type())) : dy.sum(0));
+  }
+  void finish() {
+    if (sum_.defined()) gradient_.add_(sum_);
+    sum_.reset();
+  }
+
+ private:
+  at::Tensor gradient_;
+  const bool apart_;  // whether tiles are summed in a wider dtype first
+  at::Tensor sum_;
+};
+
+// What the backward of a tile's projection to heads needs besides its rows of the layer's input.
+struct HeadsTile {
+  at::Tensor y, inv_rms;          // of the norm
+  at::Tensor qkv, heads_inv_rms;  // undefined without norms of heads
+};
+
+// What the backward of a tile's MLP needs.
+struct MlpTile {
+  at::Tensor sum, y, inv_rms;  // of the norm
+  at::Tensor gate_up, product;
+};
+
+// A layer's forward, and what its backward needs.
+struct LayerRun : torch::CustomClassHolder {
+  LayerRun(const LayerSetting& setting, const LayerWeights& weights, int64_t layer, int64_t rows)
+      : s(setting),
+        w(weights),
+        layer(layer),
+        length(rows / std::max<int64_t>(1, setting.batch)),
+        tiles(tiles_of(setting.batch, length, setting.tile)),
+        several(tiles.size() > 1),
+        rows(rows) {}
+
+  std::vector<at::Tensor> forward(at::Tensor x, at::Tensor delta, const Attend& attend, bool keeps);
+  at::Tensor backward(at::Tensor dsum, at::Tensor ddelta);
+
+ private:
+  Heads project(const RowTile& tile, RmsNorm norm, HeadsTile& made) const;
+  MlpTile mlp(const RowTile& tile, bool keeps) const;
+  Heads make_heads();
+  at::Tensor attended(const RowTile& tile) const;
+  RotaryTable table_of(const RowTile& tile) const;
+  // q, k and v of all rows as attention takes them.
+  at::Tensor batched(const at::Tensor& t) const { return t.view({s.batch, length, t.size(1), t.size(2)}); }
+
+  const LayerSetting s;
+  const LayerWeights w;
+  const int64_t layer, length;
+  const std::vector<RowTile> tiles;
+  const bool several;
+  const int64_t rows;
+  at::Tensor input;  // the sum of the layer's inputs
+  Attended attention;
+  Heads heads;                       // unless they are made again
+  std::vector<HeadsTile> projected;  // of each tile, unless it is made again
+  std::vector<MlpTile> mlps;         // likewise
+  bool away = false;                 // whether input and attention.kept are with s.offload
+};
+
+RotaryTable LayerRun::table_of(const RowTile& tile) const {
+  const int64_t positions = s.table.cosine.size(0);
+  if (positions == length && tile.count % std::max<int64_t>(1, length) == 0) return s.table;
+  const int64_t begin = positions == length ? tile.begin % length : tile.begin;
+  return {s.table.cosine.narrow(0, begin, tile.count), s.table.sine.narrow(0, begin, tile.count)};
+}
+
+// Returns q, k and v of a tile, [rows of the tile, heads, head_dim] each. `norm` is that of the layer's input.
+Heads LayerRun::project(const RowTile& tile, RmsNorm norm, HeadsTile& made) const {
+  const ModelShape& m = s.shape;
+  made.y = norm.y, made.inv_rms = norm.inv_rms;
+  norm = {};
+  at::Tensor qkv = linear_layer(made.y, w.qkv, w.qkv_bias);
+  if (several) made.y.reset();
+  if (m.qk_norm) {
+    HeadNormed normed =
+        ops_for({qkv, w.q_norm, w.k_norm}).head_norm(qkv, w.q_norm, w.k_norm, m.heads, m.kv_heads, m.norm_eps);
+    made.qkv = std::exchange(qkv, std::move(normed.y));
+    made.heads_inv_rms = std::move(normed.inv_rms);
+  }
+  const RotaryTable table = table_of(tile);
+  Heads h =
+      ops_for_rotation(qkv, table.cosine, table.sine).rotary_split(qkv, table.cosine, table.sine, m.heads, m.kv_heads);
+  for (at::Tensor* t : {&h.q, &h.k, &h.v}) *t = t->view({tile.count, t->size(2), t->size(3)});
+  return h;
+}
+
+at::Tensor LayerRun::attended(const RowTile& tile) const {
+  const at::Tensor out = rows_of(attention.kept[0].reshape({rows, s.shape.q_width()}), tile);
+  return attention.divisor == 1 ? out : out.div(static_cast<double>(attention.divisor));
+}
+
+// Runs the MLP of a tile up to its last product. Without `keeps` only the sum and the product are returned.
+MlpTile LayerRun::mlp(const RowTile& tile, bool keeps) const {
+  MlpTile m;
+  {
+    const at::Tensor x = rows_of(input, tile), added = linear_layer(attended(tile), w.out, w.out_bias);
+    RmsNorm n = ops_for({x, w.mlp_norm, added}).add_rms_norm(x, added, w.mlp_norm, s.shape.norm_eps);
+    m.sum = std::move(n.sum), m.y = std::move(n.y), m.inv_rms = std::move(n.inv_rms);
+  }
+  m.gate_up = linear_layer(m.y, w.gate_up, w.gate_up_bias);
+  if (!keeps) m.y.reset();
+  m.product = ops_for({m.gate_up}).swiglu(m.gate_up);
+  if (!keeps) m.gate_up.reset();
+  return m;
+}
+
+std::vector<at::Tensor> LayerRun::forward(at::Tensor x, at::Tensor delta, const Attend& attend, bool keeps) {
+  const bool whole = keeps && !s.recompute;
+  Rows sum(rows), q(rows), k(rows), v(rows);
+  for (const RowTile& tile : tiles) {
+    const at::Tensor part = rows_of(x, tile), added = rows_of(delta, tile);
+    RmsNorm norm =
+        ops_for({part, w.attention_norm, added}).add_rms_norm(part, added, w.attention_norm, s.shape.norm_eps);
+    if (delta.defined()) sum.put(tile, norm.sum);
+    norm.sum.reset();
+    HeadsTile made;
+    const Heads h = project(tile, std::move(norm), made);
+    q.put(tile, h.q), k.put(tile, h.k), v.put(tile, h.v);
+    if (whole) projected.push_back(std::move(made));
+  }
+  // Not the tensor of autograd itself, which would keep the graph before this node.
+  input = delta.defined() ? sum.all : x.detach();
+  sum.all.reset(), x.reset(), delta.reset();
+  heads = {batched(q.all), batched(k.all), batched(v.all)};
+  q.all.reset(), k.all.reset(), v.all.reset();
+  attention = attend(heads.q, heads.k, heads.v, layer);
+  if (!whole) heads = {};
+  Rows next(rows), added(rows);
+  for (const RowTile& tile : tiles) {
+    MlpTile m = mlp(tile, whole);
+    next.put(tile, m.sum);
+    added.put(tile, linear_layer(m.product, w.down, w.down_bias));
+    m.sum = whole ? m.sum.detach() : at::Tensor();  // the node must not own its output
+    if (whole) mlps.push_back(std::move(m));
+  }
+  if (!keeps) {
+    attention = {};
+  } else if (s.offload != nullptr && s.offload->takes(layer)) {
+    std::vector<at::Tensor> kept = std::exchange(attention.kept, {});
+    kept.push_back(std::exchange(input, {}));
+    s.offload->put(std::move(kept));
+    away = true;
+  }
+  return {next.all, added.all};
+}
+
+// Projects the layer's input to heads again.
+Heads LayerRun::make_heads() {
+  Rows q(rows), k(rows), v(rows);
+  for (const RowTile& tile : tiles) {
+    const at::Tensor x = rows_of(input, tile);
+    RmsNorm norm = ops_for({x, w.attention_norm}).add_rms_norm(x, {}, w.attention_norm, s.shape.norm_eps);
+    norm.sum.reset();
+    projected.emplace_back();
+    const Heads h = project(tile, std::move(norm), projected.back());
+    q.put(tile, h.q), k.put(tile, h.k), v.put(tile, h.v);
+  }
+  return {batched(q.all), batched(k.all), batched(v.all)};
+}
+
+at::Tensor LayerRun::backward(at::Tensor dsum, at::Tensor ddelta) {
+  const ModelShape& m = s.shape;
+  if (away) {
+    attention.kept = s.offload->take();
+    input = std::move(attention.kept.back());
+    attention.kept.pop_back();
+  }
+  if (s.offload != nullptr && s.offload->takes(layer - 1)) s.offload->fetch_next();
+  dsum = dsum.contiguous(), ddelta = ddelta.contiguous();
+  Rows dx(rows), dout(rows);
+  {
+    GradientSum down(w.down, several), down_bias(w.down_bias, several), gate_up(w.gate_up, several),
+        gate_up_bias(w.gate_up_bias, several), norm(w.mlp_norm, several), out(w.out, several),
+        out_bias(w.out_bias, several);
+    for (size_t i = 0; i < tiles.size(); ++i) {
+      const RowTile& tile = tiles[i];
+      MlpTile t = mlps.empty() ? mlp(tile, /*keeps=*/true) : std::exchange(mlps[i], {});
+      at::Tensor dgate_up;
+      {
+        const at::Tensor dy = rows_of(ddelta, tile);
+        const at::Tensor dproduct = product(dy, w.down);
+        down.add_product(dy, t.product);
+        down_bias.add_rows(dy);
+        t.product.reset();
+        dgate_up = ops_for({t.gate_up, dproduct}).swiglu_backward(dproduct, t.gate_up);
+        t.gate_up.reset();
+      }
+      RmsNormGradient g;
+      {
+        at::Tensor dy = product(dgate_up, w.gate_up);
+        gate_up.add_product(dgate_up, t.y);
+        gate_up_bias.add_rows(dgate_up);
+        dgate_up.reset(), t.y.reset();
+        const at::Tensor given = rows_of(dsum, tile);
+        g = ops_for({t.sum, w.mlp_norm, dy, given}).add_rms_norm_backward(dy, given, t.sum, w.mlp_norm, t.inv_rms);
+      }
+      t = {};
+      norm.add(g.dweight);
+      at::Tensor da = product(g.dx, w.out);
+      out.add_product(g.dx, attended(tile));
+      out_bias.add_rows(g.dx);
+      dout.put(tile, attention.divisor == 1 ? da : da.div_(static_cast<double>(attention.divisor)));
+      dx.put(tile, g.dx);
+    }
+    for (GradientSum* sum : {&down, &down_bias, &gate_up, &gate_up_bias, &norm, &out, &out_bias}) sum->finish();
+  }
+  dsum.reset(), ddelta.reset(), mlps.clear();
+  Heads d;
+  {
+    const Heads of = heads.q.defined() ? std::exchange(heads, {}) : make_heads();
+    const at::Tensor of_out = std::exchange(dout.all, {}).view({s.batch, length, m.heads, m.head_dim()});
+    d = attention.backward(of_out, of, attention.kept);
+  }
+  attention = {};
+  for (at::Tensor* t : {&d.q, &d.k, &d.v}) *t = t->contiguous().view({rows, t->size(2), t->size(3)});
+  {
+    GradientSum qkv(w.qkv, several), qkv_bias(w.qkv_bias, several), norm(w.attention_norm, several),
+        q_norm(w.q_norm, several), k_norm(w.k_norm, several);
+    for (size_t i = 0; i < tiles.size(); ++i) {
+      const RowTile& tile = tiles[i];
+      HeadsTile p = std::exchange(projected[i], {});
+      const at::Tensor x = rows_of(input, tile);
+      if (!p.y.defined()) p.y = ops_for({x, w.attention_norm}).add_rms_norm(x, {}, w.attention_norm, m.norm_eps).y;
+      at::Tensor dqkv;
+      {
+        const RotaryTable table = table_of(tile);
+        const int64_t of_table = table.cosine.size(0);
+        const auto batches = [&](const at::Tensor& t) {
+          return rows_of(t, tile).view({-1, of_table, t.size(1), t.size(2)});
+        };
+        const Heads part{batches(d.q), batches(d.k), batches(d.v)};
+        if (!several) d = {};
+        dqkv = ops_for_rotation(part.q, table.cosine, table.sine).rotary_split_backward(part, table.cosine, table.sine);
+      }
+      if (m.qk_norm) {
+        HeadNormGradient g = ops_for({p.qkv, w.q_norm, w.k_norm, dqkv})
+                                 .head_norm_backward(dqkv, p.qkv, w.q_norm, w.k_norm, p.heads_inv_rms, m.heads);
+        dqkv = std::move(g.dqkv);
+        q_norm.add(g.dq_weight), k_norm.add(g.dk_weight);
+        p.qkv.reset();
+      }
+      at::Tensor dy = product(dqkv, w.qkv);
+      qkv.add_product(dqkv, p.y);
+      qkv_bias.add_rows(dqkv);
+      dqkv.reset(), p.y.reset();
+      const at::Tensor given = rows_of(dx.all, tile);
+      const RmsNormGradient g =
+          ops_for({x, w.attention_norm, dy, given}).add_rms_norm_backward(dy, given, x, w.attention_norm, p.inv_rms);
+      norm.add(g.dweight);
+      dx.put(tile, g.dx);
+    }
+    for (GradientSum* sum : {&qkv, &qkv_bias, &norm, &q_norm, &k_norm}) sum->finish();
+  }
+  input.reset(), projected.clear();
+  return dx.all;
+}
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+class LayerNode : public torch::autograd::Function<LayerNode> {
+ public:
+  static variable_list forward(AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& delta,
+                               const c10::intrusive_ptr<LayerRun>& run, const Attend* attend) {
+    context->saved_data["run"] = c10::IValue::make_capsule(run);
+    context->saved_data["delta"] = delta.has_value();
+    return run->forward(x, delta.value_or(at::Tensor()), *attend, /*keeps=*/true);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const auto run = c10::static_intrusive_pointer_cast<LayerRun>(context->saved_data["run"].toCapsule());
+    at::Tensor dsum = std::move(grads[0]), ddelta = std::move(grads[1]);
+    const at::Tensor dx = run->backward(std::move(dsum), std::move(ddelta));
+    return {dx, context->saved_data["delta"].toBool() ? dx : at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+int64_t tile_rows(const ModelShape& shape, const Computes& on) {
+  const int64_t width = std::max(2 * shape.ffn, shape.q_width() + 2 * shape.kv_width()) * on.element();
+  const int64_t rows = (on.gpu ? kTileBytes : kTileBytesOnCpu) / width;
+  return std::max<int64_t>(128, rows / 128 * 128);
+}
+
+std::vector<at::Tensor> decoder_layer(const LayerSetting& setting, const LayerWeights& weights, int64_t layer,
+                                      const Attend& attend, at::Tensor x, at::Tensor delta) {
+  const auto run = c10::make_intrusive<LayerRun>(setting, weights, layer, x.size(0));
+  if (!at::GradMode::is_enabled()) return run->forward(std::move(x), std::move(delta), attend, /*keeps=*/false);
+  return LayerNode::apply(x, delta.defined() ? std::optional<at::Tensor>(delta) : std::nullopt, run, &attend);
+}
+
+namespace {
+
+// The sizes in bytes of a layer's tensors: of all rows, and of the largest tile.
+struct Sizes {
+  Sizes(const ModelShape& s, int64_t batch, int64_t length, const Computes& on)
+      : rows(batch * length), several(rows > tile_rows(s, on)) {
+    for (const RowTile& tile : tiles_of(batch, length, tile_rows(s, on)))
+      tile_rows_most = std::max(tile_rows_most, tile.count);
+    const int64_t e = on.element(), of_heads = s.q_width() + 2 * s.kv_width();
+    stream = rows * s.dim * e, heads = rows * of_heads * e, out = rows * s.q_width() * e;
+    tile_stream = tile_rows_most * s.dim * e, tile_heads = tile_rows_most * of_heads * e;
+    tile_out = tile_rows_most * s.q_width() * e, tile_ffn = tile_rows_most * s.ffn * e;
+  }
+  int64_t assembled(int64_t bytes) const { return several ? bytes : 0; }
+
+  int64_t rows;
+  bool several;
+  int64_t tile_rows_most = 0;
+  int64_t stream, heads, out;
+  int64_t tile_stream, tile_heads, tile_out, tile_ffn;
+};
+
+// Bytes of an operator's charges of one kind, without those that are named.
+int64_t temporaries(const Part& part, When when, std::initializer_list<std::string_view> without) {
+  int64_t bytes = 0;
+  for (const Charge& charge : part.charges) {
+    if (charge.when == when && std::find(without.begin(), without.end(), charge.what) == without.end()) {
+      bytes += charge.bytes;
+    }
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::vector<Part> decoder_layer_charges(const ModelShape& s, int64_t batch, int64_t length, const Computes& on,
+                                        bool recompute, bool with_delta, AttentionCharges attention) {
+  const Sizes z(s, batch, length, on);
+  const int64_t e = on.element(), wide = on.wide(), t = z.tile_rows_most;
+  const int64_t of_heads = s.q_width() + 2 * s.kv_width();
+  const int64_t ts = z.tile_stream, th = z.tile_heads, tq = z.tile_out, tf = z.tile_ffn;
+  // What an operator takes besides its operands and results.
+  const Part norm = norm_charges(t, s.dim, /*with_sum=*/true, on),
+             rotary = rotary_charges(t, s.heads, s.kv_heads, s.head_dim(), on);
+  const Part head_norm = head_norm_charges(t, s.heads, s.kv_heads, s.head_dim(), on);
+  const int64_t norm_forward = temporaries(norm, When::kForward, {kNormOperands});
+  const int64_t norm_backward = temporaries(norm, When::kBackward, {kGivenGradient, kNormGradients});
+  const int64_t heads_forward = s.qk_norm ? temporaries(head_norm, When::kForward, {"result"}) : 0;
+  const int64_t heads_backward =
+      s.qk_norm ? temporaries(head_norm, When::kBackward, {kGivenGradient, kProjectionGradient}) : 0;
+  const int64_t rotary_forward = temporaries(rotary, When::kForward, {kRotaryOperands});
+  const int64_t rotary_backward = temporaries(rotary, When::kBackward, {kGivenGradient, kProjectionGradient});
+  const int64_t swiglu_backward = on.single_passes() ? 0 : tf;
+  // Sums of the weights' gradients in the wider dtype, and the product that is added to them or to the gradient.
+  const bool apart = z.several && e != wide;
+  const int64_t of_product = apart ? (on.gpu ? 0 : wide) : e;
+  const auto widened = [&](int64_t elements) { return apart && !on.gpu ? wide * elements : 0; };
+  const int64_t mlp_sums = apart ? wide * (3 * s.ffn * s.dim + s.dim * s.q_width()) : 0;
+  const int64_t heads_sums = apart ? wide * of_heads * s.dim : 0;
+  const int64_t statistics = z.rows * wide, head_statistics = s.qk_norm ? z.rows * (s.heads + s.kv_heads) * wide : 0;
+  const int64_t td = attention.divided ? tq : 0;
+
+  const Charge given_gradient{"gradient of the layer's output", z.stream, When::kBackward};
+  const Charge stream_gradient{"gradient of the residual stream", z.stream, When::kBackward};
+  const Charge given{"the layer's inputs", (with_delta ? 2 : 0) * z.stream, When::kForward};
+
+  // The norm, the projection, the norm of heads, the rotation.
+  // Without recomputation, most of what they make is kept.
+  const int64_t forward =
+      recompute ? z.assembled(z.heads) + std::max({(z.several ? 2 : 1) * ts + norm_forward, ts + th,
+                                                   s.qk_norm ? 2 * th + heads_forward : 0, 2 * th + rotary_forward})
+                : std::max({norm_forward, s.qk_norm ? th + heads_forward : 0, th + rotary_forward});
+  // Backwards: the rotation, the norm of heads, the product, the weight's gradient, the norm.
+  const int64_t y = recompute && !z.several ? ts : 0;  // of the norm; a larger one is made again by each tile
+  const int64_t y_again = z.several ? ts : 0;
+  const int64_t left_of_heads = z.assembled(z.heads), of_qkv = s.qk_norm && recompute ? (z.several ? z.heads : th) : 0;
+  const int64_t kept_y = recompute ? 0 : z.several ? 0 : z.stream;
+  const int64_t weight = of_heads * s.dim;
+  const int64_t backward = left_of_heads + of_qkv + heads_sums +
+                           std::max({y + y_again + (z.several ? th : 2 * th) + rotary_backward,
+                                     y + y_again + (s.qk_norm ? 2 * th + heads_backward : 0), y + y_again + th + ts,
+                                     y + y_again + th + ts + weight * of_product + widened(t * (s.dim + of_heads)),
+                                     2 * ts + norm_backward, z.several ? 2 * ts : 0});
+  Part to_heads{"projection to heads",
+                {{"input", z.stream, When::kKept},
+                 {"statistics", recompute ? 0 : statistics + head_statistics, When::kKept},
+                 {"normed input", kept_y, When::kKept},
+                 {"projection", recompute || !s.qk_norm ? 0 : z.heads, When::kKept},
+                 {"q, k and v", recompute ? 0 : z.heads, When::kKept},
+                 given,
+                 {"operands and results", forward, When::kForward},
+                 given_gradient,
+                 stream_gradient,
+                 {"statistics", recompute ? statistics + head_statistics : 0, When::kBackward},
+                 {"operands and results", backward, When::kBackward}}};
+  std::vector<Charge>& of_attention = attention.part.charges;
+  of_attention.push_back(given);
+  of_attention.push_back({"q, k and v", recompute ? z.heads : 0, When::kForward});
+  of_attention.push_back(given_gradient);
+  of_attention.push_back(stream_gradient);
+  of_attention.push_back({"q, k and v", recompute ? z.heads : 0, When::kBackward});
+  of_attention.push_back(
+      {"normed input, projection", recompute ? y + of_qkv + statistics + head_statistics : 0, When::kBackward});
+  of_attention.push_back({"gradient of the output", z.out, When::kBackward});
+
+  Part again{"q, k and v again", {}};
+  if (recompute) {
+    again.charges = {given_gradient,
+                     stream_gradient,
+                     {"gradient of attention's output", z.out, When::kBackward},
+                     {"statistics", statistics + head_statistics, When::kBackward},
+                     {"operands and results",
+                      z.assembled(z.heads) + (z.several ? of_qkv : 0) +
+                          std::max({2 * ts + norm_forward, ts + th, y + (s.qk_norm ? 2 * th + heads_forward : 0),
+                                    y + (s.qk_norm && !z.several ? th : 0) + 2 * th + rotary_forward}),
+                      When::kBackward}};
+  }
+
+  // The projection of heads, the norm, gate and up, their product, the last projection.
+  const int64_t after = std::max({td + ts, 3 * ts + norm_forward, 2 * ts + 2 * tf, ts + 3 * tf, ts + tf + ts});
+  const int64_t mlp_kept = recompute ? 0 : 2 * z.stream + 3 * z.rows * s.ffn * e;
+  const int64_t down = s.ffn * s.dim, gate_up = 2 * s.ffn * s.dim, to_stream = s.dim * s.q_width();
+  // The MLP again, and backwards: the product's gradient; the weight's; that of gate and up; of the normed; the
+  // weight's; of the norm; of attention's output; the weight's. `made`: of a tile's sum, normed, gate and up, and
+  // product, what is still alive; if they are kept, the others are not held any more.
+  const int64_t of_tile = 2 * ts + 3 * tf;
+  const auto made = [&](int64_t alive) { return recompute ? alive : alive - of_tile; };
+  const auto again_made = [&](int64_t bytes) { return recompute ? bytes : 0; };
+  const int64_t back =
+      mlp_sums + z.assembled(z.stream + z.out) +
+      std::max({again_made(td + 3 * ts + norm_forward), made(2 * ts + 3 * tf), made(2 * ts + 3 * tf) + tf,
+                made(2 * ts + 3 * tf) + tf + down * of_product + widened(t * (s.dim + s.ffn)),
+                made(2 * ts + 2 * tf) + 3 * tf + swiglu_backward, made(2 * ts) + 2 * tf + ts,
+                made(2 * ts) + 2 * tf + ts + gate_up * of_product + widened(t * (s.dim + 2 * s.ffn)),
+                made(ts) + 2 * ts + norm_backward, made(0) + ts + tq + td,
+                made(0) + ts + tq + td + to_stream * of_product + widened(t * (s.dim + s.q_width()))});
+  Part mlp{"MLP",
+           {{"operands of norm and products", mlp_kept, When::kKept},
+            {"statistics", recompute ? 0 : statistics, When::kKept},
+            given,
+            {"operands and results", recompute ? z.assembled(2 * z.stream) + after : td + 2 * ts + norm_forward,
+             When::kForward},
+            given_gradient,
+            {"operands and results", back, When::kBackward}}};
+  std::vector<Part> parts = {std::move(to_heads), std::move(attention.part)};
+  if (recompute) parts.push_back(std::move(again));
+  parts.push_back(std::move(mlp));
+  return parts;
+}
+
+int64_t layer_forward_bytes(const ModelShape& s, int64_t batch, int64_t length, const Computes& on) {
+  const Sizes z(s, batch, length, on);
+  // While heads are projected and attended: the inputs, their sum, q, k, v and out. In the MLP: the sum, out, and both
+  // outputs.
+  return std::max(3 * z.stream + z.heads + z.out + z.tile_stream + z.tile_heads,
+                  3 * z.stream + z.out + 2 * z.tile_stream + 3 * z.tile_ffn);
+}
+
+}  // namespace annulus

@@ -1,0 +1,23 @@
+// See planned_attention.h.
+#include "runtime/model/planned_attention.h"
+
+#include <vector>
+
+#include "attention/pattern/pattern.h"
+
+namespace annulus {
+
+Attended attended(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const PlannedCall& call) {
+  call.require_kept();
+  AttentionOutput output = attention_forward(q, k, v, call);
+  return {.kept = {output.out, output.lse, output.saved_k, output.saved_v},
+          .divisor = output_divisor(call.settings().request.pattern),
+          .backward = [left = output.with({}, {}, {}, {})](const at::Tensor& dout, const Heads& of,
+                                                           const std::vector<at::Tensor>& kept) {
+            const AttentionGradients d =
+                attention_backward(dout, of.q, of.k, of.v, left.with(kept[0], kept[1], kept[2], kept[3]));
+            return Heads{d.dq, d.dk, d.dv};
+          }};
+}
+
+}  // namespace annulus

@@ -1,0 +1,85 @@
+// The decoder's operations as nodes of autograd, so that tests can compare their gradients with LibTorch's. The model
+// calls them without autograd (runtime/model/decoder_layer.cc).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <cstdint>
+
+#include "attention/modules/rotary.h"
+#include "runtime/model/choose_ops.h"
+#include "runtime/model/decoder_ops.h"
+
+namespace annulus::testing {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+class HeadNorm : public Function<HeadNorm> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, const at::Tensor& q_weight,
+                            const at::Tensor& k_weight, int64_t heads, int64_t kv_heads, double eps) {
+    const HeadNormed r = ops_for({qkv, q_weight, k_weight}).head_norm(qkv, q_weight, k_weight, heads, kv_heads, eps);
+    ctx->save_for_backward({qkv, q_weight, k_weight, r.inv_rms});
+    ctx->saved_data["heads"] = heads;
+    return r.y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &qkv = saved[0], &q_weight = saved[1], &k_weight = saved[2], &inv_rms = saved[3];
+    const at::Tensor dy = grads[0].contiguous();
+    const HeadNormGradient g =
+        ops_for({qkv, q_weight, k_weight, dy})
+            .head_norm_backward(dy, qkv, q_weight, k_weight, inv_rms, ctx->saved_data["heads"].toInt());
+    return {g.dqkv, g.dq_weight, g.dk_weight, at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+class RotarySplit : public Function<RotarySplit> {
+ public:
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& qkv, const at::Tensor& cosine,
+                               const at::Tensor& sine, int64_t heads, int64_t kv_heads) {
+    const Heads to = ops_for_rotation(qkv, cosine, sine).rotary_split(qkv, cosine, sine, heads, kv_heads);
+    ctx->save_for_backward({cosine, sine});
+    return {to.q, to.k, to.v};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &cosine = saved[0], &sine = saved[1];
+    const Heads gradients{grads[0].contiguous(), grads[1].contiguous(), grads[2].contiguous()};
+    return {ops_for_rotation(gradients.q, cosine, sine).rotary_split_backward(gradients, cosine, sine), at::Tensor(),
+            at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+class SwiGlu : public Function<SwiGlu> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& gate_up) {
+    ctx->save_for_backward({gate_up});
+    return ops_for({gate_up}).swiglu(gate_up);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const at::Tensor gate_up = ctx->get_saved_variables()[0];
+    const at::Tensor dout = grads[0].contiguous();
+    return {ops_for({gate_up, dout}).swiglu_backward(dout, gate_up)};
+  }
+};
+
+inline at::Tensor head_norm(const at::Tensor& qkv, const at::Tensor& q_weight, const at::Tensor& k_weight,
+                            int64_t heads, int64_t kv_heads, double eps) {
+  return HeadNorm::apply(qkv, q_weight, k_weight, heads, kv_heads, eps);
+}
+
+inline Heads rotary_split(const at::Tensor& qkv, const RotaryTable& table, int64_t heads, int64_t kv_heads) {
+  const variable_list out = RotarySplit::apply(qkv, table.cosine, table.sine, heads, kv_heads);
+  return {out[0], out[1], out[2]};
+}
+
+inline at::Tensor swiglu(const at::Tensor& gate_up) { return SwiGlu::apply(gate_up); }
+
+}  // namespace annulus::testing
