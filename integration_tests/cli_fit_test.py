@@ -40,7 +40,7 @@ FOLDER = {
     "max_position_embeddings": 4096,
     "torch_dtype": "bfloat16",
 }
-NUMBERS = re.compile(r"^ +([0-3]) +(no|yes)((?: +[\d.]+){6})  (yes|no) +(.*)$", re.M)
+NUMBERS = re.compile(r"^ +([0-3]) +(all|recompute|offload)((?: +[\d.]+){6})  (yes|no) +(.*)$", re.M)
 
 
 class FitTest(cli.CliTest):
@@ -74,9 +74,9 @@ class FitTest(cli.CliTest):
     def test_table_agrees_with_json(self):
         table, plan = self.fit(), self.json()
         rows, fits = NUMBERS.findall(table), plan["fits"]
-        self.assertEqual(len(rows), 8)
-        for (level, recompute, numbers, does, longest), fit in zip(rows, fits):
-            self.assertEqual((int(level), recompute == "yes"), (fit["shard"], fit["recompute"]))
+        self.assertEqual(len(rows), 12)
+        for (level, keeps, numbers, does, longest), fit in zip(rows, fits):
+            self.assertEqual((int(level), keeps), (fit["shard"], fit["keeps"]))
             self.assertEqual([f"{b / 1e6:.1f}" for b in fit["bytes"].values()], numbers.split())
             self.assertEqual(does == "yes", fit["fits"])
             self.assertEqual(int(longest.replace(",", "")), fit["longest_context"])
@@ -174,11 +174,10 @@ class FitTest(cli.CliTest):
 
     def test_longest_context_fits_and_a_longer_one_does_not(self):
         fits = self.json()["fits"]
-        for fit in (fits[2], fits[7]):
-            at = ["--set", f"optimizer.shard={fit['shard']}", "--set", f"model.recompute={str(fit['recompute']).lower()}"]
+        for fit in (fits[3], fits[10], fits[11]):
             for more, does in ((0, True), (8, False)):
-                plan = self.json(*at, "--set", f"data.context={fit['longest_context'] + more}")
-                same = [f for f in plan["fits"] if (f["shard"], f["recompute"]) == (fit["shard"], fit["recompute"])]
+                plan = self.json("--set", f"data.context={fit['longest_context'] + more}")
+                same = [f for f in plan["fits"] if (f["shard"], f["keeps"]) == (fit["shard"], fit["keeps"])]
                 self.assertEqual(same[0]["fits"], does)
 
     def test_shards_within_a_host(self):
@@ -191,9 +190,25 @@ class FitTest(cli.CliTest):
 
     def test_plans_for_ranks_on_cpus(self):
         self.assertIn("\na rank has 1.0 GB", self.fit("--cpu"))
-        self.assertGreater(self.json("--cpu")["fits"][7]["bytes"]["total"], 0)
+        self.assertGreater(self.json("--cpu")["fits"][10]["bytes"]["total"], 0)
         # On CPUs sums are sent in messages, which need memory of their own.
-        self.assertNotEqual(self.json("--cpu")["fits"][7]["bytes"], self.json()["fits"][7]["bytes"])
+        self.assertNotEqual(self.json("--cpu")["fits"][10]["bytes"], self.json()["fits"][10]["bytes"])
+
+    def test_says_where_what_is_offloaded_lies(self):
+        # Two of the four layers keep theirs on the device. The input and attention's output of 2 rows of 1,024 tokens, in
+        # bf16; the statistics of 4 heads in fp32; and a block of keys and values of another rank.
+        kept = 2 * 1024 * (2 * 256 * 2 + 4 * 4 + 2 * 256 * 2)
+        on_gpus, on_cpus = self.json()["offload"], self.json("--cpu")["offload"]
+        self.assertEqual(on_gpus["bytes_of_rank"], 2 * kept)
+        self.assertEqual((on_gpus["host_bytes_of_host"], on_gpus["file_bytes_of_host"]), (4 * 2 * kept, 0))
+        self.assertEqual((on_cpus["host_bytes_of_host"], on_cpus["file_bytes_of_host"]), (0, 4 * 2 * kept))
+        bounded = self.json("--set", "memory.offload=host", "--set", "memory.host=20MB", "--set", "model.recompute=true", "--set", "device=cuda")
+        self.assertEqual((bounded["offload"]["host_bytes_of_host"], bounded["offload"]["file_bytes_of_host"]), (20 * 10**6, 8 * kept - 20 * 10**6))
+        self.assertEqual(self.json("--set", "memory.device_layers=4")["offload"]["bytes_of_rank"], 0)
+        out = self.fit("--tflops", "400")
+        self.assertRegex(out, r"\nwith offload a rank moves 8.5 MB out and back for each batch; the 4 ranks of a host keep 33.8 MB in its memory\n")
+        self.assertRegex(out, r"\nat 400.0 TFLOP/s a rank computes a batch in [\d.]+ s, behind which [\d.]+ [KMGT]B/s a rank, out and back, are hidden\n")
+        self.assertEqual(os.listdir(self.path(".")).count("runs"), 0)
 
     def test_says_what_prevents_a_fit(self):
         out = self.fit(memory="1MB")

@@ -1,5 +1,5 @@
 // annulus fit: computes whether a model fits into the memory of so many devices when it is trained, at each level of
-// optimizer.shard, with and without recomputation, and what a rank then sends. It runs nothing and needs neither the
+// optimizer.shard, with and without recomputation and offload, and what a rank then sends. It runs nothing and needs neither the
 // devices nor the data; runtime/training/fitting.h does the work.
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -54,7 +54,26 @@ std::string longest_text(const Fit& fit, int64_t multiple) {
   return (*fit.longest + multiple > kLongestPlanned ? "at least " : "") + with_commas(*fit.longest);
 }
 
-void print_table(const Config& c, const FitRanks& ranks, const FitTable& table, const NearestFit& nearest) {
+// With memory.offload: what leaves the device, where it lies, and how fast it must travel to be hidden.
+void print_offload(const FitRanks& ranks, const FitOffload& offload, std::optional<double> tflops) {
+  const auto bytes = [](double n) { return bytes_text(n); };
+  std::printf("\nwith offload a rank moves %s out and back for each batch; the %s of a host keep",
+              bytes(static_cast<double>(offload.bytes)).c_str(), counted(ranks.ranks_of_a_host, "rank").c_str());
+  if (offload.host.host > 0) std::printf(" %s in its memory", bytes(static_cast<double>(offload.host.host)).c_str());
+  if (offload.host.files > 0) {
+    std::printf("%s %s in files", offload.host.host > 0 ? " and" : "",
+                bytes(static_cast<double>(offload.host.files)).c_str());
+  }
+  std::printf("%s\n", offload.host.host + offload.host.files == 0 ? " nothing" : "");
+  if (!tflops || offload.bytes == 0) return;
+  const double seconds = offload.flops / (*tflops * 1e12);
+  std::printf("at %s TFLOP/s a rank computes a batch in %s s, behind which %s/s a rank, out and back, are hidden\n",
+              rounded(*tflops, 1).c_str(), rounded(seconds, 1).c_str(),
+              bytes(2 * static_cast<double>(offload.bytes) / seconds).c_str());
+}
+
+void print_table(const Config& c, const FitRanks& ranks, const FitTable& table, const NearestFit& nearest,
+                 std::optional<double> tflops) {
   int64_t most = 0;
   for (const Fit& fit : table.fits) most = std::max(most, fit.bytes.total());
   const bool large = most >= 1'000'000'000;
@@ -72,11 +91,11 @@ void print_table(const Config& c, const FitRanks& ranks, const FitTable& table, 
               bytes_text(static_cast<double>(gpu ? table.caches_on_device : table.caches)).c_str(),
               table.selects_what_travels ? "; keys and values sent for selected blocks are not counted" : "",
               table.planned);
-  std::printf("%5s %9s", "shard", "recompute");
+  std::printf("%5s %9s", "shard", "keeps");
   for (const Kind& kind : kKinds) std::printf(" %11s", kind.name);
   std::printf(" %11s  %-4s %15s\n", ("total, " + std::string(name)).c_str(), "fits", "longest rows");
   for (const Fit& fit : table.fits) {
-    std::printf("%5d %9s", fit.level, fit.recompute ? "yes" : "no");
+    std::printf("%5d %9s", fit.level, to_string(fit.keeps));
     for (const Kind& kind : kKinds) std::printf(" %11.1f", shown(static_cast<double>(fit.bytes.*kind.bytes)));
     std::printf(" %11.1f  %-4s %15s\n", shown(static_cast<double>(fit.bytes.total())), fit.fits ? "yes" : "no",
                 longest_text(fit, 2 * table.context).c_str());
@@ -91,6 +110,7 @@ void print_table(const Config& c, const FitRanks& ranks, const FitTable& table, 
                 shown(ring.keys_and_values), shown(ring.gradients),
                 shown(level.reduced + level.gathered + ring.total()));
   }
+  print_offload(ranks, table.offload, tflops);
   std::printf("\nnearest: %s\n", nearest.text.c_str());
 }
 
@@ -102,7 +122,7 @@ void print_json(const std::string& model, const FitRanks& ranks, const FitTable&
     for (const Kind& kind : kKinds) bytes[kind.name] = fit.bytes.*kind.bytes;
     bytes["total"] = fit.bytes.total();
     fits.push_back({{"shard", fit.level},
-                    {"recompute", fit.recompute},
+                    {"keeps", to_string(fit.keeps)},
                     {"bytes", bytes},
                     {"fits", fit.fits},
                     {"longest_context", fit.longest ? Json(*fit.longest) : Json()}});
@@ -127,6 +147,11 @@ void print_json(const std::string& model, const FitRanks& ranks, const FitTable&
       {"traffic", traffic},
       {"attention_traffic",
        {{"kv_bytes_sent", table.attention.keys_and_values}, {"gradient_bytes_sent", table.attention.gradients}}},
+      {"offload",
+       {{"bytes_of_rank", table.offload.bytes},
+        {"host_bytes_of_host", table.offload.host.host},
+        {"file_bytes_of_host", table.offload.host.files},
+        {"flops_of_rank", table.offload.flops}}},
       {"nearest", {{"found", nearest.found}, {"text", nearest.text}}}};
   std::printf("%s\n", all.dump(2).c_str());
 }
@@ -148,6 +173,10 @@ class FitSubcommand : public Subcommand {
         ->check(CLI::PositiveNumber)
         ->group(kDevices);
     app.add_flag("--cpu", cpu_, "ranks compute on CPUs")->group(kDevices);
+    app.add_option("--tflops", tflops_,
+                   "the TFLOP/s that a rank reaches, to print how fast what is offloaded must travel")
+        ->check(CLI::PositiveNumber)
+        ->group(kDevices);
     constexpr const char* kTraining = "Training";
     app.add_option("--context", context_,
                    "tokens in a row; short for --set data.context=N (default: the configuration's, or the "
@@ -205,7 +234,7 @@ class FitSubcommand : public Subcommand {
     if (json_) {
       print_json(model_, on_, table, nearest);
     } else {
-      print_table(config_, on_, table, nearest);
+      print_table(config_, on_, table, nearest, tflops_);
     }
     return 0;
   }
@@ -236,6 +265,7 @@ class FitSubcommand : public Subcommand {
   std::vector<std::string> sets_;
   std::optional<int> ranks_, ranks_of_a_host_;
   std::optional<int64_t> context_, batch_;
+  std::optional<double> tflops_;
   bool cpu_ = false, json_ = false;
   Config config_;
   FitRanks on_;

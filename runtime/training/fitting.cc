@@ -61,20 +61,26 @@ class Fitting {
   const std::optional<double>& beyond_planning() const { return highest_; }
 
   Sharding sharding(int level) const {
-    return make_sharding(with(level, false, std::nullopt), ranks_.ranks, ranks_.ranks_of_a_host);
+    return make_sharding(with(level, Keeps::kAll, std::nullopt), ranks_.ranks, ranks_.ranks_of_a_host);
   }
 
   // `length` is that of the rows; nothing: as configured.
-  Config with(int level, bool recompute, std::optional<int64_t> length) const {
+  Config with(int level, Keeps keeps, std::optional<int64_t> length) const {
     Config c = config_;
     c.optimizer.shard = level;
-    c.model.recompute = recompute;
+    c.model.recompute = keeps != Keeps::kAll;
+    if (keeps != Keeps::kOffloaded) {
+      c.memory.offload = "none";
+    } else if (c.memory.offload == "none") {
+      c.memory.offload = ranks_.are == RanksAre::kGpus ? "host" : "file";
+    }
+    if (c.memory.offload == "host") c.device = "cuda";
     if (length) c.data.context = of_length(c.data, *length);
     return c;
   }
 
-  MemoryPlan plan(int level, bool recompute, std::optional<int64_t> length) {
-    const Config c = with(level, recompute, length);
+  MemoryPlan plan(int level, Keeps keeps, std::optional<int64_t> length) {
+    const Config c = with(level, keeps, length);
     return plan_memory(c, length ? stages_of(c, *length) : stages_, sharding(level), context_, planned_, ranks_.are);
   }
 
@@ -88,19 +94,30 @@ class Fitting {
     return most;
   }
 
+  FitOffload offload(int64_t bytes) const {
+    const Config c = with(0, Keeps::kOffloaded, std::nullopt);
+    const Stage& longest = *std::max_element(stages_.begin(), stages_.end(), [](const Stage& a, const Stage& b) {
+      return a.batch * a.context < b.batch * b.context;
+    });
+    const double tokens = static_cast<double>(longest.batch) * static_cast<double>(longest.context) / ranks_.ranks;
+    return {.bytes = bytes,
+            .host = plan_offload(c, bytes, ranks_.ranks_of_a_host),
+            .flops = tokens * flops_per_token(model_shape(c), longest.layers.pairs_per_token())};
+  }
+
   // A lower bound of what any plan needs, in bytes.
   double least(int level, std::optional<int64_t> length) const {
-    return least_memory(with(level, true, length), sharding(level), context_);
+    return least_memory(with(level, Keeps::kOffloaded, length), sharding(level), context_);
   }
-  double bytes(int level, bool recompute, std::optional<int64_t> length) {
-    return static_cast<double>(plan(level, recompute, length).total());
+  double bytes(int level, Keeps keeps, std::optional<int64_t> length) {
+    return static_cast<double>(plan(level, keeps, length).total());
   }
   bool fits(double bytes) const { return bytes <= ranks_.memory; }
 
   // Returns the length of the longest rows, of at most `most` tokens, that fit; 0 if none do, nothing if rows of some
   // length are impossible. Memory is nearly affine in the length, so the next length to try is the one at which the
   // line through two known plans reaches the available memory.
-  std::optional<int64_t> longest(int level, bool recompute, int64_t most) {
+  std::optional<int64_t> longest(int level, Keeps keeps, int64_t most) {
     int64_t fit = 0, too_long = most / unit() + 1;  // in units
     std::map<int64_t, double> known;
     for (int64_t next = 1; too_long - fit > 1;) {
@@ -108,7 +125,7 @@ class Fitting {
         too_long = next;
       } else {
         try {
-          known[next] = bytes(level, recompute, next * unit());
+          known[next] = bytes(level, keeps, next * unit());
         } catch (const Error& e) {
           if (e.kind() != ErrorKind::kPlan) throw;
           return std::nullopt;
@@ -158,7 +175,7 @@ class Fitting {
     int needs_most = 0;
     for (const int rank : compared()) {
       planned_ = rank;
-      const int64_t total = plan(0, false, std::nullopt).total();
+      const int64_t total = plan(0, Keeps::kAll, std::nullopt).total();
       if (total > most) needs_most = rank;
       most = std::max(most, total);
     }
@@ -175,8 +192,10 @@ class Fitting {
   std::map<int64_t, std::vector<Stage>> other_stages_;  // the stages for other lengths, by length
 };
 
-std::string level_text(int level, bool recompute) {
-  return "optimizer.shard = " + std::to_string(level) + (recompute ? " with model.recompute" : "");
+std::string level_text(int level, Keeps keeps) {
+  return "optimizer.shard = " + std::to_string(level) + (keeps == Keeps::kAll          ? ""
+                                                         : keeps == Keeps::kRecomputed ? " with model.recompute"
+                                                                                       : " with memory.offload");
 }
 
 std::string listed(const std::vector<std::string>& words) {
@@ -185,6 +204,10 @@ std::string listed(const std::vector<std::string>& words) {
 }
 
 }  // namespace
+
+const char* to_string(Keeps keeps) {
+  return keeps == Keeps::kAll ? "all" : keeps == Keeps::kRecomputed ? "recompute" : "offload";
+}
 
 FitTable what_fits(const Config& config, const FitRanks& ranks,
                    const std::function<void(const std::string&)>& progress) {
@@ -209,17 +232,18 @@ FitTable what_fits(const Config& config, const FitRanks& ranks,
   const auto element = static_cast<double>(c10::elementSize(compute_dtype(config)));
   const auto wide = static_cast<double>(c10::elementSize(at::toOpMathType(compute_dtype(config))));
   for (int level = 0; level < fitting.levels(); ++level) {
-    for (const bool recompute : {false, true}) {
-      say("planning " + level_text(level, recompute));
-      const MemoryPlan plan = fitting.plan(level, recompute, std::nullopt);
-      Fit fit{.level = level, .recompute = recompute, .bytes = plan.kinds()};
+    for (const Keeps keeps : kAllKeeps) {
+      say("planning " + level_text(level, keeps));
+      const MemoryPlan plan = fitting.plan(level, keeps, std::nullopt);
+      Fit fit{.level = level, .keeps = keeps, .bytes = plan.kinds()};
       fit.fits = fitting.fits(static_cast<double>(fit.bytes.total()));
-      say("looking for the longest rows of " + level_text(level, recompute));
-      fit.longest = fitting.longest(level, recompute, kLongestPlanned);
+      say("looking for the longest rows of " + level_text(level, keeps));
+      fit.longest = fitting.longest(level, keeps, kLongestPlanned);
       table.fits.push_back(fit);
       table.caches = plan.caches;
       table.caches_on_device = plan.caches_on_device;
       table.selects_what_travels = plan.selects_what_travels;
+      if (keeps == Keeps::kOffloaded) table.offload = fitting.offload(plan.offloaded);
     }
     const StateTraffic sent =
         state_traffic(parameters, fitting.sharding(level), shape.tie_embeddings, config.data.accumulate.most());
@@ -232,11 +256,17 @@ NearestFit nearest_fit(const Config& config, const FitRanks& ranks) {
   Fitting fitting(config, ranks);
   const int now = std::min(static_cast<int>(config.optimizer.shard), fitting.levels() - 1);
   const int highest = fitting.levels() - 1;
-  const auto found = [&](int level, bool recompute, std::optional<int64_t> length, double bytes) {
-    NearestFit nearest{.found = true, .level = level, .recompute = recompute, .context = config.data.context};
+  const Keeps keeps_now = config.memory.offload != "none" ? Keeps::kOffloaded
+                          : config.model.recompute        ? Keeps::kRecomputed
+                                                          : Keeps::kAll;
+  const auto found = [&](int level, Keeps keeps, std::optional<int64_t> length, double bytes) {
+    NearestFit nearest{.found = true, .level = level, .keeps = keeps, .context = config.data.context};
     std::vector<std::string> changed;
     if (level != now) changed.push_back("optimizer.shard = " + std::to_string(level));
-    if (recompute != config.model.recompute) changed.emplace_back("model.recompute = true");
+    if (keeps != Keeps::kAll && !config.model.recompute) changed.emplace_back("model.recompute = true");
+    if (keeps == Keeps::kOffloaded && keeps_now != keeps) {
+      changed.push_back("memory.offload = \"" + fitting.with(level, keeps, length).memory.offload + "\"");
+    }
     if (length) {
       nearest.context = of_length(config.data, *length);
       changed.push_back("data.context = " + nearest.context.text());
@@ -247,24 +277,25 @@ NearestFit nearest_fit(const Config& config, const FitRanks& ranks) {
     return nearest;
   };
   if (!fitting.beyond_planning()) {
-    for (const bool recompute : config.model.recompute ? std::vector<bool>{true} : std::vector<bool>{false, true}) {
+    for (const Keeps keeps : kAllKeeps) {
+      if (keeps < keeps_now) continue;
       for (int level = now; level <= highest; ++level) {
-        const double bytes = fitting.bytes(level, recompute, std::nullopt);
-        if (fitting.fits(bytes)) return found(level, recompute, std::nullopt, bytes);
+        const double bytes = fitting.bytes(level, keeps, std::nullopt);
+        if (fitting.fits(bytes)) return found(level, keeps, std::nullopt, bytes);
       }
     }
   }
-  std::string why = "no optimizer.shard, model.recompute or shorter data.context makes it fit: ";
-  const std::string at = "optimizer.shard = " + std::to_string(highest) + " and model.recompute = true";
+  std::string why = "no optimizer.shard, model.recompute, memory.offload or shorter data.context makes it fit: ";
+  const std::string at = "optimizer.shard = " + std::to_string(highest) + ", model.recompute = true and memory.offload";
   if (fitting.beyond_planning()) {
     return {.text = why + "with " + at + " it needs at least " + bytes_text(*fitting.beyond_planning()) + " a rank"};
   }
   const int64_t shortest = fitting.unit();
-  const std::optional<int64_t> length = fitting.longest(highest, true, config.data.context.longest() - 1);
-  if (!length) return {.text = "no optimizer.shard or model.recompute makes it fit, and its patterns need these rows"};
-  if (*length > 0) return found(highest, true, length, fitting.bytes(highest, true, length));
+  const std::optional<int64_t> length = fitting.longest(highest, Keeps::kOffloaded, config.data.context.longest() - 1);
+  if (!length) return {.text = "no optimizer.shard, model.recompute or memory.offload makes it fit, and its patterns need these rows"};
+  if (*length > 0) return found(highest, Keeps::kOffloaded, length, fitting.bytes(highest, Keeps::kOffloaded, length));
   why += "with " + at + " even rows of " + with_commas(shortest, "token") + " need ";
-  const MemoryKinds held = fitting.plan(highest, true, shortest).kinds();
+  const MemoryKinds held = fitting.plan(highest, Keeps::kOffloaded, shortest).kinds();
   return {.text = why + bytes_text(static_cast<double>(held.total())) + " a rank, of which weights, gradients and " +
                   "optimizer are " + bytes_text(static_cast<double>(held.weights + held.gradients + held.optimizer)) +
                   ", and the working memory is " + bytes_text(static_cast<double>(held.working))};

@@ -1,9 +1,10 @@
-// Finds out whether a configuration fits into the memory of a rank at each level of optimizer.shard, with and without
-// recomputation, and how long its rows could be. It makes memory plans (memory_plan.h) of configurations that differ
+// Finds out whether a configuration fits into the memory of a rank at each level of optimizer.shard, whatever layers keep
+// for the backward, and how long its rows could be. It makes memory plans (memory_plan.h) of configurations that differ
 // only in these keys, so it takes no memory for a model and needs none of the ranks. `annulus fit` uses it, and so does
 // the trainer, whose error about too little memory says what would fit. Thread safety: functions without state.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -31,10 +32,20 @@ struct FitRanks {
 // The longest rows, in tokens, that are tried.
 inline constexpr int64_t kLongestPlanned = int64_t{1} << 27;
 
-// The result for one level, with or without recomputation.
+// What layers keep for the backward, from most to least memory of the device.
+enum class Keeps {
+  kAll,
+  kRecomputed,  // model.recompute
+  kOffloaded,   // memory.offload as well: as configured, or "host" on GPUs and "file" on CPUs
+};
+inline constexpr std::array<Keeps, 3> kAllKeeps = {Keeps::kAll, Keeps::kRecomputed, Keeps::kOffloaded};
+// Returns "all", "recompute" or "offload".
+const char* to_string(Keeps keeps);
+
+// The result for one level.
 struct Fit {
   int level = 0;
-  bool recompute = false;
+  Keeps keeps = Keeps::kAll;
   MemoryKinds bytes = {};  // with rows as configured
   bool fits = false;
   // The longest rows that fit, in tokens: a multiple of U, which is twice the ranks of the context axis; 0 if none fit.
@@ -50,6 +61,13 @@ struct FitTraffic {
   double reduced = 0, gathered = 0;
 };
 
+// What is offloaded, at any level.
+struct FitOffload {
+  int64_t bytes = 0;     // by the rank that was planned, in each batch; they leave the device and come back
+  OffloadPlan host = {};  // of the ranks of a host
+  double flops = 0;      // that a rank computes in a batch meanwhile, forward and backward
+};
+
 struct FitTable {
   int64_t parameters = 0;
   int data = 1, context = 1;     // ranks of the mesh's axes
@@ -57,11 +75,12 @@ struct FitTable {
   int planned = 0;               // the rank of the context axis that was planned
   int64_t caches = 0, caches_on_device = 0;
   bool selects_what_travels = false;     // as in MemoryPlan
-  std::vector<Fit> fits = {};            // level 0 without and with recomputation, then level 1, ...
+  std::vector<Fit> fits = {};            // level 0 with each of kAllKeeps, then level 1, ...
   std::vector<FitTraffic> traffic = {};  // of each level
   // What attention sends in a step, the same at every level, with and without recomputation. The rank is the one that
   // sends the most, of those among which FitRanks::planned is chosen.
   AttentionTraffic attention = {};
+  FitOffload offload = {};
 };
 
 // If one rank holds the whole state, all levels are the same and only level 0 is planned. With a schedule of lengths,
@@ -71,12 +90,12 @@ struct FitTable {
 FitTable what_fits(const Config& config, const FitRanks& ranks,
                    const std::function<void(const std::string&)>& progress = nullptr);
 
-// The smallest change of a configuration that makes it fit: none, a higher level, recomputation, both, or shorter rows
-// at the highest level with recomputation.
+// The smallest change of a configuration that makes it fit: none, a higher level, recomputation, both, offload as well,
+// or shorter rows at the highest level with recomputation and offload.
 struct NearestFit {
   bool found = false;
   int level = 0;
-  bool recompute = false;
+  Keeps keeps = Keeps::kAll;
   ContextSchedule context = {};
   // For example "optimizer.shard = 2 fits (61.2 GB a rank)"; if nothing fits, the reason.
   std::string text = {};

@@ -141,7 +141,7 @@ void require_offload(const Config& c, const OffloadPlan& plan, int ranks) {
                     " needs no more than that; " + less + "; ANNULUS_MEMORY_CHECK=0 skips this check");
   };
   if (plan.files > 0) {
-    require(plan.files, free_bytes_in(plan.folder), "files", " in " + plan.folder,
+    require(plan.files, free_bytes_in(made_offload_folder(c)), "files", " in " + plan.folder,
             "memory.files may name a folder on another disk, and more hosts need less on each");
   }
   if (plan.host > 0) {

@@ -1,5 +1,5 @@
 // Computes the memory that a training step needs on a rank from a configuration, before any of it is taken. The trainer
-// prints it and compares it with the available memory, `annulus plan` shows it, and tests compare it with what
+// prints it and compares it with the available memory, `annulus fit` shows it, and tests compare it with what
 // LibTorch's allocator hands out. It is the sum of what each part of a step declares beside its code (memory/charge.h);
 // this file contains no code for particular parts.
 //

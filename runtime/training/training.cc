@@ -68,7 +68,7 @@ std::unique_ptr<Offload> make_offload(const Config& c, const Communicator& world
         c.memory.host.empty() ? std::numeric_limits<int64_t>::max() : *bytes_of_text(c.memory.host) / ranks_here(world);
     if (c.memory.host.empty()) return std::make_unique<Offload>(settings, nullptr);
   }
-  return std::make_unique<Offload>(settings, TierFile::in_folder(offload_folder(c)));
+  return std::make_unique<Offload>(settings, TierFile::in_folder(made_offload_folder(c)));
 }
 
 }  // namespace

@@ -24,11 +24,12 @@ int64_t offloaded_layers(const Config& c) {
   return c.memory.offload == "none" ? 0 : std::max<int64_t>(0, c.model.layers - c.memory.device_layers);
 }
 
-std::string offload_folder(const Config& c) {
-  if (!c.memory.files.empty()) return c.memory.files;
+std::string offload_folder(const Config& c) { return c.memory.files.empty() ? c.run.folder : c.memory.files; }
+
+std::string made_offload_folder(const Config& c) {
   std::error_code error;  // whoever uses the folder says what is wrong with it
-  std::filesystem::create_directories(c.run.folder, error);
-  return c.run.folder;
+  if (c.memory.files.empty()) std::filesystem::create_directories(c.run.folder, error);
+  return offload_folder(c);
 }
 
 StateTraits state_traits(const Config& c, const Sharding& sharding, bool recorded) {
@@ -59,7 +60,8 @@ std::vector<PlaceCharges> add_training_charges(const Config& c, const Stage& sta
   // On a CPU a step uses its tokens in the memory that they were read into.
   const int64_t inputs = gpu ? batch : kTokenSlots * stage.accumulate * batch;
   step.lasts({"inputs", inputs + turned * shape.head_dim() * wide, When::kLasts});
-  const int64_t buffers = offloaded_layers(c) > 0 ? Offload::kBuffers * (Offload::kBuffer + TierFile::kBlock) : 0;
+  const bool files = offloaded_layers(c) > 0 && (c.memory.offload == "file" || !c.memory.host.empty());
+  const int64_t buffers = files ? Offload::kBuffers * (Offload::kBuffer + TierFile::kBlock) : 0;
   step.lasts({"buffers of files", buffers, When::kLasts});
   // If positions restart, each step gathers a rotary table for the positions of its rows.
   step.then({"batch", {{"rotary table", restart ? rows * positions * shape.head_dim() * wide : 0, When::kKept}}});

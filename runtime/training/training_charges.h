@@ -22,8 +22,10 @@ bool may_be_recorded(const Config& config, const Stage& stage, const Sharding& s
 
 // Returns the number of layers, the first ones, whose kept tensors are offloaded.
 int64_t offloaded_layers(const Config& config);
-// Returns the folder of its files; makes it if it is that of the runs, which the first run makes.
+// Returns the folder of its files.
 std::string offload_folder(const Config& config);
+// The same; makes it if it is that of the runs, which the first run makes.
+std::string made_offload_folder(const Config& config);
 
 // What ranks compute on, and how they communicate.
 enum class RanksAre {

@@ -33,18 +33,20 @@ class Fitting : public ::testing::Test {
     config_.data.batch = 2;
   }
 
-  // The plan of a configuration with these three keys, over `ranks` ranks of one host.
-  static int64_t planned(Config c, int level, bool recompute, int64_t context, const FitRanks& ranks) {
+  // The plan of a configuration with these keys, over `ranks` ranks of one host.
+  static int64_t planned(Config c, int level, Keeps keeps, int64_t context, const FitRanks& ranks) {
     c.optimizer.shard = level;
-    c.model.recompute = recompute;
+    c.model.recompute = keeps != Keeps::kAll;
+    if (keeps == Keeps::kOffloaded) c.memory.offload = ranks.are == RanksAre::kGpus ? "host" : "file";
+    if (ranks.are == RanksAre::kGpus) c.device = "cuda";
     c.data.context = context;
     const int along = ranks.ranks / static_cast<int>(c.mesh.data);
     return plan_memory(c, check_training(c, ranks.ranks), make_sharding(c, ranks.ranks, ranks.ranks_of_a_host), along,
                        ranks.planned.value_or(0), ranks.are)
         .total();
   }
-  int64_t planned(int level, bool recompute, int64_t context, const FitRanks& ranks) const {
-    return planned(config_, level, recompute, context, ranks);
+  int64_t planned(int level, Keeps keeps, int64_t context, const FitRanks& ranks) const {
+    return planned(config_, level, keeps, context, ranks);
   }
   NearestFit nearest(double memory) const { return nearest_fit(config_, four(memory)); }
   static FitRanks four(double memory) {
@@ -58,23 +60,23 @@ class Fitting : public ::testing::Test {
 // A higher sharding level takes no more memory, and recomputed activations take less than kept ones.
 TEST_F(Fitting, HigherLevelsAndRecomputationTakeLessMemory) {
   const FitTable table = what_fits(config_, four(1e9));
-  ASSERT_EQ(table.fits.size(), 8U);
+  ASSERT_EQ(table.fits.size(), 12U);
   EXPECT_EQ(table.parameters, parameter_count(model_shape(config_)));
   EXPECT_EQ(table.context, 4);
   EXPECT_EQ(table.shards, 4);
   for (size_t i = 0; i < table.fits.size(); ++i) {
     const Fit& fit = table.fits[i];
-    EXPECT_EQ(fit.level, static_cast<int>(i / 2));
-    EXPECT_EQ(fit.recompute, i % 2 == 1);
-    EXPECT_EQ(fit.bytes.total(), planned(fit.level, fit.recompute, 512, four(0)));
+    EXPECT_EQ(fit.level, static_cast<int>(i / 3));
+    EXPECT_EQ(fit.keeps, kAllKeeps[i % 3]);
+    EXPECT_EQ(fit.bytes.total(), planned(fit.level, fit.keeps, 512, four(0)));
     EXPECT_TRUE(fit.fits);
-    if (fit.recompute) {
+    if (fit.keeps != Keeps::kAll) {
       EXPECT_LT(fit.bytes.activations, table.fits[i - 1].bytes.activations);
       EXPECT_GT(fit.longest, table.fits[i - 1].longest);
     }
-    if (i < 2) continue;
+    if (i < 3) continue;
     EXPECT_LT(fit.bytes.weights + fit.bytes.gradients + fit.bytes.optimizer,
-              table.fits[i - 2].bytes.weights + table.fits[i - 2].bytes.gradients + table.fits[i - 2].bytes.optimizer);
+              table.fits[i - 3].bytes.weights + table.fits[i - 3].bytes.gradients + table.fits[i - 3].bytes.optimizer);
   }
 }
 
@@ -86,22 +88,22 @@ TEST_F(Fitting, LongestContextFitsAndTheNextLongerDoesNot) {
       c.mesh.data = data;
       c.attention.layout = layout;
       // The memory suffices for longer rows than configured, or only for shorter ones.
-      for (const double of_configured : {1.7, 0.8}) {
+      for (const double of_configured : {1.7, 0.95}) {
         FitRanks ranks = four(0);
-        ranks.memory = of_configured * static_cast<double>(planned(c, 3, true, 512, ranks));
+        ranks.memory = of_configured * static_cast<double>(planned(c, 3, Keeps::kRecomputed, 512, ranks));
         const FitTable table = what_fits(c, ranks);
         ranks.planned = table.planned;
         const int64_t unit = 2 * 4 / data;
         for (const Fit& fit : table.fits) {
-          const std::string what = std::string(layout) + ", level " + std::to_string(fit.level) +
-                                   (fit.recompute ? ", recomputed" : "") + ", data " + std::to_string(data);
+          const std::string what = std::string(layout) + ", level " + std::to_string(fit.level) + ", " +
+                                   to_string(fit.keeps) + ", data " + std::to_string(data);
           ASSERT_TRUE(fit.longest) << what;
           EXPECT_EQ(*fit.longest % unit, 0) << what;
           EXPECT_EQ(fit.fits, *fit.longest >= 512) << what;
           if (*fit.longest > 0) {
-            EXPECT_LE(planned(c, fit.level, fit.recompute, *fit.longest, ranks), ranks.memory) << what;
+            EXPECT_LE(planned(c, fit.level, fit.keeps, *fit.longest, ranks), ranks.memory) << what;
           }
-          EXPECT_GT(planned(c, fit.level, fit.recompute, *fit.longest + unit, ranks), ranks.memory) << what;
+          EXPECT_GT(planned(c, fit.level, fit.keeps, *fit.longest + unit, ranks), ranks.memory) << what;
         }
         EXPECT_GT(table.fits.back().longest, 0);
       }
@@ -130,7 +132,7 @@ TEST_F(Fitting, PatternsOfFixedLengthHaveNoLongestContext) {
 TEST_F(Fitting, SingleRankHasOnlyLevelZero) {
   const FitTable table =
       what_fits(config_, {.ranks = 1, .ranks_of_a_host = 1, .are = RanksAre::kProcesses, .memory = 1e9, .planned = {}});
-  EXPECT_EQ(table.fits.size(), 2U);
+  EXPECT_EQ(table.fits.size(), 3U);
   EXPECT_EQ(table.traffic.size(), 1U);
   EXPECT_EQ(table.traffic[0].reduced + table.traffic[0].gathered, 0);
 }
@@ -197,44 +199,53 @@ TEST_F(Fitting, CountsNoTrafficThatIsNotPlanned) {
 TEST_F(Fitting, NearestFitChangesTheFewestSettings) {
   config_.model.dim = 256;
   const FitRanks ranks = four(0);
-  const auto of = [&](int level, bool recompute) { return static_cast<double>(planned(level, recompute, 512, ranks)); };
-  const NearestFit itself = nearest(of(0, false));
+  const auto of = [&](int level, Keeps keeps) { return static_cast<double>(planned(level, keeps, 512, ranks)); };
+  constexpr Keeps kAll = Keeps::kAll, kRecomputed = Keeps::kRecomputed, kOffloaded = Keeps::kOffloaded;
+  const NearestFit itself = nearest(of(0, kAll));
   EXPECT_TRUE(itself.found);
   EXPECT_EQ(itself.level, 0);
-  EXPECT_EQ(itself.text, "it fits as it is configured (" + bytes_text(of(0, false)) + " a rank)");
+  EXPECT_EQ(itself.text, "it fits as it is configured (" + bytes_text(of(0, kAll)) + " a rank)");
 
-  const NearestFit higher = nearest(of(0, false) - 1);
+  const NearestFit higher = nearest(of(0, kAll) - 1);
   EXPECT_EQ(higher.level, 1);
-  EXPECT_FALSE(higher.recompute);
-  EXPECT_EQ(higher.text, "optimizer.shard = 1 fits (" + bytes_text(of(1, false)) + " a rank)");
+  EXPECT_EQ(higher.keeps, kAll);
+  EXPECT_EQ(higher.text, "optimizer.shard = 1 fits (" + bytes_text(of(1, kAll)) + " a rank)");
 
   // This is too little memory for any level without recomputation.
-  const double without = std::min({of(0, false), of(1, false), of(2, false), of(3, false)}) - 1;
+  const double without = std::min({of(0, kAll), of(1, kAll), of(2, kAll), of(3, kAll)}) - 1;
   const NearestFit both = nearest(without);
-  EXPECT_TRUE(both.recompute);
+  EXPECT_EQ(both.keeps, kRecomputed);
   EXPECT_EQ(both.context, config_.data.context);
-  EXPECT_LE(of(both.level, true), without);
+  EXPECT_LE(of(both.level, kRecomputed), without);
   if (both.level > 0) {
-    EXPECT_GT(of(both.level - 1, true), without);
+    EXPECT_GT(of(both.level - 1, kRecomputed), without);
     EXPECT_NE(both.text.find(" and model.recompute = true fit ("), std::string::npos) << both.text;
   }
 
-  const NearestFit shorter = nearest(of(3, true) - 1);
+  const double recomputed = std::min({of(0, kRecomputed), of(1, kRecomputed), of(2, kRecomputed), of(3, kRecomputed)});
+  const NearestFit offloaded = nearest(recomputed - 1);
+  EXPECT_EQ(offloaded.keeps, kOffloaded);
+  EXPECT_EQ(offloaded.context, config_.data.context);
+  EXPECT_NE(offloaded.text.find("model.recompute = true and memory.offload = \"host\" fit ("), std::string::npos)
+      << offloaded.text;
+
+  const NearestFit shorter = nearest(of(3, kOffloaded) - 1);
   EXPECT_TRUE(shorter.found);
   EXPECT_EQ(shorter.level, 3);
   EXPECT_LT(shorter.context.longest(), 512);
   EXPECT_EQ(shorter.text,
-            "optimizer.shard = 3, model.recompute = true and data.context = " + shorter.context.text() + " fit (" +
-                bytes_text(static_cast<double>(planned(3, true, shorter.context.longest(), ranks))) + " a rank)");
+            "optimizer.shard = 3, model.recompute = true, memory.offload = \"host\" and data.context = " +
+                shorter.context.text() + " fit (" +
+                bytes_text(static_cast<double>(planned(3, kOffloaded, shorter.context.longest(), ranks))) + " a rank)");
 
   // A configured level is never lowered.
   config_.optimizer.shard = 2;
-  EXPECT_EQ(nearest(of(2, false)).text, "it fits as it is configured (" + bytes_text(of(2, false)) + " a rank)");
+  EXPECT_EQ(nearest(of(2, kAll)).text, "it fits as it is configured (" + bytes_text(of(2, kAll)) + " a rank)");
 }
 
 TEST_F(Fitting, SingleRankIsOfferedOnlyRecomputation) {
   FitRanks one{.ranks = 1, .ranks_of_a_host = 1, .are = RanksAre::kProcesses, .memory = 0, .planned = {}};
-  one.memory = static_cast<double>(planned(0, true, 512, one));
+  one.memory = static_cast<double>(planned(0, Keeps::kRecomputed, 512, one));
   EXPECT_EQ(nearest_fit(config_, one).text, "model.recompute = true fits (" + bytes_text(one.memory) + " a rank)");
 }
 
@@ -242,7 +253,7 @@ TEST_F(Fitting, ShortensTheLongestStageOfASchedule) {
   config_.data.context.stages = {{.step = 0, .context = 128}, {.step = 5, .context = 512, .batch = 1}};
   Config longest = config_;
   longest.data.batch = 1;
-  const NearestFit found = nearest(static_cast<double>(planned(longest, 3, true, 512, four(0))) * 0.9);
+  const NearestFit found = nearest(static_cast<double>(planned(longest, 3, Keeps::kOffloaded, 512, four(0))) * 0.98);
   ASSERT_TRUE(found.found) << found.text;
   ASSERT_EQ(found.context.stages.size(), 1U);
   EXPECT_EQ(found.context.stages[0].batch, 1);
@@ -251,8 +262,8 @@ TEST_F(Fitting, ShortensTheLongestStageOfASchedule) {
 TEST_F(Fitting, ExplainsWhyNothingFits) {
   const NearestFit nothing = nearest(1e5);
   EXPECT_FALSE(nothing.found);
-  EXPECT_NE(nothing.text.find("no optimizer.shard, model.recompute or shorter data.context makes it fit: with "
-                              "optimizer.shard = 3 and model.recompute = true even rows of 8 tokens need "),
+  EXPECT_NE(nothing.text.find("no optimizer.shard, model.recompute, memory.offload or shorter data.context makes it fit: with "
+                              "optimizer.shard = 3, model.recompute = true and memory.offload even rows of 8 tokens need "),
             std::string::npos)
       << nothing.text;
   EXPECT_NE(nothing.text.find("of which weights, gradients and optimizer are "), std::string::npos) << nothing.text;
@@ -282,7 +293,7 @@ TEST_F(Fitting, PlansTheRankThatNeedsTheMostMemory) {
   for (const int rank : {0, 1, 2, 3}) {
     FitRanks ranks = four(0);
     ranks.planned = rank;
-    most = std::max(most, planned(0, false, 512, ranks));
+    most = std::max(most, planned(0, Keeps::kAll, 512, ranks));
   }
   EXPECT_EQ(table.fits[0].bytes.total(), most);
 }
