@@ -43,6 +43,7 @@ class Benchmark {
 std::unique_ptr<Benchmark> make_attention_benchmark();
 std::unique_ptr<Benchmark> make_comm_benchmark();
 std::unique_ptr<Benchmark> make_gpu_benchmark();
+std::unique_ptr<Benchmark> make_longest_benchmark();
 std::unique_ptr<Benchmark> make_operator_benchmark();
 std::unique_ptr<Benchmark> make_patterns_benchmark();
 std::unique_ptr<Benchmark> make_ring_benchmark();

@@ -30,12 +30,14 @@ struct Measurement {
   std::unique_ptr<Benchmark> (*make)();
 };
 
-constexpr std::array<Measurement, 8> kMeasurements = {{
+constexpr std::array<Measurement, 9> kMeasurements = {{
     {"ring", "CPU seconds of a ring over those of one process; its bytes, waiting and memory", 4, make_ring_benchmark},
     {"train", "tokens per CPU second for a 3M-parameter Llama; CPU time outside matrix products and attention", 1,
      make_train_benchmark},
     {"shard", "a training step whose ranks share its state, compared with one whose ranks hold all of it", 2,
      make_shard_benchmark},
+    {"longest", "the longest row that fits into a given memory, planned and confirmed, with and without offload", 2,
+     make_longest_benchmark},
     {"operator", "the cost of torch.ops.annulus.attention over that of the C++ call that it makes", 1,
      make_operator_benchmark},
     {"patterns", "the cost of attention with each pattern over that of the same call without a mask", 1,

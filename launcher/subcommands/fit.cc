@@ -1,6 +1,6 @@
 // annulus fit: computes whether a model fits into the memory of so many devices when it is trained, at each level of
-// optimizer.shard, with and without recomputation and offload, and what a rank then sends. It runs nothing and needs neither the
-// devices nor the data; runtime/training/fitting.h does the work.
+// optimizer.shard, with and without recomputation and offload, and what a rank then sends. It runs nothing and needs
+// neither the devices nor the data; runtime/training/fitting.h does the work.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>

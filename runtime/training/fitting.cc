@@ -193,9 +193,10 @@ class Fitting {
 };
 
 std::string level_text(int level, Keeps keeps) {
-  return "optimizer.shard = " + std::to_string(level) + (keeps == Keeps::kAll          ? ""
-                                                         : keeps == Keeps::kRecomputed ? " with model.recompute"
-                                                                                       : " with memory.offload");
+  return "optimizer.shard = " + std::to_string(level) +
+         (keeps == Keeps::kAll          ? ""
+          : keeps == Keeps::kRecomputed ? " with model.recompute"
+                                        : " with memory.offload");
 }
 
 std::string listed(const std::vector<std::string>& words) {
@@ -292,7 +293,9 @@ NearestFit nearest_fit(const Config& config, const FitRanks& ranks) {
   }
   const int64_t shortest = fitting.unit();
   const std::optional<int64_t> length = fitting.longest(highest, Keeps::kOffloaded, config.data.context.longest() - 1);
-  if (!length) return {.text = "no optimizer.shard, model.recompute or memory.offload makes it fit, and its patterns need these rows"};
+  if (!length)
+    return {.text =
+                "no optimizer.shard, model.recompute or memory.offload makes it fit, and its patterns need these rows"};
   if (*length > 0) return found(highest, Keeps::kOffloaded, length, fitting.bytes(highest, Keeps::kOffloaded, length));
   why += "with " + at + " even rows of " + with_commas(shortest, "token") + " need ";
   const MemoryKinds held = fitting.plan(highest, Keeps::kOffloaded, shortest).kinds();

@@ -1,7 +1,7 @@
-// Finds out whether a configuration fits into the memory of a rank at each level of optimizer.shard, whatever layers keep
-// for the backward, and how long its rows could be. It makes memory plans (memory_plan.h) of configurations that differ
-// only in these keys, so it takes no memory for a model and needs none of the ranks. `annulus fit` uses it, and so does
-// the trainer, whose error about too little memory says what would fit. Thread safety: functions without state.
+// Finds out whether a configuration fits into the memory of a rank at each level of optimizer.shard, whatever layers
+// keep for the backward, and how long its rows could be. It makes memory plans (memory_plan.h) of configurations that
+// differ only in these keys, so it takes no memory for a model and needs none of the ranks. `annulus fit` uses it, and
+// so does the trainer, whose error about too little memory says what would fit. Thread safety: functions without state.
 #pragma once
 
 #include <array>
@@ -63,9 +63,9 @@ struct FitTraffic {
 
 // What is offloaded, at any level.
 struct FitOffload {
-  int64_t bytes = 0;     // by the rank that was planned, in each batch; they leave the device and come back
+  int64_t bytes = 0;      // by the rank that was planned, in each batch; they leave the device and come back
   OffloadPlan host = {};  // of the ranks of a host
-  double flops = 0;      // that a rank computes in a batch meanwhile, forward and backward
+  double flops = 0;       // that a rank computes in a batch meanwhile, forward and backward
 };
 
 struct FitTable {

@@ -126,7 +126,8 @@ OffloadPlan plan_offload(const Config& c, int64_t bytes, int ranks) {
   return plan;
 }
 
-void require_offload(const Config& c, const OffloadPlan& plan, int ranks) {
+void require_offload(const Config& c, int64_t bytes, int ranks) {
+  const OffloadPlan plan = plan_offload(c, bytes, ranks);
   if (!switch_from_environment("ANNULUS_MEMORY_CHECK", true)) return;
   const auto require = [&](int64_t needed, int64_t free, const std::string& what, const std::string& where,
                            const std::string& less) {

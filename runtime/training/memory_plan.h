@@ -65,9 +65,9 @@ struct OffloadPlan {
 // Returns it for `ranks` ranks of a host that offload `bytes` each.
 OffloadPlan plan_offload(const Config& config, int64_t bytes, int ranks);
 
-// Raises Error(kResource) if the ranks of this host need more memory or disk than is free, or if there is no such
-// folder. Does nothing with ANNULUS_MEMORY_CHECK=0.
-void require_offload(const Config& config, const OffloadPlan& plan, int ranks);
+// Raises Error(kResource) if the ranks of this host need more memory or disk for it than is free, or if there is no
+// such folder. Does nothing with ANNULUS_MEMORY_CHECK=0.
+void require_offload(const Config& config, int64_t bytes, int ranks);
 
 // Returns what the attention of each layer declares on rank `rank` of the context axis, for the first `rows` rows of
 // the batch.

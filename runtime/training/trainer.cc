@@ -314,9 +314,7 @@ void Run::require_memory_for(const std::vector<Stage>& stages) {
   say("memory: " + memory_.text());
   together(world_, {"planning the memory"}, [&] {
     require_memory("", static_cast<double>(memory_.total()), ranks, free, nearest);
-    if (memory_.offloaded == 0) return;
-    const OffloadPlan away = plan_offload(config_, memory_.offloaded, options_.ranks_here);
-    require_offload(config_, away, options_.ranks_here);
+    require_offload(config_, memory_.offloaded, options_.ranks_here);
   });
 }
 

@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "memory/peak_bytes.h"
 #include "tests/comm/suite_fixture.h"
-#include "tests/memory/peak_bytes.h"
 
 namespace annulus::comm_test {
 namespace {

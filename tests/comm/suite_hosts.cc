@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "comm/hosts.h"
+#include "memory/peak_bytes.h"
 #include "tests/comm/suite_fixture.h"
-#include "tests/memory/peak_bytes.h"
 
 namespace annulus::comm_test {
 namespace {

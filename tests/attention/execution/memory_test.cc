@@ -25,7 +25,7 @@
 #include "attention/plan/layout.h"
 #include "attention/plan/plan.h"
 #include "comm/threads/threads.h"
-#include "tests/memory/peak_bytes.h"
+#include "memory/peak_bytes.h"
 
 namespace annulus::memory_test {
 namespace {

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "common/error.h"
+#include "memory/peak_bytes.h"
 #include "tests/common/expect_error.h"
-#include "tests/memory/peak_bytes.h"
 
 namespace annulus::offload_test {
 namespace {

@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "common/error.h"
+#include "memory/peak_bytes.h"
 #include "memory/tiers/offload.h"
 #include "tests/common/exactness.h"
 #include "tests/common/expect_error.h"
-#include "tests/memory/peak_bytes.h"
 #include "tests/runtime/model/dense_attention.h"
 #include "tests/runtime/model/flat_parameters.h"
 

@@ -262,8 +262,9 @@ TEST_F(Fitting, ShortensTheLongestStageOfASchedule) {
 TEST_F(Fitting, ExplainsWhyNothingFits) {
   const NearestFit nothing = nearest(1e5);
   EXPECT_FALSE(nothing.found);
-  EXPECT_NE(nothing.text.find("no optimizer.shard, model.recompute, memory.offload or shorter data.context makes it fit: with "
-                              "optimizer.shard = 3, model.recompute = true and memory.offload even rows of 8 tokens need "),
+  EXPECT_NE(nothing.text.find(
+                "no optimizer.shard, model.recompute, memory.offload or shorter data.context makes it fit: with "
+                "optimizer.shard = 3, model.recompute = true and memory.offload even rows of 8 tokens need "),
             std::string::npos)
       << nothing.text;
   EXPECT_NE(nothing.text.find("of which weights, gradients and optimizer are "), std::string::npos) << nothing.text;

@@ -14,8 +14,8 @@
 #include "attention/execution/attention_charges.h"
 #include "attention/kernels/choose_kernel.h"
 #include "comm/threads/threads.h"
+#include "memory/peak_bytes.h"
 #include "runtime/training/training.h"
-#include "tests/memory/peak_bytes.h"
 #include "tests/runtime/training/tiny_run.h"
 
 namespace annulus::memory_plan_test {

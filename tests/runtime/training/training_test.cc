@@ -63,62 +63,6 @@ void expect_same_curve(const Curve& a, const Curve& b, const std::string& what) 
   expect_equal_losses({b.validation}, {a.validation}, what + ", validation", a.losses.size());
 }
 
-// Whatever is sharded, accumulated, masked or dropped, what was offloaded comes back with the same bits.
-TEST(Training, OffloadChangesNoBits) {
-  const TestFolder folder;
-  struct Case {
-    const char* name;
-    std::function<void(Config&)> set;
-  };
-  for (const Case& c :
-       {Case{"plain", [](Config&) {}},
-        Case{"bf16, level 1", [](Config& config) { config.model.dtype = "bf16", config.optimizer.shard = 1; }},
-        Case{"level 2, accumulated", [](Config& config) { config.optimizer.shard = 2, config.data.accumulate = 2; }},
-        Case{"level 3, documents",
-             [](Config& config) {
-               config.optimizer.shard = 3, config.data.documents = true;
-               config.data.positions = "restart";
-             }},
-        Case{"dropout, norms of heads, all layers away", [](Config& config) {
-               config.model.dropout = 0.2, config.model.qk_norm = true;
-               config.memory.device_layers = 0;
-             }}}) {
-    Config config = tiny_config(folder);
-    config.model.layers = 4;
-    config.model.recompute = true;
-    config.memory.files = folder.path();
-    config.memory.device_layers = 1;
-    c.set(config);
-    for (const int ranks : {1, 2, 4}) {
-      config.memory.offload = "none";
-      const Curve without = train(config, ranks, 4);
-      config.memory.offload = "file";
-      const Curve with = train(config, ranks, 4);
-      EXPECT_EQ(with.losses, without.losses) << c.name << ", " << ranks;
-      EXPECT_EQ(with.norms, without.norms) << c.name << ", " << ranks;
-      EXPECT_EQ(with.digest, without.digest) << c.name << ", " << ranks;
-      EXPECT_EQ(with.validation, without.validation) << c.name << ", " << ranks;
-    }
-  }
-}
-
-TEST(Training, RefusesOffloadThatCannotBe) {
-  const TestFolder folder;
-  Config config = tiny_config(folder);
-  config.memory.offload = "file";
-  expect_error(ErrorKind::kUsage, {"memory.offload = \"file\"", "model.recompute = true"},
-               [&] { check_training(config, 1); });
-  config.model.recompute = true;
-  config.memory.offload = "host";
-  expect_error(ErrorKind::kUsage, {"memory.offload = \"host\"", "\"cpu\"", "memory.offload = \"file\""},
-               [&] { check_training(config, 1); });
-  config.model.layers = 4;
-  config.memory.offload = "file";
-  config.memory.files = folder.path() + "/missing";
-  expect_error(ErrorKind::kResource, {"memory.offload", folder.path() + "/missing", "memory.files"},
-               [&] { train(config, 2, 1); });
-}
-
 TEST(Training, LossesDoNotDependOnTheRanks) {
   const TestFolder folder;
   Config config = tiny_config(folder);

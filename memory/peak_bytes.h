@@ -1,4 +1,4 @@
-// For tests: counts the bytes that LibTorch's CPU allocator hands out.
+// Counts the bytes that LibTorch's CPU allocator hands out. Used by tests, and by `annulus bench longest`.
 #pragma once
 
 #include <c10/core/Allocator.h>
