@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests `annulus plan --model`: the tables of docs/memory.md, exact JSON, longest rows, and errors."""
+"""Tests `annulus plan --model`: the tables of docs/explanation/memory.md, exact JSON, longest rows, and errors."""
 
 import json
 import os
@@ -48,7 +48,7 @@ class PlanMemoryTest(cli.CliTest):
         return json.loads(self.plan("--json", *more, **options))
 
     def test_docs_page_shows_the_printed_tables(self):
-        with open(os.path.join(ROOT, "docs", "memory.md")) as f:
+        with open(os.path.join(ROOT, "docs", "explanation", "memory.md")) as f:
             shown = re.findall(r"^    (\./annulus plan .*)\n\n```\n((?:[^`].*\n|\n)*)```$", f.read(), re.M)
         self.assertEqual(len(shown), 6)
         for command, table in shown:

@@ -67,7 +67,7 @@ system, a copy on each host, or a container image). Hosts also need
 
 Making tokens needs a Python with the packages {wheels};
 ANNULUS_PYTHON names it. For your own programs in C++ there are include/annulus and lib/libannulus.so
-(share/annulus/docs/embedding.md). share/annulus/docs/clusters.md says how to start jobs on several hosts, with Slurm
+(share/annulus/docs/reference/python.md). share/annulus/docs/how-to/clusters.md says how to start jobs on several hosts, with Slurm
 and in Kubernetes.
 """
 

@@ -1,7 +1,7 @@
 // Stores hosts in a file, to place ranks on a cluster, or draw it, from another machine. `topology --save` writes the
 // file and `topology --load` reads it; the reports of hosts (launcher/hosts/host_report.h) use the same format.
 //
-// Format (docs/formats.md): JSON, {"format": "annulus cluster", "version": 1, "hosts": [...]}.
+// Format (docs/reference/formats.md): JSON, {"format": "annulus cluster", "version": 1, "hosts": [...]}.
 // Thread safety: functions without state.
 #pragma once
 

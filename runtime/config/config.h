@@ -316,7 +316,8 @@ struct ChangedKey {
 };
 std::vector<ChangedKey> changed_keys(const Config& before, const Config& now);
 
-// Returns a Markdown table of every key (default, range, meaning) for docs/configuration.md and `train --help-config`.
+// Returns a Markdown table of every key (default, range, meaning) for docs/reference/configuration.md and `train
+// --help-config`.
 std::string config_reference();
 
 }  // namespace annulus

@@ -70,7 +70,7 @@ const std::vector<Key>& keys() {
       {ANNULUS_TOP(tf32), "on a GPU, multiply fp32 matrices in TF32, with 10 bits of fraction instead of 23"},
       {ANNULUS_TOP(deterministic),
        "on GPUs, compute the same bits in every run with the same ranks, at some cost; on CPUs this "
-       "is always so with the same ranks, threads, vector instructions and software (docs/training-habits.md)"},
+       "is always so with the same ranks, threads, vector instructions and software (docs/how-to/optimizer.md)"},
       {ANNULUS_TOP(cuda_graphs),
        "on GPUs, record a step as a CUDA graph and replay it; this needs a context axis of one "
        "rank, optimizer.shard 0 or 1, running positions, and no documents, dropout or adaptive patterns",
@@ -127,7 +127,8 @@ const std::vector<Key>& keys() {
        "folder for the row indexes of token shards; empty: beside the first file of the source"},
 
       {ANNULUS_KEY(model, from),
-       "a folder in Hugging Face's layout (docs/models.md) with the model's shape and its initial weights; empty: the "
+       "a folder in Hugging Face's layout (docs/reference/models.md) with the model's shape and its initial weights; "
+       "empty: the "
        "shape is given by the keys below, and the initial weights by run.seed"},
       {ANNULUS_KEY(model, layers), "decoder layers", of_shape({.required = true, .range = at_least(1, 100000)})},
       {ANNULUS_KEY(model, dim), "width of the residual stream",

@@ -1,5 +1,5 @@
 // Writes a configuration: as TOML, as texts of its keys that ranks compare, and as the table of all keys in
-// docs/configuration.md.
+// docs/reference/configuration.md.
 #include <variant>
 
 #include "common/text.h"

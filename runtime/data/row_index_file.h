@@ -1,4 +1,4 @@
-// Row indexes as files (docs/formats.md) and in memory. Used by row_index.cc.
+// Row indexes as files (docs/reference/formats.md) and in memory. Used by row_index.cc.
 #pragma once
 
 #include <functional>

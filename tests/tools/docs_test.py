@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The documents, held against the tree: README.md, CONTRIBUTING.md and docs/*.md, of the working tree.
+"""The documents, held against the tree: README.md, CONTRIBUTING.md and the pages below docs, of the working tree.
 
 - A path in backticks exists, and so does a test that is named.
 - A command that is printed uses a subcommand or word of ./annulus, and options that its source has.
@@ -7,7 +7,7 @@
 - The exit codes of the user guide are those of common/error.h.
 - Pages are mentioned by links. Links to pages, sections and pictures work, and the sections exist that answer the questions of docs/questions.md.
 
-docs_test.py PATH/docs/architecture.md.
+docs_test.py PATH/docs/index.md.
 """
 
 import os
@@ -42,7 +42,7 @@ def tree():
 
 PATHS = tree()
 FOLDERS = {p.split("/")[0] for p in PATHS if "/" in p}
-PAGES = {p: read(p) for p in sorted(PATHS) if p in ("README.md", "CONTRIBUTING.md") or re.fullmatch(r"docs/[\w-]+\.md", p)}
+PAGES = {p: read(p) for p in sorted(PATHS) if p in ("README.md", "CONTRIBUTING.md") or re.fullmatch(r"docs/([\w-]+/)*[\w-]+\.md", p)}
 # These name things that are gone, or of another workspace.
 MORE_PAGES = {p: read(p) for p in sorted(PATHS) if p == "CHANGELOG.md" or re.fullmatch(r"examples/\w+/README\.md", p)}
 SOURCES = {p: read(p) for p in PATHS if (p.endswith(CODE) or os.path.basename(p) in ("annulus", "BUILD"))
@@ -140,7 +140,7 @@ def wrong_keys(pages):
 def wrong_codes(guide):
     said = {int(n) for n in re.findall(r"(?m)^\| (\d+) \| [a-z]", guide.split("Exit codes", 1)[-1])}
     real = {int(n) for n in re.findall(r"\bk[A-Z]\w* = (\d+)", SOURCES["common/error.h"])} | {0}
-    return ["docs/user-guide.md: exit codes %s; common/error.h has %s" % (sorted(said), sorted(real))] if not real <= said else []
+    return ["docs/reference/subcommands.md: exit codes %s; common/error.h has %s" % (sorted(said), sorted(real))] if not real <= said else []
 
 
 def anchors(text):
@@ -167,7 +167,7 @@ def bare_mentions(pages):
     faults = []
     for page, text in pages.items():
         for word in quoted(text):
-            path = next((p for p in (word, "docs/" + word) if p in PAGES), None)
+            path = next((p for p in PAGES if p == word or p.endswith("/" + word)), None)
             if path and path != page:
                 faults.append("%s: `%s` should be a link" % (page, word))
     return faults
@@ -185,14 +185,14 @@ def headings(text):
 
 def unanswered(pages):
     """The sections that the table of questions names and that are not there."""
-    short = {"README": "README.md", "UG": "docs/user-guide.md", "CONTRIBUTING": "CONTRIBUTING.md"}
+    short = {"README": "README.md", "UG": "docs/reference/subcommands.md", "CONTRIBUTING": "CONTRIBUTING.md"}
     rows = re.findall(r"(?m)^\| \d+\. .* \| (.*) \|$", pages[QUESTIONS])
     faults = [] if len(rows) >= 20 else [QUESTIONS + " has %d questions, fewer than 20" % len(rows)]
     for row in rows:
         for part in row.split(";"):
             words = part.strip().split(" ", 1)
             name = words[0].strip("`,")
-            page = short.get(name, "docs/%s.md" % name)
+            page = short.get(name) or next((p for p in pages if p.endswith("/%s.md" % name)), None)
             if page not in pages:
                 continue  # a sentence, not a page
             for section in re.findall(r'"([^"]+)"', part):
@@ -219,7 +219,7 @@ class Documents(unittest.TestCase):
         self.none(wrong_keys(PAGES))
 
     def test_exit_codes_are_those_of_the_program(self):
-        self.none(wrong_codes(PAGES["docs/user-guide.md"]))
+        self.none(wrong_codes(PAGES["docs/reference/subcommands.md"]))
 
     def test_links_lead_somewhere(self):
         self.none(broken_links(PAGES | MORE_PAGES))
@@ -260,7 +260,7 @@ class Planted(unittest.TestCase):
         self.found(broken_links, "[x](gone.md)", "gone.md is not there")
         self.found(broken_links, "[x](../README.md#gone)", "README.md has no section #gone")
         self.found(joined_lines, " | a | b | |---|---| | c | d |", "| a | b |")
-        self.found(bare_mentions, "see `docs/memory.md`", "`docs/memory.md` should be a link")
+        self.found(bare_mentions, "see `docs/explanation/memory.md`", "`docs/explanation/memory.md` should be a link")
         pages = {QUESTIONS: "\n".join('| %d. Why? | README "Gone" |' % i for i in range(20)), "README.md": "# A\n"}
         self.assertTrue(any('no section "Gone"' in f for f in unanswered(pages)))
 
