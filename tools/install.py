@@ -231,7 +231,7 @@ def install(binaries, headers, prefix):
     isa = re.search(r"(?ms)^# ANNULUS_ISA also limits LibTorch.*?^esac$", read("annulus")).group(0)
     out.write("bin/annulus", COMMAND.format(isa=isa), 0o755)
 
-    for folder, pattern in (("configs", "**/*"), ("docs", "**/*"), ("examples", "**/*"), ("python/tokenizer", "*.py")):
+    for folder, pattern in (("configs", "**/*"), ("docs", "**/*"), ("benchmarks/results", "*.md"), ("examples", "**/*"), ("python/tokenizer", "*.py")):
         for path in sorted(glob.glob(os.path.join(ROOT, folder, pattern), recursive=True)):
             if os.path.isfile(path) and (os.path.basename(path) != "BUILD" or folder == "examples"):
                 out.add(path, "share/annulus/" + os.path.relpath(path, ROOT))

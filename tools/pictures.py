@@ -10,8 +10,8 @@ group-cast sends (README.md).
 
 loss.svg: the losses of the README's first command, from docs/pictures/quickstart.csv.
 
-speed.svg: attention on one core over LibTorch's, and training over eager PyTorch's, from tables of docs/explanation/attention-performance.md
-and docs/explanation/performance.md (README.md).
+speed.svg: attention on one core over LibTorch's, and training over eager PyTorch's, from tables of
+benchmarks/results (README.md, docs/explanation/performance.md).
 
 layers.svg: the layers and packages of bazel/layers.bzl, and the way of a training step through them (docs/internals/architecture.md).
 
@@ -181,8 +181,8 @@ def loss():
 
 
 def table_after(page, words):
-    """The rows of the first table after these words in a page of docs, without its head, as lists of cells."""
-    path = os.path.join(ROOT, "docs", page)
+    """The rows of the first table after these words in a page of benchmarks/results, without its head, as lists of cells."""
+    path = os.path.join(ROOT, "benchmarks", "results", page)
     with open(path, encoding="utf-8") as f:
         table = re.search(r"(?:^\|.*\n)+", f.read().split(words, 1)[1], re.M).group(0)
     return [[c.strip() for c in line.strip("|").split("|")] for line in table.strip().split("\n")[2:]]
@@ -208,12 +208,13 @@ def speed():
     attention = []
     for mask in ("causal 1024 x 64", "causal 4096 x 64", "causal 4096 x 128", "full 4096 x 128"):
         for _, colour, words in sets:
-            row = next(r for r in table_after("explanation/attention-performance.md", words) if r[0] == mask + " fp32")
+            row = next(r for r in table_after("machine-d.md", words) if r[0] == mask + " fp32")
             attention.append((mask if colour == STEPS[0] else "", colour, float(row[1]) / float(row[3])))
     training = []
-    for title, words in (("AMD EPYC (D)", "Machine D, 2026-11-25, "), ("Intel Xeon (E)", "Machine E, 2026-11-27, ")):
+    for title, page, words in (("AMD EPYC (D)", "machine-d.md", "Machine D, 2026-11-25, "),
+                               ("Intel Xeon (E)", "machine-e.md", "Machine E, 2026-11-27, ")):
         for name, colour, _ in sets:
-            row = next(r for r in table_after("explanation/performance.md", words) if r[0] == name)
+            row = next(r for r in table_after(page, words) if r[0] == name)
             ratios = sorted(float(v) for v in row[2].split(","))
             training.append((title if colour == STEPS[0] else "", colour, ratios[len(ratios) // 2]))
     out = ['<svg xmlns="http://www.w3.org/2000/svg" width="800" height="252" viewBox="0 0 800 252">', ON_PAGE]

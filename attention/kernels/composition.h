@@ -1,6 +1,6 @@
 // Composes the computation of tiles from calls of a library's attention operators. Rectangles that fill a device become
 // calls on strided views of the storage, smaller ones are gathered into batches of one shape, and the rest is computed
-// densely. docs/explanation/attention.md, "Composed of operators", has examples. This code works on the host without
+// densely. docs/internals/kernels.md, "Composed of operators", has examples. This code works on the host without
 // tensors, and its result is cached for programs that run again. Used by attention/kernels/composed_kernel.cc. The
 // functions are thread safe.
 #pragma once

@@ -193,7 +193,7 @@ void validate(const PlanRequest& request);
 
 // Makes one rank's program. Raises Error(kPlan) if the request or `rank` is invalid. The time also depends on the needs
 // of other ranks: each slice is compared with the ranks that hold its keys or queries, though in detail with only few
-// of them (docs/explanation/performance.md). The program's memory grows with this rank's steps and tiles. Thread safe,
+// of them (benchmarks/results/machine-c.md). The program's memory grows with this rank's steps and tiles. Thread safe,
 // as are the other functions here.
 Program make_program(const PlanRequest& request, int rank);
 // Make the programs of all ranks, in rank order, as make_program does, but compute the needs only once. Used by the

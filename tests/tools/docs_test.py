@@ -44,7 +44,7 @@ PATHS = tree()
 FOLDERS = {p.split("/")[0] for p in PATHS if "/" in p}
 PAGES = {p: read(p) for p in sorted(PATHS) if p in ("README.md", "CONTRIBUTING.md") or re.fullmatch(r"docs/([\w-]+/)*[\w-]+\.md", p)}
 # These name things that are gone, or of another workspace.
-MORE_PAGES = {p: read(p) for p in sorted(PATHS) if p == "CHANGELOG.md" or re.fullmatch(r"examples/\w+/README\.md", p)}
+MORE_PAGES = {p: read(p) for p in sorted(PATHS) if p == "CHANGELOG.md" or re.fullmatch(r"(examples/\w+/README|benchmarks/results/[\w-]+)\.md", p)}
 SOURCES = {p: read(p) for p in PATHS if (p.endswith(CODE) or os.path.basename(p) in ("annulus", "BUILD"))
            and os.path.isfile(os.path.join(ROOT, p))}
 ALL_CODE = "\n".join(SOURCES.values())

@@ -1,7 +1,7 @@
 """Reads what the steps of a bundle printed, and makes one report of all that have run. Used by run.py; docs/reference/formats.md
 describes results.jsonl, from which the report is made.
 
-The report ends with what was measured, as tables for docs/explanation/performance.md, and the counts: whoever runs a bundle from afar
+The report ends with what was measured, as tables for benchmarks/results/gpu.md, and the counts: whoever runs a bundle from afar
 may get only the end of its output.
 """
 
