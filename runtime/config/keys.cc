@@ -70,7 +70,7 @@ const std::vector<Key>& keys() {
       {ANNULUS_TOP(tf32), "on a GPU, multiply fp32 matrices in TF32, with 10 bits of fraction instead of 23"},
       {ANNULUS_TOP(deterministic),
        "on GPUs, compute the same bits in every run with the same ranks, at some cost; on CPUs this "
-       "is always so with the same ranks, threads, vector instructions and software (docs/how-to/optimizer.md)"},
+       "is always so with the same ranks, threads, vector instructions and software (docs/how-to/reproducibility.md)"},
       {ANNULUS_TOP(cuda_graphs),
        "on GPUs, record a step as a CUDA graph and replay it; this needs a context axis of one "
        "rank, optimizer.shard 0 or 1, running positions, and no documents, dropout or adaptive patterns",

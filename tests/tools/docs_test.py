@@ -4,7 +4,7 @@
 - A path in backticks exists, and so does a test that is named.
 - A command that is printed uses a subcommand or word of ./annulus, and options that its source has.
 - A key of the configuration is in the table of keys (runtime/config/keys.cc).
-- The exit codes of the user guide are those of common/error.h.
+- The exit codes of docs/how-to/troubleshooting.md are those of common/error.h.
 - Pages are mentioned by links. Links to pages, sections and pictures work, and the sections exist that answer the questions of docs/questions.md.
 
 docs_test.py PATH/docs/index.md.
@@ -17,6 +17,7 @@ import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(sys.argv.pop(1))))
 QUESTIONS = "docs/questions.md"
+CODES = "docs/how-to/troubleshooting.md"
 SKIPPED = ("runs",)
 CODE = (".cc", ".h", ".cu", ".py", ".sh", ".bzl")
 # Files that a user or a job makes, and files of other programs, that look like ours.
@@ -140,7 +141,7 @@ def wrong_keys(pages):
 def wrong_codes(guide):
     said = {int(n) for n in re.findall(r"(?m)^\| (\d+) \| [a-z]", guide.split("Exit codes", 1)[-1])}
     real = {int(n) for n in re.findall(r"\bk[A-Z]\w* = (\d+)", SOURCES["common/error.h"])} | {0}
-    return ["docs/reference/subcommands.md: exit codes %s; common/error.h has %s" % (sorted(said), sorted(real))] if not real <= said else []
+    return [CODES + ": exit codes %s; common/error.h has %s" % (sorted(said), sorted(real))] if not real <= said else []
 
 
 def anchors(text):
@@ -219,7 +220,7 @@ class Documents(unittest.TestCase):
         self.none(wrong_keys(PAGES))
 
     def test_exit_codes_are_those_of_the_program(self):
-        self.none(wrong_codes(PAGES["docs/reference/subcommands.md"]))
+        self.none(wrong_codes(PAGES[CODES]))
 
     def test_links_lead_somewhere(self):
         self.none(broken_links(PAGES | MORE_PAGES))
