@@ -1,5 +1,5 @@
 // Tests against defects that were found in another library and that no other test here rules out.
-// docs/internals/defects.md lists all of these defects with their tests.
+// defects.md lists all of these defects with their tests.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randn.h>
