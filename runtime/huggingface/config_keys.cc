@@ -171,7 +171,7 @@ std::string model_config_reference() {
     const std::string doc(key.doc);
     const std::string what = key.use == KeyUse::kMapped    ? doc
                              : key.use == KeyUse::kChecked ? "must be `" + values + "`: " + doc
-                             : key.use == KeyUse::kPassed  ? "passed through: " + doc
+                             : key.use == KeyUse::kPassed  ? "passed through"
                                                            : "refused: " + doc;
     const std::string families = key.families.empty() ? "all" : join(split(key.families, ' '), ", ");
     const std::string treated = " | " + families + " | " + what + " |\n";
