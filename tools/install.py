@@ -67,7 +67,7 @@ system, a copy on each host, or a container image). Hosts also need
 
 Making tokens needs a Python with the packages {wheels};
 ANNULUS_PYTHON names it. For your own programs in C++ there are include/annulus and lib/libannulus.so
-(share/annulus/docs/reference/python.md). share/annulus/docs/how-to/clusters.md says how to start jobs on several hosts, with Slurm
+(share/annulus/docs/reference/cpp.md). share/annulus/docs/how-to/clusters.md says how to start jobs on several hosts, with Slurm
 and in Kubernetes.
 """
 
@@ -231,7 +231,8 @@ def install(binaries, headers, prefix):
     isa = re.search(r"(?ms)^# ANNULUS_ISA also limits LibTorch.*?^esac$", read("annulus")).group(0)
     out.write("bin/annulus", COMMAND.format(isa=isa), 0o755)
 
-    for folder, pattern in (("configs", "**/*"), ("docs", "**/*"), ("benchmarks/results", "*.md"), ("examples", "**/*"), ("python/tokenizer", "*.py")):
+    for folder, pattern in (("configs", "**/*"), ("docs", "**/*"), ("benchmarks/results", "*.md"), ("examples", "**/*"),
+                            ("python/tokenizer", "*.py")):
         for path in sorted(glob.glob(os.path.join(ROOT, folder, pattern), recursive=True)):
             if os.path.isfile(path) and (os.path.basename(path) != "BUILD" or folder == "examples"):
                 out.add(path, "share/annulus/" + os.path.relpath(path, ROOT))

@@ -1,4 +1,4 @@
-// Exact attention over all ranks of a communicator, for programs that embed annulus (docs/reference/python.md) and for
+// Exact attention over all ranks of a communicator, for programs that embed annulus (docs/reference/cpp.md) and for
 // the modules, `annulus logits` and generated text. With q, k and v of this rank's part of a sequence:
 //
 //     AttentionCall call;
