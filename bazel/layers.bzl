@@ -1,5 +1,5 @@
 """The layers of the tree and what may use what, so that Bazel enforces it. tests/tools/layers_test.py compares this file
-with the includes, and tools/pictures.py draws it for docs/architecture.md.
+with the includes, and tools/pictures.py draws it for docs/internals/architecture.md.
 
 A layer is a folder at the top. Code may use every layer to the left of its own, and inside its own layer what USES
 lists. `tests`, `integration_tests` and `examples` may use all."""

@@ -8,7 +8,7 @@
 
 Headers take most of the time that a source file takes to compile: LibTorch's are 3 to 6 seconds of parsing, and each file
 instantiates and compiles the same templates again. A unit is one file that includes all sources of its parts, so the
-compiler does that once for a package. Building the program takes a third of the CPU seconds that way (docs/performance.md).
+compiler does that once for a package. Building the program takes a third of the CPU seconds that way (benchmarks/results/machine-c.md).
 
 A part is used like a cc_library. What it includes is listed in its deps (tests/tools/layers_test.py checks), and it has its
 own visibility, but its object code comes with that of the whole unit.

@@ -1,6 +1,6 @@
 // The report of a benchmark: ratios of costs with their spread, each from one run, and the JSON file of them with which
 // a later run is compared. `annulus bench ... --json F` writes it, and `annulus bench compare OLD NEW` compares two;
-// docs/formats.md describes the format. Used by all benchmarks.
+// docs/reference/formats.md describes the format. Used by all benchmarks.
 #pragma once
 
 #include <cstdint>

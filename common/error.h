@@ -14,7 +14,7 @@
 namespace annulus {
 
 // The kind of error, by which a caller or a shell script decides how to react. The value is the exit code of the
-// process; docs/user-guide.md lists them.
+// process; docs/how-to/troubleshooting.md lists them.
 enum class ErrorKind : int {
   kInternal = 1,     // a fault of annulus itself
   kUsage = 2,        // command line or configuration

@@ -1,6 +1,7 @@
 // A tool of attend_test.py. It makes random inputs for `annulus attend` and compares its output with dense fp64
-// attention, which is written from the definitions in docs/attention.md and uses no slices, plans or kernels of
-// annulus. How far results may be from it is decided as in unit tests (tests/attention/kernels/plain_attention.h).
+// attention, which is written from the definitions in docs/explanation/attention.md and uses no slices, plans or
+// kernels of annulus. How far results may be from it is decided as in unit tests
+// (tests/attention/kernels/plain_attention.h).
 //
 //   attend_tool make FILE B Sq Sk H Hk D DTYPE SEED [magnitude]     DTYPE: f32, f64 or bf16
 //   attend_tool check INPUT OUTPUT KIND LEFT RIGHT OFFSET SCALE     KIND: full, causal or window; SCALE 0: 1/sqrt(D)

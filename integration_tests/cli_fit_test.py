@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests `annulus fit`: the tables of docs/memory.md, exact JSON, longest rows, folders of models, and errors."""
+"""Tests `annulus fit`: the tables of docs/explanation/memory.md, exact JSON, longest rows, folders of models, and errors."""
 
 import json
 import os

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests the exit codes for files that cannot be read or written, for each subcommand, as in docs/user-guide.md ("Files")."""
+"""Tests the exit codes for files that cannot be read or written, for each subcommand, as in docs/how-to/troubleshooting.md ("Files")."""
 
 import ctypes
 import json

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the five commands of docs/tokens.md, from raw text to a trained run, unchanged except for their sizes."""
+"""Runs the five commands of docs/tutorials/tokens.md, from raw text to a trained run, unchanged except for their sizes."""
 
 import glob
 import gzip
@@ -22,7 +22,7 @@ SMALLER = ["--set", "data.context=256", "--set", "run.steps=12", "--set", "valid
 
 
 def commands():
-    with open(os.path.join(ROOT, "docs", "tokens.md")) as f:
+    with open(os.path.join(ROOT, "docs", "tutorials", "tokens.md")) as f:
         return re.findall(r"^    ((?:\./annulus|examples/)\S* .*)$", f.read(), re.M)
 
 

@@ -258,7 +258,7 @@ void run_program(int argc, char** argv) {
   } catch (...) {
     error = error_in_flight("");
   }
-  if (error) code = error->exit_code();  // docs/user-guide.md, "Exit codes"
+  if (error) code = error->exit_code();  // docs/how-to/troubleshooting.md, "Exit codes"
   if (error && attached_to_launcher()) {
     if (!said)
       log_unshown(LogLevel::kError, error->module(), error->message());  // the launcher shows how the job ended

@@ -74,7 +74,7 @@ system, a copy on each host, or a container image). Hosts also need
 
 Making tokens needs a Python with the packages {wheels};
 ANNULUS_PYTHON names it. For your own programs in C++ there are include/annulus and lib/libannulus.so, which CMake's
-find_package(annulus) and pkg-config find (share/annulus/docs/embedding.md). share/annulus/docs/clusters.md says how to start jobs on several hosts, with Slurm
+find_package(annulus) and pkg-config find (share/annulus/docs/reference/cpp.md). share/annulus/docs/how-to/clusters.md says how to start jobs on several hosts, with Slurm
 and in Kubernetes.
 """
 
@@ -263,7 +263,8 @@ def install(binaries, headers, prefix):
                        ("annulus.pc", "lib/pkgconfig/")):
         out.add_package_file(name + ".in", path + name, values)
 
-    for folder, pattern in (("configs", "**/*"), ("docs", "**/*"), ("examples", "**/*"), ("python/tokenizer", "*.py")):
+    for folder, pattern in (("configs", "**/*"), ("docs", "**/*"), ("benchmarks/results", "*.md"), ("examples", "**/*"),
+                            ("python/tokenizer", "*.py")):
         for path in sorted(glob.glob(os.path.join(ROOT, folder, pattern), recursive=True)):
             if os.path.isfile(path) and (os.path.basename(path) != "BUILD" or folder == "examples"):
                 out.add(path, "share/annulus/" + os.path.relpath(path, ROOT))

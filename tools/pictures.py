@@ -2,7 +2,7 @@
 """Draws pictures of docs: tools/pictures.py [--check] [FOLDER, default docs/pictures].
 
 ring-steps.svg: causal attention over 4 ranks and 16 tokens on a ring, once in the contiguous and once in the zigzag layout. The
-colour of a pair says at which step of the ring it is computed (docs/attention.md, "ring": in step t rank r computes with the keys
+colour of a pair says at which step of the ring it is computed (docs/explanation/attention.md, "ring": in step t rank r computes with the keys
 of rank r - t).
 
 masks.svg: four masks over 4 ranks in the zigzag layout, coloured like ring-steps.svg, with the number of key rows that a
@@ -10,10 +10,10 @@ group-cast sends (README.md).
 
 loss.svg: the losses of the README's first command, from docs/pictures/quickstart.csv.
 
-speed.svg: attention on one core over LibTorch's, and training over eager PyTorch's, from tables of docs/attention-performance.md
-and docs/performance.md (README.md).
+speed.svg: attention on one core over LibTorch's, and training over eager PyTorch's, from tables of
+benchmarks/results (README.md, docs/explanation/performance.md).
 
-layers.svg: the layers and packages of bazel/layers.bzl, and the way of a training step through them (docs/architecture.md).
+layers.svg: the layers and packages of bazel/layers.bzl, and the way of a training step through them (docs/internals/architecture.md).
 
 tests/tools/pictures_test.py checks that the files are what this draws.
 """
@@ -181,8 +181,8 @@ def loss():
 
 
 def table_after(page, words):
-    """The rows of the first table after these words in a page of docs, without its head, as lists of cells."""
-    path = os.path.join(ROOT, "docs", page)
+    """The rows of the first table after these words in a page of benchmarks/results, without its head, as lists of cells."""
+    path = os.path.join(ROOT, "benchmarks", "results", page)
     with open(path, encoding="utf-8") as f:
         table = re.search(r"(?:^\|.*\n)+", f.read().split(words, 1)[1], re.M).group(0)
     return [[c.strip() for c in line.strip("|").split("|")] for line in table.strip().split("\n")[2:]]
@@ -208,12 +208,13 @@ def speed():
     attention = []
     for mask in ("causal 1024 x 64", "causal 4096 x 64", "causal 4096 x 128", "full 4096 x 128"):
         for _, colour, words in sets:
-            row = next(r for r in table_after("attention-performance.md", words) if r[0] == mask + " fp32")
+            row = next(r for r in table_after("machine-d.md", words) if r[0] == mask + " fp32")
             attention.append((mask if colour == STEPS[0] else "", colour, float(row[1]) / float(row[3])))
     training = []
-    for title, words in (("AMD EPYC (D)", "Machine D, 2026-11-25, "), ("Intel Xeon (E)", "Machine E, 2026-11-27, ")):
+    for title, page, words in (("AMD EPYC (D)", "machine-d.md", "Machine D, 2026-11-25, "),
+                               ("Intel Xeon (E)", "machine-e.md", "Machine E, 2026-11-27, ")):
         for name, colour, _ in sets:
-            row = next(r for r in table_after("performance.md", words) if r[0] == name)
+            row = next(r for r in table_after(page, words) if r[0] == name)
             ratios = sorted(float(v) for v in row[2].split(","))
             training.append((title if colour == STEPS[0] else "", colour, ratios[len(ratios) // 2]))
     out = ['<svg xmlns="http://www.w3.org/2000/svg" width="800" height="252" viewBox="0 0 800 252">', ON_PAGE]
@@ -226,7 +227,7 @@ def speed():
     return "\n".join(out + ["</svg>", ""])
 
 
-# The way of a training step, by the numbers of docs/architecture.md ("The path of a training step").
+# The way of a training step, by the numbers of docs/internals/architecture.md ("The path of a training step").
 STEP = [("1", "launcher/launch"), ("2", "launcher/topology"), ("2", "comm/bootstrap"), ("3", "runtime/training"),
         ("3", "runtime/data"), ("4", "runtime/model"), ("5", "attention/execution"), ("5", "attention/kernels"),
         ("6", "runtime/training/state")]

@@ -5,7 +5,7 @@
 //
 // The generator is Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3).
 // Its key is a hash of seed, step, layer, batch row and head, its counter (key position / 4, query). A pair is dropped
-// if word (key position mod 4) is below rate x 2^32. docs/attention.md, "Dropout", has the formulas.
+// if word (key position mod 4) is below rate x 2^32. docs/explanation/attention.md, "Dropout", has the formulas.
 #pragma once
 
 #include <ATen/core/Tensor.h>

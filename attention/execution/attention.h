@@ -1,5 +1,5 @@
-// Exact attention over all ranks of a communicator, for programs that embed annulus (docs/embedding.md) and for the
-// modules, `annulus logits` and generated text. With q, k and v of this rank's part of a sequence:
+// Exact attention over all ranks of a communicator, for programs that embed annulus (docs/reference/cpp.md) and for
+// the modules, `annulus logits` and generated text. With q, k and v of this rank's part of a sequence:
 //
 //     AttentionCall call;
 //     call.comm = &comm;

@@ -1,9 +1,9 @@
 // The forward and the backward of attention (attention.h) by themselves, and calls that are planned before they are
 // made. Used by training, the modules, torch.ops.annulus, `annulus attend`, `annulus logits` and benchmarks.
 //
-// Forward and backward are stateless: all data that the backward needs are in the forward's output. docs/attention.md
-// has the mathematics; the backward is that of FlashAttention (arXiv 2205.14135, algorithm 4) with the merged out and
-// lse.
+// Forward and backward are stateless: all data that the backward needs are in the forward's output.
+// docs/explanation/attention.md has the mathematics; the backward is that of FlashAttention (arXiv 2205.14135,
+// algorithm 4) with the merged out and lse.
 //
 // Shapes, dtypes and thread safety are those of attention.h. lse is [B, H, n], the natural logarithm of the softmax
 // denominators of the scaled scores, -inf for queries without keys, in fp32, or fp64 for fp64 inputs.

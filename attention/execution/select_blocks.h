@@ -3,10 +3,10 @@
 // backward uses the map of its forward. selection_bytes is for memory plans.
 //
 // For each batch row, query head and query block it selects the `keep` key blocks with the largest q_mean . k_mean
-// (docs/attention.md). The block's own key block is always selected, ties go to the lower block, and a causal map
-// selects no block after the own one. Means are over the tokens that a block really has. Block sums are fp64; each rank
-// sums in position order, and then the ranks' sums are added. Scores that differ only by rounding may therefore be
-// ranked differently at another number of ranks.
+// (docs/explanation/attention.md). The block's own key block is always selected, ties go to the lower block, and a
+// causal map selects no block after the own one. Means are over the tokens that a block really has. Block sums are
+// fp64; each rank sums in position order, and then the ranks' sums are added. Scores that differ only by rounding may
+// therefore be ranked differently at another number of ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>

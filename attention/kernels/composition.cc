@@ -103,7 +103,7 @@ class Composer {
   };
 
   // Joins two triangles along the diagonal and the rectangle between them to one triangle. So the causal part of a
-  // rank's own two zigzag chunks becomes one call (docs/attention.md has a drawing).
+  // rank's own two zigzag chunks becomes one call (docs/internals/kernels.md has a drawing).
   void join_triangles() {
     const auto is_triangle = [](const Piece& p) { return p.rectangle.lower_triangle() && !p.rectangle.reversed; };
     if (std::count_if(pieces_.begin(), pieces_.end(), is_triangle) > kFew) return;

@@ -1,8 +1,8 @@
 // Composes the computation of tiles from calls of a library's attention operators. Rectangles that fill a device become
 // calls on strided views of the storage, smaller ones are gathered into batches of one shape, and the rest is computed
-// densely. docs/attention.md, "Composed of operators", has examples. This code works on the host without tensors, and
-// its result is cached for programs that run again. Used by attention/kernels/composed_kernel.cc. The functions are
-// thread safe.
+// densely. docs/internals/kernels.md, "Composed of operators", has examples. This code works on the host without
+// tensors, and its result is cached for programs that run again. Used by attention/kernels/composed_kernel.cc. The
+// functions are thread safe.
 #pragma once
 
 #include <cstdint>

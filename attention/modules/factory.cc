@@ -136,7 +136,7 @@ const Entry* find(std::string_view name) {
   }
   throw Error(ErrorKind::kUsage, "modules",
               "unknown attention \"" + std::string(name) + "\"" + did_you_mean(name, all) + " (known: " + known +
-                  ", and the class names in docs/modules.md)");
+                  ", and the class names in docs/reference/modules.md)");
 }
 
 AttentionChoice choose_auto(const AttentionFactoryOptions& o) {

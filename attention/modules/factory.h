@@ -1,6 +1,6 @@
 // Attention by name: the class names of dilated-attention-pytorch, and `auto`. A name stands for a pattern and a
-// schedule of the same exact attention; docs/modules.md has the table, and how the class of that name differs. Used by
-// C++ programs that embed annulus.
+// schedule of the same exact attention; docs/reference/modules.md has the table. Used by C++ programs that embed
+// annulus.
 #pragma once
 
 #include <cstdint>

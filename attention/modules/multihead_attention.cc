@@ -65,7 +65,7 @@ MultiheadAttentionOptions checked(MultiheadAttentionOptions o) {
   const std::string file = unread_file(o.pattern);
   require(file.empty(), "the block mask in " + file +
                             " was not read: a module reads no files. Give it read_block_maps(pattern, shape) of "
-                            "runtime/tensor_files/block_map_file.h as the pattern (docs/modules.md)");
+                            "runtime/tensor_files/block_map_file.h as the pattern (docs/reference/modules.md)");
   require(std::isfinite(o.scale) && std::isfinite(o.norm_eps) && o.norm_eps >= 0,
           "scale and norm_eps must be finite, norm_eps not negative, but are " + exact(o.scale) + " and " +
               exact(o.norm_eps));

@@ -1,4 +1,4 @@
-// The definitions of docs/attention.md as predicates over pairs, and as factors of pairs; see oracle.h.
+// The definitions of docs/explanation/attention.md as predicates over pairs, and as factors of pairs; see oracle.h.
 #include <algorithm>
 #include <array>
 #include <cmath>

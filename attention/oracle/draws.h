@@ -1,5 +1,5 @@
-// The random generators of docs/attention.md, implemented from their publications for the oracle, so that the draws of
-// bigbird and dropout do not come from the code under test. Thread safe: functions without state.
+// The random generators of docs/explanation/attention.md, implemented from their publications for the oracle, so that
+// the draws of bigbird and dropout do not come from the code under test. Thread safe: functions without state.
 #pragma once
 
 #include <array>

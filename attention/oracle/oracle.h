@@ -1,7 +1,7 @@
 // The oracle, the reference for all attention: dense fp64 attention by a predicate over (batch row, head, query index,
-// key index) that follows the definitions in docs/attention.md directly, random draws and selections included. It uses
-// no plan, tile, or slices and block maps made from patterns. Used by tests, `annulus attend --check` and the GPU
-// benchmark.
+// key index) that follows the definitions in docs/explanation/attention.md directly, random draws and selections
+// included. It uses no plan, tile, or slices and block maps made from patterns. Used by tests, `annulus attend --check`
+// and the GPU benchmark.
 #pragma once
 
 #include <ATen/core/Tensor.h>

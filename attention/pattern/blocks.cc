@@ -1,4 +1,4 @@
-// See blocks.h. docs/attention.md, "Block-sparse attention", defines the maps.
+// See blocks.h. docs/explanation/attention.md, "Block-sparse attention", defines the maps.
 #include "attention/pattern/blocks.h"
 
 #include <algorithm>

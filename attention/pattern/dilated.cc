@@ -1,4 +1,4 @@
-// See dilated.h. docs/attention.md, "Dilated attention", has the definition.
+// See dilated.h. docs/explanation/attention.md, "Dilated attention", has the definition.
 #include "attention/pattern/dilated.h"
 
 namespace annulus {

@@ -1,8 +1,8 @@
 // Pattern: which (query, key) pairs are counted for each batch row and head, independently of ranks. A pattern is a sum
 // of slices. The planner (attention/plan) makes plans from it; the verifier (attention/proof) proves them against it.
 //
-// PatternSpec is what a user writes as a TOML table (docs/attention.md), such as { kind = "causal" }. A new kind of
-// attention needs a generator of slices in this package, its parsing and formatting (parse.cc, text.cc) and its
+// PatternSpec is what a user writes as a TOML table (docs/explanation/attention.md), such as { kind = "causal" }. A new
+// kind of attention needs a generator of slices in this package, its parsing and formatting (parse.cc, text.cc) and its
 // definition in the oracle; planner, executor and kernels do not change. All functions here are thread safe.
 #pragma once
 
@@ -62,7 +62,7 @@ struct MapPointer : std::shared_ptr<const BlockMap> {
   friend bool operator==(const MapPointer&, const MapPointer&) { return true; }
 };
 
-// Block-sparse attention; docs/attention.md defines each map.
+// Block-sparse attention; docs/explanation/attention.md defines each map.
 struct BlocksSpec {
   enum class Map {
     kLocal,         // uses window_blocks

@@ -2,8 +2,8 @@
 // rows; all-gather sends every rank the rows that any rank needs. Internal to attention/plan.
 //
 // Row sets are bits, one for each row of the owner and each class. A class is a set of batch rows and kv heads that
-// every slice of the pattern treats alike. One object serves all programs of a plan. docs/attention.md, "Needs", has an
-// example. Not thread safe: results are computed at their first use and cached.
+// every slice of the pattern treats alike. One object serves all programs of a plan. docs/explanation/attention.md,
+// "Needs", has an example. Not thread safe: results are computed at their first use and cached.
 #pragma once
 
 #include <cstdint>

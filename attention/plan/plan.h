@@ -1,6 +1,6 @@
 // Plan: for each rank and step, the rows that are transferred, their buffers, and the tiles that are computed
 // meanwhile. A plan is plain data. A schedule makes it (schedules.h), the verifier proves it (attention/proof), and the
-// executor runs it (attention/execution). docs/attention.md has worked examples.
+// executor runs it (attention/execution). docs/explanation/attention.md has worked examples.
 //
 // A plan counts rows, never bytes of a dtype. A "row" is one position of one kv head of one batch row.
 #pragma once
@@ -193,8 +193,8 @@ void validate(const PlanRequest& request);
 
 // Makes one rank's program. Raises Error(kPlan) if the request or `rank` is invalid. The time also depends on the needs
 // of other ranks: each slice is compared with the ranks that hold its keys or queries, though in detail with only few
-// of them (docs/performance.md). The program's memory grows with this rank's steps and tiles. Thread safe, as are the
-// other functions here.
+// of them (benchmarks/results/machine-c.md). The program's memory grows with this rank's steps and tiles. Thread safe,
+// as are the other functions here.
 Program make_program(const PlanRequest& request, int rank);
 // Make the programs of all ranks, in rank order, as make_program does, but compute the needs only once. Used by the
 // verifier and `annulus plan`.

@@ -17,8 +17,8 @@ inline constexpr int kOwnGradBuffer = 1;
 // needs every row that any other rank needs (full, causal zigzag), the backward runs in the opposite direction, from
 // the block that each rank held last and saved. Otherwise it runs in the direction of the forward. The dK/dV of a block
 // arrive while the rank computes with the block; the rank adds its part and sends the sum in the next step, and the
-// last rank that needs the block sends it directly to the owner. (Ring Attention, arXiv 2310.01889; docs/attention.md
-// describes this order of steps.)
+// last rank that needs the block sends it directly to the owner. (Ring Attention, arXiv 2310.01889;
+// docs/explanation/attention.md describes this order of steps.)
 void make_ring(Needs& needs, Program& program);
 
 // All-gather: every rank receives, directly from the owners, all rows that any rank other than the owner needs, and

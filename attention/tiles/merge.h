@@ -1,6 +1,6 @@
 // Merges partial attention results: the running out and lse of some rows with those of further sets of keys.
-// docs/attention.md, "Merging partial results", has the formulas (FlashAttention 2, arXiv 2307.08691, section 3.1).
-// Used by the composed kernel and dense_tiles.cc.
+// docs/explanation/attention.md, "Merging partial results", has the formulas (FlashAttention 2, arXiv 2307.08691,
+// section 3.1). Used by the composed kernel and dense_tiles.cc.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -46,7 +46,7 @@ void set_transport() {
   // memory that a rank has for its messages by default.
   setenv("OMPI_MCA_pml_ob1_send_pipeline_depth", "32", 0);
   // The alternative, a single copy from the memory of the other process, needs the ptrace permission, which containers
-  // withhold, and is slower from 4 MiB on (docs/performance.md, "Communication").
+  // withhold, and is slower from 4 MiB on (benchmarks/results/machine-c.md, "Communication").
   setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
   setenv("OMPI_MCA_btl_sm_single_copy_mechanism", "none", 0);
 }

@@ -1,7 +1,7 @@
 // The log: messages of a process about itself, as records with a time, level, host, rank and module. Most packages use
-// it (docs/architecture.md). The requested output of a subcommand, and progress, are not logged. This header depends on
-// no library: logger.cc writes the files, and programs install it (logger.h). Without it, for example in a Python
-// process that has loaded the operators, records go to standard error.
+// it (docs/internals/architecture.md). The requested output of a subcommand, and progress, are not logged. This header
+// depends on no library: logger.cc writes the files, and programs install it (logger.h). Without it, for example in a
+// Python process that has loaded the operators, records go to standard error.
 //
 // All functions are thread safe, do not throw and never wait for another rank. They must not be called in a signal
 // handler.

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Makes FOLDER/model, a small model and its tokenizer in Hugging Face's layout, from files of this machine. It downloads
 # only the tokenizer libraries, once. The model is a Llama of a million weights, trained on rows of 512 tokens
-# (base.toml), with which docs/extend.md begins.
+# (base.toml), with which docs/tutorials/extend.md begins.
 #
 #   make.sh FOLDER [OPTION ...] [-- OPTION ...]
 #

@@ -1,5 +1,5 @@
 """Loads the model in a folder with transformers, describes it and generates some text: `text.py FOLDER [PROMPT]`. This is
-the last step of docs/extend.md; it needs torch and transformers."""
+the last step of docs/tutorials/extend.md; it needs torch and transformers."""
 
 import sys
 

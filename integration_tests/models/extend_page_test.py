@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the commands of docs/extend.md, from a model in a folder to one with a longer context in transformers, unchanged
+"""Runs the commands of docs/tutorials/extend.md, from a model in a folder to one with a longer context in transformers, unchanged
 except for their sizes."""
 
 import json
@@ -29,7 +29,7 @@ cli.LIMIT = 240
 
 
 def commands():
-    with open(os.path.join(ROOT, "docs", "extend.md")) as f:
+    with open(os.path.join(ROOT, "docs", "tutorials", "extend.md")) as f:
         return re.findall(r"^    ((?:\./annulus|examples/|python3) ?\S* .*)$", f.read(), re.M)
 
 

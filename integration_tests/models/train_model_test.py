@@ -53,7 +53,7 @@ def documents():
 
 
 def losses_of_pytorch(model):
-    """Trains as docs/user-guide.md describes: weight decay of matrices, a linear warm-up, half a cosine to a tenth."""
+    """Trains as docs/how-to/optimizer.md describes: weight decay of matrices, a linear warm-up, half a cosine to a tenth."""
     model.train()
     weights = list(model.parameters())
     groups = [{"params": [w for w in weights if w.dim() == 2], "weight_decay": 0.1},

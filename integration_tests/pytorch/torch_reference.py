@@ -1,4 +1,4 @@
-"""Dense attention in PyTorch by the definitions in docs/attention.md. The tests of python/ops/ compare with it."""
+"""Dense attention in PyTorch by the definitions in docs/explanation/attention.md. The tests of python/ops/ compare with it."""
 
 import torch
 

@@ -20,7 +20,7 @@ enum class Severity { kGood, kUnknown, kWarning, kError };
 std::string_view to_string(Severity severity);  // "good", "unknown", "warning", "error"
 
 struct Finding {
-  std::string check;  // the name of the check, as in docs/clusters.md and the JSON: "locked-memory"
+  std::string check;  // the name of the check, as in docs/how-to/clusters.md and the JSON: "locked-memory"
   Severity severity = Severity::kGood;
   std::string host = {};    // the host's label (label_of); empty: all hosts
   std::string found = {};   // what was found: "64 KiB"

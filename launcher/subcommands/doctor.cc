@@ -233,7 +233,7 @@ class DoctorSubcommand : public Subcommand {
       d.findings = check_host(here, {{}, network_.interfaces, device_}, 0);
       d.findings.insert(d.findings.begin(), {"hosts", Severity::kError, "", std::string(error.message()),
                                              "try `ssh HOST true` and `" + here.program +
-                                                 " version` there; docs/clusters.md, \"Before the first job\""});
+                                                 " version` there; docs/how-to/clusters.md, \"Before the first job\""});
       d.reports.push_back(std::move(here));
       return d;
     }

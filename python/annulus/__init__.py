@@ -1,4 +1,4 @@
-"""Exact attention over the ranks of a process group, for PyTorch programs (docs/embedding.md).
+"""Exact attention over the ranks of a process group, for PyTorch programs (docs/reference/python.md).
 
     import annulus
     cut = annulus.Sharding("zigzag", group)

@@ -46,7 +46,7 @@ def attention(
     q, k, v: q is [batch, n, heads, head size], k and v are [batch, m, kv heads, head size]: this rank's rows in the
         order of `layout`, in fp32, fp64, bf16 or fp16. The result has the shape and dtype of q. Its backward is
         collective as well.
-    pattern: the mask, as inline TOML or as a mapping of the same keys (docs/attention.md).
+    pattern: the mask, as inline TOML or as a mapping of the same keys (docs/explanation/attention.md).
     sharding: how the rows were cut, and among whom, in place of `group` and `layout`: an `annulus.Sharding`, such as
         `annulus.sharding_of(tokens)` for `tokens` that `annulus.shard` returned.
     group: a ProcessGroup, a one-dimensional DeviceMesh or the name of a group. None means the ranks of mpirun if it

@@ -57,7 +57,7 @@ def _table(table: Mapping[Any, Any], where: str) -> str:
 
 
 def pattern_text(pattern: Pattern) -> str:
-    """Returns a pattern as inline TOML (docs/attention.md). Text is returned unchanged.
+    """Returns a pattern as inline TOML (docs/explanation/attention.md). Text is returned unchanged.
 
     A mapping becomes TOML: {"kind": "causal"} gives '{ kind = "causal" }'. Its values may be numbers, booleans,
     strings, paths, sequences, mappings, NumPy scalars and arrays, and tensors (not under torch.compile, where a tensor

@@ -1,5 +1,5 @@
-// torch.ops.annulus.attention: exact attention for PyTorch users (docs/embedding.md). It works over the ranks of a
-// PyTorch process group, or over those of mpirun if it started Python; q, k and v are then this rank's rows of the
+// torch.ops.annulus.attention: exact attention for PyTorch users (docs/reference/python.md). It works over the ranks of
+// a PyTorch process group, or over those of mpirun if it started Python; q, k and v are then this rank's rows of the
 // sequence.
 //
 // Users call `attention` or `attention_with_lse`. Their autograd node calls the operators attention_forward and
@@ -365,11 +365,12 @@ Gradients backward_autograd(const Tensor& dout, const Tensor& q, const Tensor& k
 
 TORCH_LIBRARY(annulus, m) {
   avoid_wrong_gradients();  // as soon as the library is loaded, because PyTorch may call cuDNN before annulus does
-  // `pattern` is written as in docs/attention.md: "{ kind = 'causal' }". q is [batch, n, heads, head size], k and v are
-  // [batch, m, kv heads, head size]. `group` is the name of a process group; "" stands for the ranks of mpirun, or the
-  // process alone. `seed`, `step`, `layer` and `first_row` (the global number of batch row 0) determine dropout. Query
-  // i has the position i + `query_offset`. `cu_seqlens` has the [documents + 1] boundaries of documents that attention
-  // does not cross, of the whole sequence and the same on all ranks. Forward and backward are collective.
+  // `pattern` is written as in docs/explanation/attention.md: "{ kind = 'causal' }". q is [batch, n, heads, head size],
+  // k and v are [batch, m, kv heads, head size]. `group` is the name of a process group; "" stands for the ranks of
+  // mpirun, or the process alone. `seed`, `step`, `layer` and `first_row` (the global number of batch row 0) determine
+  // dropout. Query i has the position i + `query_offset`. `cu_seqlens` has the [documents + 1] boundaries of documents
+  // that attention does not cross, of the whole sequence and the same on all ranks. Forward and backward are
+  // collective.
   const auto define = [&](const std::string& schema) { m.def(schema.c_str(), {at::Tag::pt2_compliant_tag}); };
   const std::string settings =
       "str pattern, *, str group=\"\", str layout=\"contiguous\", str schedule=\"auto\", float? scale=None, "

@@ -1,6 +1,6 @@
 // Operators of torch.ops.annulus that report: plan (what a plan costs, and its proof), stats (what was sent) and
 // build_info (how this library was built), which return JSON; and plan_ahead, which plans in advance. None of them is
-// collective. python/annulus and users call them (docs/embedding.md).
+// collective. python/annulus and users call them (docs/reference/python.md).
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 #include <torch/version.h>

@@ -1,4 +1,4 @@
-"""Errors of the program with their exit codes (docs/user-guide.md, "Exit codes"). Used by most files of this folder."""
+"""Errors of the program with their exit codes (docs/how-to/troubleshooting.md, "Exit codes"). Used by most files of this folder."""
 
 INTERNAL, USAGE, INPUT, BUSY, RESOURCE, UNAVAILABLE = 1, 2, 3, 7, 8, 9
 

@@ -1,5 +1,5 @@
 """Shows the progress of tokenizing: on a terminal one line that is overwritten, elsewhere a line every ten seconds.
-ANNULUS_PROGRESS and ANNULUS_COLUMNS change this as for training (docs/user-guide.md). Used by work.py."""
+ANNULUS_PROGRESS and ANNULUS_COLUMNS change this as for training (docs/reference/subcommands.md). Used by work.py."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Writes shards of tokens, with one class for each format; docs/formats.md describes their layouts. Used by work.py and
+"""Writes shards of tokens, with one class for each format; docs/reference/formats.md describes their layouts. Used by work.py and
 state.py.
 
 A shard is written in its folder under a hidden name, synced, and renamed, so it exists as a whole or not at all. Its entry

@@ -1,5 +1,5 @@
 """The state of the output folder: tokenization.json once all shards are finished, .tokenizing.json until then. Used by
-work.py; its read_json also by prompt.py; docs/formats.md describes tokenization.json."""
+work.py; its read_json also by prompt.py; docs/reference/formats.md describes tokenization.json."""
 
 import fcntl
 import json

@@ -320,7 +320,7 @@ struct ChangedKey {
 };
 std::vector<ChangedKey> changed_keys(const Config& before, const Config& now);
 
-// Returns a Markdown table of every key (default, range, meaning) for docs/configuration.md.
+// Returns a Markdown table of every key (default, range, meaning) for docs/reference/configuration.md.
 std::string config_reference();
 
 // Returns a configuration of a small model that has every key, with its default or, if it is required, an example, and

@@ -76,7 +76,7 @@ const std::vector<Key>& keys() {
       {ANNULUS_TOP(tf32), "on a GPU, multiply fp32 matrices in TF32, with 10 bits of fraction instead of 23"},
       {ANNULUS_TOP(deterministic),
        "on GPUs, compute the same bits in every run with the same ranks, at some cost; on CPUs this "
-       "is always so with the same ranks, threads, vector instructions and software (docs/training-habits.md)"},
+       "is always so with the same ranks, threads, vector instructions and software (docs/how-to/reproducibility.md)"},
       {ANNULUS_TOP(cuda_graphs),
        "on GPUs, record a step as a CUDA graph and replay it; this needs a context axis of one "
        "rank, optimizer.shard 0 or 1, running positions, and no documents, dropout, adaptive patterns or "
@@ -136,7 +136,7 @@ const std::vector<Key>& keys() {
        "folder for the row indexes of token shards; empty: beside the first file of the source"},
 
       {ANNULUS_KEY(model, from),
-       "a folder in Hugging Face's layout (docs/models.md) with the initial weights, whose config.json decides those "
+       "a folder in Hugging Face's layout (docs/reference/models.md) with the initial weights, whose config.json decides those "
        "of "
        "the keys below that are left out; empty: the keys below decide the shape, and run.seed the initial weights"},
       {ANNULUS_KEY(model, layers), "decoder layers",

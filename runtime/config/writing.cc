@@ -1,5 +1,5 @@
 // Writes a configuration: as TOML, as texts of its keys that ranks compare, as the table of all keys in
-// docs/configuration.md, and as a file with comments to begin with.
+// docs/reference/configuration.md, and as a file with comments to begin with.
 #include <variant>
 
 #include "common/text.h"

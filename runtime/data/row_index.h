@@ -1,7 +1,8 @@
 // RowIndex: which tokens of a source make which row, for training and for validation. It depends only on the corpus and
 // the settings, never on ranks. Used by SourceOrder, the dataset and `annulus pack`.
 //
-// On disk (docs/formats.md) it is memory-mapped: opening one reads its tables and at most 16 blocks of its pieces.
+// On disk (docs/reference/formats.md) it is memory-mapped: opening one reads its tables and at most 16 blocks of its
+// pieces.
 #pragma once
 
 #include <array>

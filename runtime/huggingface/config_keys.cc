@@ -161,17 +161,25 @@ bool is_of_family(const ConfigKey& key, std::string_view family) {
 
 std::string model_config_reference() {
   using huggingface::KeyUse;
-  std::string out = "| key | families | what is done with it |\n|---|---|---|\n";
+  std::string out = "| key | families | what is done with it |\n|---|---|---|\n", names, rest;
+  const auto write = [&] {  // neighbours that are treated alike share a row
+    if (!names.empty()) out += "| " + names + rest;
+    names.clear();
+  };
   for (const huggingface::ConfigKey& key : huggingface::config_keys()) {
     const std::string values = join(split(key.values, ' '), "` or `");
     const std::string doc(key.doc);
     const std::string what = key.use == KeyUse::kMapped    ? doc
                              : key.use == KeyUse::kChecked ? "must be `" + values + "`: " + doc
-                             : key.use == KeyUse::kPassed  ? "passed through: " + doc
+                             : key.use == KeyUse::kPassed  ? "passed through"
                                                            : "refused: " + doc;
     const std::string families = key.families.empty() ? "all" : join(split(key.families, ' '), ", ");
-    out += "| `" + key.name + "` | " + families + " | " + what + " |\n";
+    const std::string treated = " | " + families + " | " + what + " |\n";
+    if (treated != rest) write();
+    names += (names.empty() ? "`" : ", `") + std::string(key.name) + "`";
+    rest = treated;
   }
+  write();
   return out;
 }
 

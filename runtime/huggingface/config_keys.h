@@ -1,5 +1,5 @@
 // The table of all keys of config.json in the supported families, and their handling. Keys outside it are rejected.
-// docs/models.md shows it. Used by model_config.cc and rope_config.cc. Internal to runtime/huggingface/.
+// docs/reference/models.md shows it. Used by model_config.cc and rope_config.cc. Internal to runtime/huggingface/.
 #pragma once
 
 #include <string>
@@ -23,7 +23,7 @@ struct ConfigKey {
   std::string_view values = {};    // for kChecked: JSON values separated by spaces
 };
 
-// Returns the table, in the order of docs/models.md. Thread safe.
+// Returns the table, in the order of docs/reference/models.md. Thread safe.
 const std::vector<ConfigKey>& config_keys();
 
 // Returns null if no key has this name.

@@ -46,7 +46,7 @@ struct ConfigToWrite {
 // suggests --leave-pattern if only the patterns are the reason.
 std::string write_model_config(const ConfigToWrite& config);
 
-// Returns a Markdown table of every key of config.json, for docs/models.md.
+// Returns a Markdown table of every key of config.json, for docs/reference/models.md.
 std::string model_config_reference();
 
 }  // namespace annulus

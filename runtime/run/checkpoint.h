@@ -1,7 +1,7 @@
 // CheckpointStore: the checkpoints of one run. A checkpoint is a folder, RUN/checkpoints/step-00000200/, created
-// atomically (docs/formats.md). Each rank writes the tensor slices that it holds and reads those that it needs, so a
-// checkpoint can be read with any number of ranks and any sharding. Used by the trainer, inference, export to Hugging
-// Face's layout and the subcommand `checkpoint`.
+// atomically (docs/reference/formats.md). Each rank writes the tensor slices that it holds and reads those that it
+// needs, so a checkpoint can be read with any number of ranks and any sharding. Used by the trainer, inference, export
+// to Hugging Face's layout and the subcommand `checkpoint`.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// The manifest of a checkpoint (docs/formats.md): its tensors, the file of each range of them, and the checksum of each
-// block. Version 2 is written; version 1, with each whole tensor in one file, can be read as well. Used by the
-// checkpoint code of this folder, runtime/huggingface/ and runtime/inference/inspection.cc.
+// The manifest of a checkpoint (docs/reference/formats.md): its tensors, the file of each range of them, and the
+// checksum of each block. Version 2 is written; version 1, with each whole tensor in one file, can be read as well.
+// Used by the checkpoint code of this folder, runtime/huggingface/ and runtime/inference/inspection.cc.
 #pragma once
 
 #include <c10/core/ScalarType.h>

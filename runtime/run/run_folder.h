@@ -1,6 +1,6 @@
 // RunFolder: the folder in which a run keeps its configuration, metrics and checkpoints, with the lock of the process
 // that uses it. Rank 0 of a training job creates or opens it and sends the path to the others; other subcommands find
-// runs with find_run. docs/formats.md describes the layout:
+// runs with find_run. docs/reference/formats.md describes the layout:
 //   runs/quickstart-001/{config.toml, metrics.jsonl, checkpoints/, tokenizer/, huggingface/, lock}
 #pragma once
 

@@ -25,7 +25,7 @@ void tell(Progress* progress, LogLevel level, std::string_view text);
 // Not thread safe.
 class RunReport {
   // What this process has written of the keys that a line may leave out because the last line with them still holds
-  // (docs/formats.md).
+  // (docs/reference/formats.md).
   struct Written {
     std::map<std::string_view, std::variant<int64_t, double>> fields;
     std::map<std::string_view, CacheStats> caches;

@@ -174,10 +174,9 @@ void Run::refuse_another_model() {
     refused += (refused.empty() ? "" : ", ") + key.key + " = " + key.was + ", now it is " + key.is;
   }
   if (!refused.empty()) {
-    throw Error(
-        ErrorKind::kUsage, "train",
-        path_ + " was trained with " + refused +
-            ": its weights do not fit the changed model. Use the old values, or begin a new run without --resume");
+    throw Error(ErrorKind::kUsage, "train",
+                path_ + " was trained with " + refused +
+                    ": its weights were trained with the old values. Use these, or begin a new run without --resume");
   }
 }
 

@@ -46,7 +46,7 @@ struct TrainOptions {
 
 // Trains to config.run.steps. Collective. Returns the exit code: 0 if the run is complete, interrupt_exit_code() if it
 // was stopped before; a checkpoint of its last step has then been written, unless it was stopped while packing its
-// data. Raises Error with the kinds in docs/user-guide.md; if one rank fails, all ranks raise.
+// data. Raises Error with the kinds in docs/how-to/troubleshooting.md; if one rank fails, all ranks raise.
 int run_training(const Config& config, Communicator& world, const TrainOptions& options);
 
 }  // namespace annulus

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""The documents, held against the tree: README.md, CONTRIBUTING.md and docs/*.md, of the working tree.
+"""The documents, held against the tree: README.md, CONTRIBUTING.md and the pages below docs, of the working tree.
 
 - A path in backticks exists, and so does a test that is named.
 - A command that is printed uses a subcommand or word of ./annulus, and options that its source has.
 - A key of the configuration is in the table of keys (runtime/config/keys.cc).
-- The exit codes of the user guide are those of common/error.h.
-- Pages are mentioned by links. Links to pages, sections and pictures work, and the sections exist that answer the questions of docs/questions.md.
+- The exit codes of docs/how-to/troubleshooting.md are those of common/error.h.
+- Pages are mentioned by links. Links to pages, sections and pictures work; docs/index.md leads to every page, and
+  docs/questions.md from each question to its answer.
+- No page is longer than 400 lines, nor all together than 35,000 words, without printed blocks.
 
-docs_test.py PATH/docs/architecture.md.
+docs_test.py PATH/docs/index.md.
 """
 
 import os
@@ -16,7 +18,10 @@ import sys
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(sys.argv.pop(1))))
+INDEX = "docs/index.md"
 QUESTIONS = "docs/questions.md"
+MOST_LINES, MOST_WORDS = 400, 35000
+CODES = "docs/how-to/troubleshooting.md"
 SKIPPED = ("runs",)
 CODE = (".cc", ".h", ".cu", ".py", ".sh", ".bzl")
 # Files that a user or a job makes, and files of other programs, that look like ours.
@@ -42,9 +47,10 @@ def tree():
 
 PATHS = tree()
 FOLDERS = {p.split("/")[0] for p in PATHS if "/" in p}
-PAGES = {p: read(p) for p in sorted(PATHS) if p in ("README.md", "CONTRIBUTING.md") or re.fullmatch(r"docs/[\w-]+\.md", p)}
+DEFECTS = "tests/attention/execution/defects.md"
+PAGES = {p: read(p) for p in sorted(PATHS) if p in ("README.md", "CONTRIBUTING.md", DEFECTS) or re.fullmatch(r"docs/([\w-]+/)*[\w-]+\.md", p)}
 # These name things that are gone, or of another workspace.
-MORE_PAGES = {p: read(p) for p in sorted(PATHS) if p == "CHANGELOG.md" or re.fullmatch(r"examples/\w+/README\.md", p)}
+MORE_PAGES = {p: read(p) for p in sorted(PATHS) if p == "CHANGELOG.md" or re.fullmatch(r"(examples/\w+/README|benchmarks/results/[\w-]+)\.md", p)}
 SOURCES = {p: read(p) for p in PATHS if (p.endswith(CODE) or os.path.basename(p) in ("annulus", "BUILD"))
            and os.path.isfile(os.path.join(ROOT, p))}
 ALL_CODE = "\n".join(SOURCES.values())
@@ -140,7 +146,7 @@ def wrong_keys(pages):
 def wrong_codes(guide):
     said = {int(n) for n in re.findall(r"(?m)^\| (\d+) \| [a-z]", guide.split("Exit codes", 1)[-1])}
     real = {int(n) for n in re.findall(r"\bk[A-Z]\w* = (\d+)", SOURCES["common/error.h"])} | {0}
-    return ["docs/user-guide.md: exit codes %s; common/error.h has %s" % (sorted(said), sorted(real))] if not real <= said else []
+    return [CODES + ": exit codes %s; common/error.h has %s" % (sorted(said), sorted(real))] if not real <= said else []
 
 
 def anchors(text):
@@ -167,7 +173,7 @@ def bare_mentions(pages):
     faults = []
     for page, text in pages.items():
         for word in quoted(text):
-            path = next((p for p in (word, "docs/" + word) if p in PAGES), None)
+            path = next((p for p in PAGES if p == word or p.endswith("/" + word)), None)
             if path and path != page:
                 faults.append("%s: `%s` should be a link" % (page, word))
     return faults
@@ -184,22 +190,25 @@ def headings(text):
 
 
 def unanswered(pages):
-    """The sections that the table of questions names and that are not there."""
-    short = {"README": "README.md", "UG": "docs/user-guide.md", "CONTRIBUTING": "CONTRIBUTING.md"}
-    rows = re.findall(r"(?m)^\| \d+\. .* \| (.*) \|$", pages[QUESTIONS])
+    """The questions without a link to their answer. (broken_links says which links lead nowhere.)"""
+    rows = re.findall(r"(?m)^\| (\d+)\. .* \| (.*) \|$", pages[QUESTIONS])
     faults = [] if len(rows) >= 20 else [QUESTIONS + " has %d questions, fewer than 20" % len(rows)]
-    for row in rows:
-        for part in row.split(";"):
-            words = part.strip().split(" ", 1)
-            name = words[0].strip("`,")
-            page = short.get(name, "docs/%s.md" % name)
-            if page not in pages:
-                continue  # a sentence, not a page
-            for section in re.findall(r'"([^"]+)"', part):
-                wanted = section.replace("`", "").removesuffix(" ...").removesuffix("...")
-                if not any(h.startswith(wanted) for h in headings(pages[page])) and "**%s" % wanted not in pages[page]:
-                    faults.append(QUESTIONS + ": %s has no section \"%s\"" % (page, section))
-    return faults
+    return faults + ["%s: question %s has no link to its answer" % (QUESTIONS, n) for n, row in rows if "](" not in row]
+
+
+def unlinked(pages):
+    """The pages of docs that docs/index.md does not name: a reader gets to all others from there."""
+    links = {os.path.normpath(os.path.join("docs", l)) for l in re.findall(r"\]\(([^)#\s]+)", pages[INDEX])}
+    return ["%s has no link to %s" % (INDEX, p) for p in pages if p.startswith("docs/") and p not in links | {INDEX}]
+
+
+def too_long(pages):
+    """Pages that a reader does not get through, and pages that together say too much."""
+    docs = {p: t for p, t in pages.items() if p.startswith("docs/") or p == "README.md"}
+    faults = ["%s has %d lines, more than %d" % (p, t.count("\n"), MOST_LINES) for p, t in docs.items() if t.count("\n") > MOST_LINES]
+    words = sum(len(re.sub(r"(?ms)^```.*?^```", "", t).split()) for t in docs.values())  # without what a command printed
+    return faults + (["README.md and docs have %d words, more than %d: say things once, and leave out history" % (words, MOST_WORDS)]
+                     if words > MOST_WORDS else [])
 
 
 class Documents(unittest.TestCase):
@@ -219,7 +228,7 @@ class Documents(unittest.TestCase):
         self.none(wrong_keys(PAGES))
 
     def test_exit_codes_are_those_of_the_program(self):
-        self.none(wrong_codes(PAGES["docs/user-guide.md"]))
+        self.none(wrong_codes(PAGES[CODES]))
 
     def test_links_lead_somewhere(self):
         self.none(broken_links(PAGES | MORE_PAGES))
@@ -230,8 +239,14 @@ class Documents(unittest.TestCase):
     def test_pages_are_mentioned_by_links(self):
         self.none(bare_mentions(PAGES))
 
-    def test_sections_that_answer_the_questions_exist(self):
+    def test_questions_have_links_to_their_answers(self):
         self.none(unanswered(PAGES))
+
+    def test_index_leads_to_every_page(self):
+        self.none(unlinked(PAGES))
+
+    def test_pages_are_short(self):
+        self.none(too_long(PAGES))
 
 
 class Planted(unittest.TestCase):
@@ -260,9 +275,14 @@ class Planted(unittest.TestCase):
         self.found(broken_links, "[x](gone.md)", "gone.md is not there")
         self.found(broken_links, "[x](../README.md#gone)", "README.md has no section #gone")
         self.found(joined_lines, " | a | b | |---|---| | c | d |", "| a | b |")
-        self.found(bare_mentions, "see `docs/memory.md`", "`docs/memory.md` should be a link")
-        pages = {QUESTIONS: "\n".join('| %d. Why? | README "Gone" |' % i for i in range(20)), "README.md": "# A\n"}
-        self.assertTrue(any('no section "Gone"' in f for f in unanswered(pages)))
+        self.found(bare_mentions, "see `docs/explanation/memory.md`", "`docs/explanation/memory.md` should be a link")
+        pages = {QUESTIONS: "\n".join("| %d. Why? | see above |" % i for i in range(20))}
+        self.assertEqual(len(unanswered(pages)), 20)
+
+    def test_a_page_that_nothing_leads_to_and_pages_that_are_too_long(self):
+        pages = {INDEX: "[x](how-to/x.md)", "docs/how-to/x.md": "word " * MOST_WORDS, "docs/y.md": "\n" * (MOST_LINES + 1)}
+        self.assertEqual(unlinked(pages), [INDEX + " has no link to docs/y.md"])
+        self.assertEqual(len(too_long(pages)), 2)
 
     def test_an_exit_code_that_is_not_said(self):
         self.assertTrue(wrong_codes("## Exit codes\n| 0 | done |\n"))

@@ -7,13 +7,13 @@ The test checks that
   lists is used, makes no circle, and is not more than MOST_USES;
 - a target depends directly on the targets whose headers it includes, so that Bazel checks their visibility, and on
   nothing of its own package that is not there;
-- a target is visible only to packages that layers.bzl allows, or is public if docs/embedding.md offers it to users;
+- a target is visible only to packages that layers.bzl allows, or is public if docs/reference/cpp.md offers it to users;
 - the targets WITHOUT_LIBTORCH reach no LibTorch through their dependencies;
 - the files that CONTRIBUTING.md names under "Where is ...?" exist;
 - no package has more than 25 names (a header with its sources is one), no file that is written by hand more than 500
   lines, except those listed below.
 
-It reads the working tree: layers_test.py PATH/docs/architecture.md.
+It reads the working tree: layers_test.py PATH/docs/index.md.
 """
 
 import ast
@@ -25,7 +25,7 @@ import unittest
 LAYERS = "bazel/layers.bzl"
 USERS = "users()"  # a function of layers.bzl: the packages that it allows
 MOST_USES = 90
-OFFER = "docs/embedding.md"
+OFFER = "docs/reference/cpp.md"
 GUIDE = "CONTRIBUTING.md"
 MOST_FILES = 25
 MOST_LINES = 500

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/pictures.py draws what docs shows, and its layouts are those of docs/attention.md: pictures_test.py SCRIPT PICTURE."""
+"""tools/pictures.py draws what docs shows, and its layouts are those of docs/explanation/attention.md: pictures_test.py SCRIPT PICTURE."""
 
 import importlib.util
 import os

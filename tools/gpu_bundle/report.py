@@ -1,7 +1,12 @@
-"""Reads what the steps of a bundle printed, and makes one report of all that have run. Used by run.py; docs/formats.md
-describes results.jsonl, from which the report is made.
+"""Reads what the steps of a bundle printed, and makes one report of all that have run. Used by run.py.
 
-The report ends with what was measured, as tables for docs/performance.md, and the counts: whoever runs a bundle from afar
+The report is made from results.jsonl. Each line of it is a JSON object: one for each call with `bundle` (which bundle it is) and
+`facts` (date, GPUs with driver, LibTorch, what the bundle was built from and with, system), and one for each step as it begins and as
+it ends, of which the last counts: `step` (its name), `parts` (the words of --only that select it), `result` (began, passed, failed,
+skipped, left out), `seconds`, `reason` (empty if there is none but its cases'), `cases` (of a GoogleTest program, for each case that
+ended: name, result, seconds, message), and `measured` (the objects that `bench gpu` printed).
+
+The report ends with what was measured, as tables for benchmarks/results/gpu.md, and the counts: whoever runs a bundle from afar
 may get only the end of its output.
 """
 

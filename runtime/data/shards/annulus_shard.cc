@@ -1,4 +1,5 @@
-// Shards of `annulus tokenize` (docs/formats.md): tokens, where their documents begin, and hashes of the documents.
+// Shards of `annulus tokenize` (docs/reference/formats.md): tokens, where their documents begin, and hashes of the
+// documents.
 #include <algorithm>
 
 #include "common/error.h"

@@ -1,5 +1,5 @@
-// TokenFile: one shard of tokens in any of the formats that annulus reads (docs/formats.md), or a text whose bytes are
-// its tokens. Used by corpus.cc, and by `tokenize --inspect` and `--verify`.
+// TokenFile: one shard of tokens in any of the formats that annulus reads (docs/reference/formats.md), or a text whose
+// bytes are its tokens. Used by corpus.cc, and by `tokenize --inspect` and `--verify`.
 //
 //   text      a file; a token is a byte
 //   annulus   .tokens of `annulus tokenize`: 16 or 32 bits, documents, hashes, checksum

@@ -1,6 +1,6 @@
 // TokenTable: the bytes of every id of a tokenizer, from the tokens.table that `annulus tokenize` writes beside its
-// shards (docs/formats.md). It turns tokens into text without the tokenizer's library. Used by the sampler and
-// `tokenize --inspect`.
+// shards (docs/reference/formats.md). It turns tokens into text without the tokenizer's library. Used by the sampler
+// and `tokenize --inspect`.
 #pragma once
 
 #include <cstdint>

@@ -214,7 +214,7 @@ TEST(Attention, RepeatedRunsAreBitIdentical) {
   EXPECT_TRUE(a.result.dv.equal(b.result.dv));
 }
 
-// The lines that attention.h and docs/embedding.md show.
+// The lines that attention.h and docs/reference/cpp.md show.
 TEST(Attention, TheExampleOfTheHeaderComputesAttention) {
   const int64_t length = 24;
   run_ranks(2, [&](Communicator& comm) {

@@ -1,5 +1,5 @@
-// Tests against defects that were found in another library and that no other test here rules out. docs/defects.md lists
-// all of these defects with their tests.
+// Tests against defects that were found in another library and that no other test here rules out.
+// defects.md lists all of these defects with their tests.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randn.h>

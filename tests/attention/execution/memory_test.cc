@@ -147,7 +147,8 @@ std::vector<std::string> every_pattern(int64_t length) {
   };
 }
 
-// Whether the kernel computes some or all of the case densely in blocks of rows and keys (docs/attention.md).
+// Whether the kernel computes some or all of the case densely in blocks of rows and keys
+// (docs/explanation/attention.md).
 bool in_dense_blocks(const MemoryCase& c) {
   return c.kernel == KernelKind::kReference || (c.kernel == KernelKind::kEfficient && c.dropout > 0);
 }

@@ -285,7 +285,7 @@ TEST(Dropout, FactorsAreIndependentOfTiling) {
   }
 }
 
-// Which pairs are dropped is defined by docs/attention.md, and the oracle has a generator of its own.
+// Which pairs are dropped is defined by docs/explanation/attention.md, and the oracle has a generator of its own.
 TEST(Dropout, FactorsAreThoseOfTheDefinition) {
   const int64_t far = int64_t{1} << 33;
   for (const Dropout& d : {Dropout{0.3, 11, 2, 3, 6}, Dropout{0.5, ~uint64_t{0}, far, 0, 0}, Dropout{1e-9, 1, 0, 7, 1},

@@ -1,5 +1,5 @@
 // Tests of attention by name: the choice of auto and its reason, that every name computes exact attention of its
-// pattern, unknown names, and that docs/modules.md lists all names.
+// pattern, unknown names, and that docs/reference/modules.md lists all names.
 #include "attention/modules/factory.h"
 
 #include <ATen/ops/randn.h>
@@ -124,7 +124,7 @@ TEST(Factory, UnknownNameSuggestsTheNearest) {
 }
 
 TEST(Factory, DocumentationListsEveryName) {
-  std::ifstream file("docs/modules.md");
+  std::ifstream file("docs/reference/modules.md");
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   ASSERT_FALSE(text.empty());
   for (const NamedAttention& n : named_attentions()) {

@@ -1,5 +1,6 @@
 // Tests of the oracle itself against what is known from elsewhere: published answers of its generators, the examples of
-// docs/attention.md, and small cases that can be worked out by hand. All other tests of attention rely on it.
+// docs/explanation/attention.md, and small cases that can be worked out by hand. All other tests of attention rely on
+// it.
 #include "attention/oracle/oracle.h"
 
 #include <ATen/ops/tensor.h>
@@ -97,7 +98,7 @@ TEST(Oracle, BigBirdDrawsFromTheEligibleBlocks) {
   }
 }
 
-// The example of docs/attention.md, "Dilated attention".
+// The example of docs/explanation/attention.md, "Dilated attention".
 TEST(Oracle, DilatedBranchesAreThoseOfTheDocumentation) {
   const PatternSpec spec = parse_pattern("{ kind = \"dilated\", segment_lengths = [8], dilation_rates = [2] }", "test");
   const Count count = count_of(spec, {1, 2, 1, 16, 16, 0});

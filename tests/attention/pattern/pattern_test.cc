@@ -156,11 +156,11 @@ TEST(Pattern, TextOfEveryKeyRoundTrips) {
 }
 
 TEST(Pattern, ParsesTheExamplesOfTheDocumentation) {
-  std::ifstream file("docs/attention.md");
+  std::ifstream file("docs/explanation/attention.md");
   int examples = 0;
   for (std::string line; std::getline(file, line);) {
     if (line.rfind("    { kind", 0) != 0) continue;
-    EXPECT_NO_THROW(parse_pattern(line, "docs/attention.md")) << line;
+    EXPECT_NO_THROW(parse_pattern(line, "docs/explanation/attention.md")) << line;
     ++examples;
   }
   EXPECT_GE(examples, 19);  // every kind and every map

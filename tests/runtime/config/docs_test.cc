@@ -1,4 +1,4 @@
-// Tests that docs/configuration.md holds the table of keys that config_reference() returns.
+// Tests that docs/reference/configuration.md holds the table of keys that config_reference() returns.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -10,13 +10,13 @@ namespace annulus::docs_test {
 namespace {
 
 TEST(ConfigurationPage, ContainsTheTableOfKeys) {
-  std::ifstream file("docs/configuration.md");
+  std::ifstream file("docs/reference/configuration.md");
   std::stringstream text;
   text << file.rdbuf();
   std::string table = config_reference();
   while (!table.empty() && table.back() == '\n') table.pop_back();
   EXPECT_NE(text.str().find(table), std::string::npos)
-      << "docs/configuration.md should hold what config_reference() returns:\n"
+      << "docs/reference/configuration.md should hold what config_reference() returns:\n"
       << table;
 }
 
