@@ -151,12 +151,16 @@ def cpp_pages(pages):
     targets = public_headers()
     public = [h for headers in targets.values() for h in headers]
     headers = with_included(public)
+    names = [os.path.basename(h) for h in headers]
+    if len(set(names)) < len(names):
+        sys.exit("build.py: public headers need different names: " + ", ".join(sorted({n for n in names if names.count(n) > 1})))
 
     def name(header):
         return header.removesuffix(".h").replace("/", "-")
 
     for header in headers:
-        text = "# %s\n\n```{doxygenfile} %s\n```\n" % (header, header)
+        # Breathe finds a file by the name that Doxygen gives it: without folders, where no other has the name.
+        text = "# %s\n\n```{doxygenfile} %s\n```\n" % (header, os.path.basename(header))
         pages.write("reference/cpp/%s.md" % name(header), text)
     text = "# C++\n\nThe headers of the targets that programs depend on, made from their comments.\n\n| header | target |\n|---|---|\n"
     text += "".join("| [%s](%s.md) | `@annulus%s` |\n" % (h, name(h), t) for t, hs in targets.items() for h in hs)
@@ -221,6 +225,14 @@ def doxygen(headers, folder):
     done = subprocess.run(["doxygen", "-"], input=settings, capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode or "warning:" in done.stderr:
         sys.exit("build.py: Doxygen could not read the comments of the public headers:\n" + done.stderr)
+    # Sphinx's C++ has no designated initializers: a default value that is written with them is left out.
+    for path in glob.glob(os.path.join(glob.escape(folder), "xml", "*.xml")):
+        with open(path, encoding="utf-8") as f:
+            text = f.read()
+        plain = re.sub(r"<initializer>\s*=?\s*\{\s*\.(?:(?!</initializer>).)*</initializer>", "", text, flags=re.S)
+        if plain != text:
+            with open(path, "w", encoding="utf-8") as f:
+                f.write(plain)
 
 
 def main():

@@ -26,8 +26,8 @@ breathe_show_include = False
 autodoc_member_order = "bysource"
 python_maximum_signature_line_length = 90
 cpp_maximum_signature_line_length = 90
-# Headings of a page may skip a level; comments of headers are no C++ that Sphinx must understand in all parts.
-suppress_warnings = ["myst.header", "cpp.duplicate_declaration"]
+# Headings of a page may skip a level; each header declares the namespace again.
+suppress_warnings = ["myst.header", "duplicate_declaration.cpp"]
 
 html_theme = "furo"
 html_title = "annulus " + release

@@ -1,6 +1,8 @@
 """Modules in the place of torch and transformers, with which the package for Python is imported for its docstrings and types
 where neither is installed and the library is not built. Used by conf.py."""
 
+import importlib.abc
+import importlib.machinery
 import os
 import sys
 import types
@@ -19,8 +21,7 @@ class Anything(types.ModuleType):
         if name[0].isupper() or name in CLASSES:
             made = type(name, (), {"__module__": self.__name__})
         else:
-            made = Anything(self.__name__ + "." + name)
-            sys.modules[made.__name__] = made
+            made = sys.modules.setdefault(self.__name__ + "." + name, Anything(self.__name__ + "." + name))
         setattr(self, name, made)
         return made
 
@@ -31,14 +32,20 @@ class Anything(types.ModuleType):
         return True
 
 
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports any module of these packages as a stand-in."""
+
+    def find_spec(self, name, path=None, target=None):
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.split(".")[0] in ("torch", "transformers") else None
+
+    def create_module(self, spec):
+        return Anything(spec.name)
+
+    def exec_module(self, module):
+        module.__version__ = {"torch": "2.11.0", "transformers": "5.0.0"}.get(module.__name__)
+
+
 def install():
-    for name in ("torch", "torch.distributed", "torch.distributed.device_mesh", "torch.utils", "torch.overrides", "torch.nn",
-                 "torch.nn.functional", "transformers", "transformers.masking_utils", "transformers.integrations"):
-        module = sys.modules[name] = Anything(name)
-        parent, _, last = name.rpartition(".")
-        if parent:
-            setattr(sys.modules[parent], last, module)
-    sys.modules["torch"].__version__ = "2.11.0"
-    sys.modules["transformers"].__version__ = "5.0.0"
+    sys.meta_path.insert(0, Finder())
     # The library counts as loaded (Anything contains it), so only a file has to exist.
     os.environ["ANNULUS_TORCH_LIBRARY"] = os.path.abspath(__file__)
