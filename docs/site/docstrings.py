@@ -22,6 +22,9 @@ def parameters(thing):
 
 def converted(lines, names):
     out, state, blank = [], "text", True  # state: text, entry, code
+    # A docstring of one sentence and an example has lost the example's indentation.
+    if len(lines) > 2 and lines[0].endswith(":") and not lines[1].strip() and not any(line.startswith(" ") for line in lines):
+        lines = lines[:2] + ["    " + line if line.strip() else "" for line in lines[2:]]
     for line in lines:
         indented = line.startswith("    ")
         entry = ENTRY.match(line)
@@ -44,8 +47,6 @@ def converted(lines, names):
                 out.append("")
             state = "text"
             out.append(escaped(line.strip()))
-        if line.endswith(":") and state == "text":
-            pass
         blank = False
     return out + [""]
 

@@ -11,8 +11,7 @@ import re
 import sys
 
 COMMENT = re.compile(r"^(\s*)//( ?)(.*)$")
-# Code, and a comment behind it. A "//" inside a string is no comment.
-BEHIND = re.compile(r'^((?:[^"/]|"(?:[^"\\]|\\.)*"|/(?!/))*\S(?:[^"/]|"(?:[^"\\]|\\.)*"|/(?!/))*?)\s*//\s?(.*)$')
+STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 SPECIAL = re.compile(r'[\\@&$#<>%"]')
 
 
@@ -45,7 +44,8 @@ def prose(lines):
 
 
 def block(indent, first, lines):
-    return ["%s/**%s" % (indent, " " + first if first else "")] + [("%s * %s" % (indent, l)).rstrip() for l in prose(lines)] + [indent + " */"]
+    """A comment for Doxygen. Its lines begin without stars, which would be shown in code."""
+    return ["%s/**%s" % (indent, " " + first if first else ""), *prose(lines), indent + " */"]
 
 
 def filtered(text, path):
@@ -87,12 +87,13 @@ def filtered(text, path):
             opening = False
         if group is not None and line.strip() and len(line) - len(line.lstrip()) < len(group):
             close_group()
-        behind = BEHIND.match(line)
+        column = STRING.sub(lambda m: "_" * len(m.group()), line).find("//")  # a "//" inside a string is no comment
+        code = line[:column].rstrip() if column > 0 else ""
         # A comment behind the end of a scope, an include or an opening brace says nothing of a declaration.
-        if behind and not re.match(r"\s*(}|#|.*\{$)", behind.group(1)):
-            column = line.index("//", behind.end(1))
-            out.append("%s  ///< %s" % (behind.group(1), escaped(behind.group(2).strip())))
+        if code.strip() and not re.match(r"\s*(}|#|.*\{$)", code):
+            out.append("%s  ///< %s" % (code, escaped(line[column + 2 :].strip())))
         else:
+            column = None
             out.append(line)
     return "\n".join(out)
 
