@@ -77,7 +77,7 @@ def source_page(path):
 
 
 class Pages:
-    """The folder that Sphinx reads. A page that has not changed is not written, so that Sphinx need not read it again."""
+    """The folder that Sphinx reads."""
 
     def __init__(self, folder):
         self.folder, self.written = folder, set()
@@ -86,9 +86,8 @@ class Pages:
         place = os.path.join(self.folder, path)
         self.written.add(os.path.normpath(place))
         os.makedirs(os.path.dirname(place), exist_ok=True)
-        if not os.path.exists(place) or open(place, encoding="utf-8").read() != text:
-            with open(place, "w", encoding="utf-8") as f:
-                f.write(text)
+        with open(place, "w", encoding="utf-8") as f:
+            f.write(text)
 
     def copy(self, path):
         place = os.path.join(self.folder, path)
@@ -181,7 +180,7 @@ def help_of(program, *words):
     done = subprocess.run([program, *words, "--help"], capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         sys.exit("build.py: `%s --help` failed: %s" % (" ".join([program, *words]), done.stderr))
-    return done.stdout.rstrip().replace("`", "`")
+    return done.stdout.rstrip()
 
 
 def subcommands_page(pages, program):
@@ -249,7 +248,8 @@ def main():
     doxygen(cpp_pages(pages), os.path.join(work, "doxygen"))
     pages.remove_others()
     html = os.path.join(work, "html")
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-j", options.jobs, "-c", os.path.join(ROOT, "docs", "site"),
+    # All pages are made anew: Sphinx does not see that headers and docstrings have changed.
+    command = [sys.executable, "-m", "sphinx", "-q", "-E", "-a", "-W", "--keep-going", "-j", options.jobs, "-c", os.path.join(ROOT, "docs", "site"),
                "-d", os.path.join(work, "doctrees"), pages.folder, html]
     environment = dict(os.environ, ANNULUS_DOXYGEN=os.path.join(work, "doxygen", "xml"), PYTHONDONTWRITEBYTECODE="1")
     if subprocess.run(command, env=environment, check=False).returncode:
