@@ -1,8 +1,9 @@
 #!/bin/bash
-# tools/setup.sh [--tests | --dev] [--table]: finds what the build needs and installs what is missing.
+# tools/setup.sh [--tests | --dev] [--docs] [--table]: finds what the build needs and installs what is missing.
 #   (nothing)  what is needed to build and run annulus; used by ./annulus
 #   --tests    also what its tests need, including the tokenizer libraries; used by ./annulus test
 #   --dev      also clang-format, clang-tidy, Slurm, and NCCL so that the CUDA build links; used by .ci/run
+#   --docs     also Doxygen and Sphinx, which build the site of the documents; used by ./annulus docs
 #   --table    shows what was found even if nothing had to be done; used by ./annulus setup
 # Exit code 9: something is missing and could not be installed; 8: this folder cannot be written. The message says what
 # to do.
@@ -20,14 +21,15 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . tools/arguments.sh
 refuse_empty_arguments "tools/setup.sh" "$@"
 
-level=0 table=
+level=0 docs='' table=
 for arg; do
   case $arg in
     --tests) level=1 ;;
     --dev) level=2 ;;
+    --docs) docs=1 ;;
     --table) table=1 ;;
     -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' tools/setup.sh && exit 0 ;;
-    *) echo "usage: tools/setup.sh [--tests | --dev] [--table]" >&2 && exit 2 ;;
+    *) echo "usage: tools/setup.sh [--tests | --dev] [--docs] [--table]" >&2 && exit 2 ;;
   esac
 done
 
@@ -52,6 +54,7 @@ key+=" PKG_CONFIG_PATH=${PKG_CONFIG_PATH-} CC=${CC-} PYTHON=${PYTHON-} PATH=$PAT
 
 all_there() {
   [[ -f .bazel/setup && -f .bazelrc.deps && ! tools/setup.sh -nt .bazel/setup && ! -e .venv/.incomplete ]] || return 1
+  [[ ! $docs ]] || command -v doxygen >/dev/null || return 1
   local name value
   while read -r name value; do
     case $name in
@@ -66,7 +69,8 @@ all_there() {
 if cannot_build "$PWD"; then refuse_to_build "$PWD"; fi
 # The tokenizer libraries have a separate script, because users who already have tokens do not need them.
 tokenizer_wheels() { ((level == 0)) || tools/tokenizer_wheels.sh; }
-if [[ ! $table ]] && all_there; then tokenizer_wheels && exit 0; fi
+site_wheels() { [[ ! $docs ]] || tools/site_wheels.sh; }
+if [[ ! $table ]] && all_there; then tokenizer_wheels && site_wheels && exit 0; fi
 
 # ---- Looking.
 torch_version=2.11.0
@@ -312,6 +316,7 @@ look() {
     by_command iproute2 ip iproute2
     by_command procps ps procps
   fi
+  if [[ $docs ]]; then by_command Doxygen doxygen doxygen; fi
   if ((level >= 2)); then
     by_command clang-format clang-format-14 clang-format-14
     by_command clang-tidy clang-tidy-14 clang-tidy-14
@@ -478,7 +483,7 @@ fi
 # set-up, so that going from tests to training and back changes nothing.
 seen=$(printf '%s\n' "${found[@]}" "$torch_root" "${NCCL_HOME-}" "$(compgen -G '.venv/lib/python3.*/site-packages/nvidia/*')" \
   "$(pkg-config --modversion hwloc spdlog tomlplusplus libxxhash gtest_main 2>&1)" \
-  "$(folder_of rapidcheck.h "${headers[@]}")" | grep -vE '/(ip|ps|clang-format-14|clang-tidy-14|slurm[^/]*|srun|gtest\.h|rapidcheck\.h)$' |
+  "$(folder_of rapidcheck.h "${headers[@]}")" | grep -vE '/(ip|ps|doxygen|clang-format-14|clang-tidy-14|slurm[^/]*|srun|gtest\.h|rapidcheck\.h)$' |
   sort -u | cksum) || true
 deps="# Written by tools/setup.sh.
 build --repo_env=ANNULUS_DEPS=${seen// /}"
@@ -489,3 +494,4 @@ for option in ${bazel_options[@]+"${bazel_options[@]}"}; do deps+=$'\n'$option; 
 printf '%s\n' "key $key" "level $level" "cuda $cuda" "${found[@]/#/found }" >.bazel/setup.new
 mv .bazel/setup.new .bazel/setup
 tokenizer_wheels
+site_wheels

@@ -110,7 +110,7 @@ def commands(text):
 
 def subcommands():
     table = re.findall(r'\.name = "(\w+)"', SOURCES["launcher/subcommands.cc"])
-    script = re.findall(r"\b(test|install|wheel|torch|examples|setup|tokenizer)\b", SOURCES["annulus"])
+    script = re.findall(r"\b(test|install|wheel|torch|docs|examples|setup|tokenizer)\b", SOURCES["annulus"])
     return set(table) | set(script) | {"help"}
 
 
