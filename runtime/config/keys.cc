@@ -136,7 +136,8 @@ const std::vector<Key>& keys() {
        "folder for the row indexes of token shards; empty: beside the first file of the source"},
 
       {ANNULUS_KEY(model, from),
-       "a folder in Hugging Face's layout (docs/reference/models.md) with the initial weights, whose config.json decides those "
+       "a folder in Hugging Face's layout (docs/reference/models.md) with the initial weights, whose config.json "
+       "decides those "
        "of "
        "the keys below that are left out; empty: the keys below decide the shape, and run.seed the initial weights"},
       {ANNULUS_KEY(model, layers), "decoder layers",

@@ -7,7 +7,7 @@
 - The exit codes of docs/how-to/troubleshooting.md are those of common/error.h.
 - Pages are mentioned by links. Links to pages, sections and pictures work; docs/index.md leads to every page, and
   docs/questions.md from each question to its answer.
-- No page is longer than 400 lines, nor all together than 35,000 words, without printed blocks.
+- No page is longer than 400 lines, nor all together than 36,000 words, without printed blocks.
 
 docs_test.py PATH/docs/index.md.
 """
@@ -20,7 +20,7 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(sys.argv.pop(1))))
 INDEX = "docs/index.md"
 QUESTIONS = "docs/questions.md"
-MOST_LINES, MOST_WORDS = 400, 35000
+MOST_LINES, MOST_WORDS = 400, 36000
 CODES = "docs/how-to/troubleshooting.md"
 SKIPPED = ("runs",)
 CODE = (".cc", ".h", ".cu", ".py", ".sh", ".bzl")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The site of ./annulus docs, read as files: site_test.py PATH/docs/architecture.md. Every link and anchor leads somewhere, nothing is loaded
+"""The site of ./annulus docs, read as files: site_test.py PATH/docs/index.md. Every link and anchor leads somewhere, nothing is loaded
 from a network, and the search knows the pages and references. It builds the site where Doxygen, .venv-docs and the program are."""
 
 import glob
