@@ -195,6 +195,21 @@ class BenchTest(cli.CliTest):
         self.assertAlmostEqual(sum(shares), 1, places=6)
         self.assertTrue(all(0 < s < 1 for s in shares), shares)
 
+    def test_longest_rows_are_planned_and_confirmed(self):
+        sizes = ["--memory", "30MB", "--layers", "8", "--window", "32", "--rounds", "1", "--files", self.folder]
+        code, out, err = self.annulus("bench", "longest", *sizes, "--json", "longest.json")
+        self.assertEqual(code, 0, err)
+        figures = json.loads(out.splitlines()[-1])
+        self.assertEqual([k["keeps"] for k in figures["keeps"]], ["all", "recompute", "offload"])
+        rows = [k["longest"] for k in figures["keeps"]]
+        self.assertLess(rows[0], rows[1])
+        self.assertLess(rows[1], rows[2])
+        for k in figures["keeps"]:
+            self.assertLess(abs(k["bytes_measured"] / k["bytes_planned"] - 1), 0.1, k)
+        self.assertEqual(len(self.report("longest.json")["ratios"]), 5)
+        self.assert_refused(2, 'a number of bytes such as 1GiB or 200MB, got "much"', "bench", "longest", "--memory", "much")
+        self.assert_refused(2, "there is no folder nowhere", "bench", "longest", "--files", "nowhere")
+
     def report(self, name):
         with open(self.path(name)) as f:
             return json.load(f)
@@ -257,7 +272,7 @@ class BenchTest(cli.CliTest):
 
     def test_refuses_unknown_benchmark(self):
         self.assert_refused(2, 'did you mean "ring"', "bench", "rign")
-        self.assert_refused(2, "ring, train, shard, operator, patterns, attention, comm, gpu, all or compare;", "bench")
+        self.assert_refused(2, "ring, train, shard, longest, operator, patterns, attention, comm, gpu, all or compare;", "bench")
         self.assert_refused(2, 'did you mean "--length"', "bench", "ring", "--lenght", "9")
 
 

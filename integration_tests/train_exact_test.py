@@ -129,6 +129,70 @@ class TrainTest(cli.CliTest):
         self.assertEqual(self.losses("tiny-001"), self.losses("tiny-002"))
         self.assertEqual(self.weights("tiny-001"), self.weights("tiny-002"))
 
+    def test_offload_changes_no_bit_and_may_be_switched_at_a_resume(self):
+        sets = ["--set", "model.recompute=true", "--set", "model.layers=4", "--set", "memory.device_layers=1"]
+        sets += ["--set", "optimizer.schedule=constant"]
+        files = self.path("files")
+        os.mkdir(files)
+        offload = ["--set", "memory.offload=file", "--set", f"memory.files={files}"]
+        self.train(2, *sets)
+        self.train(2, *sets, *offload)
+        self.assertEqual(self.losses("tiny-001"), self.losses("tiny-002"))
+        self.assertEqual(self.weights("tiny-001"), self.weights("tiny-002"))
+        moved = [m["offloaded_bytes"] for m in self.metrics("tiny-002") if "offloaded_bytes" in m]
+        # Of each rank three layers' input, output and statistics of 4 rows of 32 tokens, and the last keys and values.
+        self.assertGreater(moved[0], 3 * 4 * 32 * (2 * 32 + 4) * 4)
+        self.assertEqual(moved, [moved[0] * i for i in range(1, 13)])
+        self.train(2, *sets, *offload, "--set", "run.steps=4")
+        self.train(2, *sets, "--resume", "tiny-003")
+        self.train(2, *sets, "--set", "run.steps=4")
+        self.train(2, *sets, *offload, "--resume", "tiny-004")
+        for run in ("tiny-003", "tiny-004"):
+            self.assertEqual(self.losses("tiny-001")[4:], self.losses(run)[4:], run)
+            self.assertEqual(self.weights("tiny-001"), self.weights(run), run)
+        self.assertEqual(os.listdir(files), [])
+
+    def test_killed_run_leaves_no_offloaded_files(self):
+        os.mkdir(self.path("files"))
+        sets = ["--set", "model.recompute=true", "--set", "model.layers=4", "--set", "memory.offload=file", "--set", "memory.files=files"]
+        running = self.start("launch", "-n", "2", "train", "tiny.toml", *sets, "--set", "run.steps=100000", env={"ANNULUS_PROGRESS": "plain"})
+        running.wait_for("step 2/")
+        for pid in cli.processes_with(running.mark):
+            os.kill(pid, signal.SIGKILL)
+        running.process.communicate(timeout=cli.LIMIT)
+        self.assertEqual(os.listdir(self.path("files")), [])
+
+    def in_small_folder(self, size, *args, after="true", **env):
+        """Runs annulus, and then a command, beside a file system of this size in the folder `small`, as root in a mount
+        namespace; returns the exit code of annulus and all output."""
+        os.makedirs(self.path("small"), exist_ok=True)
+        mount = f'mount -t tmpfs -o size={size} none "{self.path("small")}" && exec "$@"'
+        inside = ["unshare", "--mount", "sh", "-c", mount, "sh"]
+        if subprocess.run([*inside, "true"], capture_output=True).returncode != 0:
+            self.skipTest("mounting a small disk needs root")
+        both = f'"{cli.ANNULUS}" "$@"; code=$?; {after}; exit $code'
+        done = subprocess.run([*inside, "sh", "-c", both, "sh", *args], cwd=self.folder, env=cli.environment(**env), stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=cli.LIMIT)
+        return done.returncode, done.stdout + done.stderr
+
+    def test_disk_too_small_for_offload_is_one_error_and_the_checkpoint_stays(self):
+        sets = ["--set", "model.recompute=true", "--set", "model.layers=4", "--set", "memory.offload=file"]
+        self.train(2, *sets, "--set", "run.steps=4")
+        kept = self.weights("tiny-001", 4)
+        said = self.train(2, *sets, "--resume", "tiny-001", "--set", "memory.files=missing", code=8)
+        self.assertIn("cannot make a file in missing: No such file or directory", said)
+        again = ["launch", "-n", "2", "train", "tiny.toml", *sets, "--resume", "tiny-001", "--set", "memory.files=small"]
+        code, said = self.in_small_folder("100k", *again)
+        self.assertEqual(code, 8, said)
+        self.assertRegex(said, r"memory.offload needs [\d.]+ KB of files for the 2 ranks of this host, and [\d.]+ KB are free in small")
+        # A disk that is full although nothing said so before.
+        code, said = self.in_small_folder("100k", *again, ANNULUS_MEMORY_CHECK="0")
+        self.assertEqual(code, 8, said)
+        self.assertRegex(said, r"memory.offload: cannot reserve [\d.]+ KB for a file in small: No space left on device")
+        self.assertEqual(self.weights("tiny-001", 4), kept)
+        code, said = self.in_small_folder("10m", *again)
+        self.assertEqual(code, 0, said)
+
     def every_sharding_level(self, ranks, *sets):
         steps = ["--set", "run.steps=3", "--set", "validation.every=3"]
         for level in range(4):
@@ -186,22 +250,15 @@ class TrainTest(cli.CliTest):
         self.assertEqual(self.stop_by(signal.SIGTERM, 143, *sets), 2)
 
     def test_full_disk_keeps_the_last_checkpoint(self):
-        # Runs as root in its own mount namespace.
-        os.mkdir(self.path("small"))
-        mount = f'mount -t tmpfs -o size=1400k none "{self.path("small")}" && exec "$@"'
-        inside = ["unshare", "--mount", "sh", "-c", mount, "sh"]
-        if subprocess.run([*inside, "true"], capture_output=True).returncode != 0:
-            self.skipTest("mounting a small disk needs root")
         # A checkpoint takes about 450 kB; the third does not fit, as old ones are removed only after a new one is complete.
-        check = f'"{cli.ANNULUS}" "$@"; code=$?; ls -d small/tiny-001/checkpoints/*; exit $code'
-        done = subprocess.run(
-            [*inside, "sh", "-c", check, "sh", "launch", "-n", "2", "train", "tiny.toml", "--set", "run.folder=small"],
-            cwd=self.folder, env=cli.environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=cli.LIMIT)
-        self.assertEqual(done.returncode, 8, done.stdout + done.stderr)
-        self.assertRegex(done.stderr, r"[Nn]o space left")
-        self.assertRegex(done.stderr, r"to continue from the checkpoint of step \d+: ")
-        left = re.findall(r"^small/tiny-001/checkpoints/(.*)$", done.stdout, re.M)
-        self.assertGreaterEqual(len(left), 1, done.stdout)
+        # The folder is gone with the namespace, so its content is listed inside.
+        code, said = self.in_small_folder("1400k", "launch", "-n", "2", "train", "tiny.toml", "--set", "run.folder=small",
+                                          after="ls -d small/tiny-001/checkpoints/*")
+        self.assertEqual(code, 8, said)
+        self.assertRegex(said, r"[Nn]o space left")
+        self.assertRegex(said, r"to continue from the checkpoint of step \d+: ")
+        left = re.findall(r"^small/tiny-001/checkpoints/(.*)$", said, re.M)
+        self.assertGreaterEqual(len(left), 1, said)
         self.assertTrue(all(re.fullmatch(r"step-\d{8}", name) for name in left), left)
 
 
