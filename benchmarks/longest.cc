@@ -101,7 +101,7 @@ class LongestBenchmark : public Benchmark {
     out << line(
         "\nCPU seconds a token with offload over those with recomputation alone, rows of %s: %.3f (%.3f to %.3f), "
         "goal %.2f: %s\n",
-        with_commas(longest[0]), cost.ratio, cost.low, cost.high, kCostGoal, std::string(met_or_missed(cost.met())));
+        with_commas(longest[1]), cost.ratio, cost.low, cost.high, kCostGoal, std::string(met_or_missed(cost.met())));
     out << line("rows with offload over rows with all kept: %.2f, goal %.0f: %s\n",
                 static_cast<double>(longest[2]) / static_cast<double>(longest[0]), kLongerGoal,
                 std::string(met_or_missed(ratios[3].met())));
@@ -129,14 +129,15 @@ class LongestBenchmark : public Benchmark {
     return config;
   }
 
-  // Makes two steps and takes the peak of the second, in which what lasts is there.
+  // Makes two steps, of which the second is timed.
   Measured measure(Communicator& world, Keeps keeps, int64_t length) const {
     const Config config = config_of(keeps, length);
     const auto bytes = std::make_shared<PeakBytes>();
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, bytes);
     const Dataset data(config.data, config.run.seed, config.model.vocab);
     Training training(config, world, data, at::kCPU);
-    const double begin = wall_seconds();
+    training.step();
+    const double begin = wall_seconds(), waited = training.offloaded() ? training.offloaded()->waited : 0;
     training.step();
     const double seconds = wall_seconds() - begin;
     const MemoryPlan plan =
@@ -145,7 +146,7 @@ class LongestBenchmark : public Benchmark {
     const auto offloaded = training.offloaded();
     const std::vector<double> most = over_ranks(world,
                                                 {static_cast<double>(bytes->peak()), static_cast<double>(plan.total()),
-                                                 seconds, offloaded ? offloaded->waited : 0},
+                                                 seconds, offloaded ? offloaded->waited - waited : 0},
                                                 ReduceOp::kMax);
     return {most[0], most[1], most[2], most[3]};
   }

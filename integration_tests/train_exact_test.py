@@ -156,7 +156,7 @@ class TrainTest(cli.CliTest):
         os.mkdir(self.path("files"))
         sets = ["--set", "model.recompute=true", "--set", "model.layers=4", "--set", "memory.offload=file", "--set", "memory.files=files"]
         running = self.start("launch", "-n", "2", "train", "tiny.toml", *sets, "--set", "run.steps=100000", env={"ANNULUS_PROGRESS": "plain"})
-        running.wait_for("step 2/")
+        running.wait_for("step 1/")
         for pid in cli.processes_with(running.mark):
             os.kill(pid, signal.SIGKILL)
         running.process.communicate(timeout=cli.LIMIT)

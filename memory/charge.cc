@@ -59,10 +59,15 @@ int64_t StepCharges::kept(std::string_view what) const {
   return bytes;
 }
 
-int64_t StepCharges::offloaded() const {
+int64_t StepCharges::offloaded(int64_t (*taken)(int64_t bytes)) const {
   int64_t bytes = 0;
   for (const Group& group : groups_) {
-    for (const Part& part : group.parts) bytes += group.offloaded ? sum(part, When::kKept) : 0;
+    if (!group.offloaded) continue;
+    for (const Part& part : group.parts) {
+      for (const Charge& charge : part.charges) {
+        if (charge.when == When::kKept && charge.bytes > 0) bytes += taken ? taken(charge.bytes) : charge.bytes;
+      }
+    }
   }
   return bytes;
 }

@@ -52,8 +52,9 @@ class StepCharges {
   // Return what the device keeps at the end of the forward: by all charges, or by those named `what`.
   int64_t kept() const;
   int64_t kept(std::string_view what) const;
-  // Returns the bytes that are offloaded when the forward has ended.
-  int64_t offloaded() const;
+  // Returns the bytes that are offloaded when the forward has ended, with those of each charge replaced by `taken` of
+  // them if it is given.
+  int64_t offloaded(int64_t (*taken)(int64_t bytes) = nullptr) const;
   // The peak, lasting charges included, and the part that runs at that moment: "swiglu", in its backward.
   struct Most {
     int64_t bytes = 0;

@@ -66,10 +66,12 @@ void print_offload(const FitRanks& ranks, const FitOffload& offload, std::option
   }
   std::printf("%s\n", offload.host.host + offload.host.files == 0 ? " nothing" : "");
   if (!tflops || offload.bytes == 0) return;
-  const double seconds = offload.flops / (*tflops * 1e12);
-  std::printf("at %s TFLOP/s a rank computes a batch in %s s, behind which %s/s a rank, out and back, are hidden\n",
-              rounded(*tflops, 1).c_str(), rounded(seconds, 1).c_str(),
-              bytes(2 * static_cast<double>(offload.bytes) / seconds).c_str());
+  // They leave during the forward, which has a third of the operations, and return during the backward.
+  const double seconds = offload.flops / (*tflops * 1e12), moved = static_cast<double>(offload.bytes);
+  std::printf(
+      "at %s TFLOP/s a rank computes a batch in %s s; %s/s a rank out, in its forward, and %s/s back are hidden\n",
+      rounded(*tflops, 1).c_str(), rounded(seconds, 1).c_str(), bytes(3 * moved / seconds).c_str(),
+      bytes(1.5 * moved / seconds).c_str());
 }
 
 void print_table(const Config& c, const FitRanks& ranks, const FitTable& table, const NearestFit& nearest,

@@ -34,6 +34,7 @@ struct Piece {
 };
 
 struct Entry {
+  int64_t ticket = 0;
   std::vector<Piece> pieces;
   int64_t begin = 0;  // where its tensors begin in the file
   int64_t host_bytes = 0;
@@ -60,27 +61,32 @@ class Offload::Impl {
     if (!file_) return;
     for (int64_t i = 0; i < kBuffers; ++i) {
       buffers_.push_back(at::empty({kBuffer + TierFile::kBlock}, at::TensorOptions(at::kByte)));
-      threads_.emplace_back([this, i] { transfer(buffers_[static_cast<size_t>(i)]); });
+    }
+    try {
+      for (const at::Tensor& buffer : buffers_) {
+        threads_.emplace_back([this, &buffer] { transfer(buffer); });
+      }
+    } catch (...) {
+      stop();
+      throw;
     }
   }
 
-  ~Impl() {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    work_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-  }
+  ~Impl() { stop(); }
 
-  void put(std::vector<at::Tensor> tensors) {
+  int64_t put(std::vector<at::Tensor> tensors) {
     settle();
     auto entry = std::make_unique<Entry>();
     Entry& e = *entry;
+    e.ticket = ++tickets_;
     e.begin = end_;
-    int64_t bytes = 0;
-    for (const at::Tensor& t : tensors) bytes += t.defined() ? static_cast<int64_t>(t.nbytes()) : 0;
-    const bool in_host = gpu_ && held_ + bytes <= settings_.host_bytes;
+    int64_t bytes = 0, pinned = 0;
+    for (const at::Tensor& t : tensors) {
+      if (!t.defined()) continue;
+      bytes += static_cast<int64_t>(t.nbytes());
+      pinned += in_pinned_memory(static_cast<int64_t>(t.nbytes()));
+    }
+    const bool in_host = gpu_ && held_ + pinned <= settings_.host_bytes;
     for (at::Tensor& t : tensors) {
       Piece piece;
       if (t.defined()) {
@@ -95,26 +101,35 @@ class Offload::Impl {
     stats_.bytes_out += bytes;
     if (gpu_) copy_out(e);
     if (in_host) {
-      e.host_bytes = bytes;
-      held_ += bytes;
+      e.host_bytes = pinned;
+      held_ += pinned;
     } else {
       if (!file_) {
         throw Error(ErrorKind::kInternal, "memory", "more is offloaded than was planned, and there is no file for it");
       }
-      file_->reserve(end_);
+      {
+        const Waiting waiting(stats_);
+        file_->reserve(end_);
+      }
       stats_.bytes_in_files += bytes;
       stats_.most_in_files = std::max(stats_.most_in_files, end_);
     }
     entries_.push_back(std::move(entry));
     leaving_ = true;
     if (!in_host) begin(e, /*out=*/true);
+    return e.ticket;
   }
 
-  // Frees what the last entry holds on the device on the thread that put it: the memory plan counts it until then.
+  // Frees what the last entry holds on the device on the thread that put it: the memory plan counts it until then. On a
+  // GPU the host waits for the copy, because it would otherwise run ahead and take the memory of all layers.
   void settle() {
     if (!leaving_) return raise();
     Entry& e = *entries_.back();
     wait(e);
+    if (e.copied) {
+      const Waiting waiting(stats_);
+      e.copied->synchronize();
+    }
     leaving_ = false;
     for (Piece& piece : e.pieces) {
       piece.device.reset();
@@ -142,20 +157,20 @@ class Offload::Impl {
     }
   }
 
-  std::vector<at::Tensor> take() {
-    if (entries_.empty()) throw Error(ErrorKind::kInternal, "memory", "nothing is left that was offloaded");
+  std::vector<at::Tensor> take(int64_t ticket) {
+    if (entries_.empty() || entries_.back()->ticket != ticket) {
+      throw Error(
+          ErrorKind::kInternal, "memory",
+          "a layer asks for what is not next to return from the offload: each backward must run before the next "
+          "forward, and once");
+    }
     fetch_next();
     Entry& e = *entries_.back();
     wait(e);
     if (gpu_ && e.host_bytes == 0) copy_back(e);
-    const c10::impl::VirtualGuardImpl streams(settings_.device.type());
+    if (e.copied) e.copied->block(c10::impl::VirtualGuardImpl(settings_.device.type()).getStream(settings_.device));
     std::vector<at::Tensor> tensors;
     for (Piece& piece : e.pieces) {
-      if (gpu_ && piece.device.defined()) {
-        const c10::Stream stream = streams.getStream(settings_.device);
-        e.copied->block(stream);
-        piece.device.record_stream(stream);
-      }
       stats_.bytes_back += piece.bytes;
       tensors.push_back(std::move(piece.device));
     }
@@ -176,6 +191,28 @@ class Offload::Impl {
   const OffloadStats& stats() const { return stats_; }
 
  private:
+  // Counts the time during which it exists.
+  class Waiting {
+   public:
+    explicit Waiting(OffloadStats& stats) : stats_(stats) {}
+    ~Waiting() { stats_.waited += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count(); }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    OffloadStats& stats_;
+    const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  };
+
+  void stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    work_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
   at::Tensor pinned(const Piece& piece) const {
     return at::empty(piece.sizes, piece.options.device(at::kCPU).pinned_memory(true));
   }
@@ -190,18 +227,24 @@ class Offload::Impl {
     for (Piece& piece : e.pieces) {
       if (!piece.device.defined()) continue;
       piece.host = pinned(piece);
-      piece.host.copy_(piece.device, /*non_blocking=*/true);
-      piece.device.record_stream(*copies_);
+      piece.host.copy_(piece.device, /*non_blocking=*/true);  // settle() waits for it before the memory is freed
     }
     e.copied.emplace(settings_.device.type());
     e.copied->record(*copies_);
   }
 
+  // The tensors are allocated on the current stream, whose work they must not overtake: their memory may have belonged
+  // to layers whose backward is still queued there.
   void copy_back(Entry& e) {
+    for (Piece& piece : e.pieces) {
+      if (piece.host.defined()) piece.device = at::empty(piece.sizes, piece.options);
+    }
+    c10::Event allocated(settings_.device.type());
+    allocated.record(c10::impl::VirtualGuardImpl(settings_.device.type()).getStream(settings_.device));
     const c10::StreamGuard guard(*copies_);
+    allocated.block(*copies_);
     for (Piece& piece : e.pieces) {
       if (!piece.host.defined()) continue;
-      piece.device = at::empty(piece.sizes, piece.options);
       piece.device.copy_(piece.host, /*non_blocking=*/true);
       piece.host.reset();  // LibTorch's allocator keeps it until the copy is done
     }
@@ -230,10 +273,9 @@ class Offload::Impl {
 
   // Returns when no part of the entry is on its way, and raises the error of any transfer.
   void wait(Entry& e, bool quietly = false) {
-    const auto begin = std::chrono::steady_clock::now();
+    const Waiting waiting(stats_);
     std::unique_lock lock(mutex_);
     done_.wait(lock, [&] { return e.pending == 0; });
-    stats_.waited += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (failure_ && !quietly) std::rethrow_exception(failure_);
   }
 
@@ -283,6 +325,7 @@ class Offload::Impl {
   std::optional<c10::Stream> copies_;
   std::vector<at::Tensor> buffers_;
   std::vector<std::unique_ptr<Entry>> entries_;
+  int64_t tickets_ = 0;
   int64_t end_ = 0;       // of the file's part in use
   int64_t held_ = 0;      // bytes of entries in host memory
   bool leaving_ = false;  // whether the last entry may still be on its way out
@@ -300,10 +343,10 @@ Offload::Offload(const OffloadSettings& settings, std::unique_ptr<TierFile> file
     : impl_(std::make_unique<Impl>(settings, std::move(file))) {}
 Offload::~Offload() = default;
 bool Offload::takes(int64_t layer) const { return layer < impl_->settings().layers; }
-void Offload::put(std::vector<at::Tensor> tensors) { impl_->put(std::move(tensors)); }
+int64_t Offload::put(std::vector<at::Tensor> tensors) { return impl_->put(std::move(tensors)); }
 void Offload::settle() { impl_->settle(); }
 void Offload::fetch_next() { impl_->fetch_next(); }
-std::vector<at::Tensor> Offload::take() { return impl_->take(); }
+std::vector<at::Tensor> Offload::take(int64_t ticket) { return impl_->take(ticket); }
 void Offload::clear() { impl_->clear(); }
 OffloadStats Offload::stats() const { return impl_->stats(); }
 

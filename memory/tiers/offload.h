@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -47,15 +48,16 @@ class Offload {
 
   // All of these raise the error of an earlier transfer that failed (Error(kResource)).
 
-  // Takes tensors over; undefined ones are allowed. They must not change any more.
-  void put(std::vector<at::Tensor> tensors);
+  // Takes tensors over; undefined ones are allowed. They must not change any more. Returns a ticket for take().
+  int64_t put(std::vector<at::Tensor> tensors);
   // Returns when the tensors of the last put() have left the device.
   void settle();
   // Begins to bring back the tensors of the last put() that have not been taken, if there are any. A layer calls it
   // when its backward begins, for the layer below.
   void fetch_next();
-  // Returns the tensors of the last put() that have not been taken.
-  std::vector<at::Tensor> take();
+  // Returns the tensors of the last put() that have not been taken. Raises Error(kInternal) if `ticket` is another's.
+  // They are tensors of their own: what another rank had lent (comm/lending.h) is not lent any more.
+  std::vector<at::Tensor> take(int64_t ticket);
   // Forgets all tensors: those of a forward whose backward did not run.
   void clear();
 
@@ -63,6 +65,10 @@ class Offload {
 
   // The bytes of the buffers through which files are written and read.
   static constexpr int64_t kBuffers = 2, kBuffer = int64_t{4} << 20;
+  // The bytes that a tensor takes in pinned memory: LibTorch's allocator rounds up to a power of two.
+  static int64_t in_pinned_memory(int64_t bytes) {
+    return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));
+  }
   // The bytes that a tensor takes in the file.
   static int64_t in_file(int64_t bytes) { return (bytes + TierFile::kBlock - 1) / TierFile::kBlock * TierFile::kBlock; }
 

@@ -2,10 +2,12 @@
 #include "memory/tiers/tier_file.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -34,10 +36,14 @@ class RealTierFile : public TierFile {
     if (fd_ < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) {  // no files without a name here
       std::string path = folder + "/.annulus-offload-XXXXXX";
       fd_ = ::mkostemp(path.data(), O_CLOEXEC);
-      direct_ = false;
       if (fd_ >= 0) ::unlink(path.c_str());
+      direct_ = fd_ >= 0 && ::fcntl(fd_, F_SETFL, O_DIRECT) == 0;
     }
     if (fd_ < 0) fail(folder, "cannot make", errno);
+    if (direct_ && !takes_blocks()) {
+      direct_ = false;
+      if (::fcntl(fd_, F_SETFL, 0) != 0) fail(folder, "cannot use", errno);
+    }
   }
   ~RealTierFile() override { ::close(fd_); }
   RealTierFile(const RealTierFile&) = delete;
@@ -46,12 +52,13 @@ class RealTierFile : public TierFile {
   void reserve(int64_t bytes) override {
     const std::lock_guard lock(mutex_);
     if (bytes <= reserved_) return;
-    // A file system that cannot reserve (NFS) reports a full disk at the write.
-    int error = 0;
-    while ((error = ::posix_fallocate(fd_, reserved_, bytes - reserved_)) == EINTR) {
+    // Not posix_fallocate, which writes to each block where the file system cannot reserve (NFS). There a full disk is
+    // reported at the write.
+    int failed = 0;
+    while ((failed = ::fallocate(fd_, 0, reserved_, bytes - reserved_)) != 0 && errno == EINTR) {
     }
-    if (error != 0 && error != EOPNOTSUPP && error != EINVAL) {
-      fail(folder_, "cannot reserve " + bytes_text(static_cast<double>(bytes)) + " for", error);
+    if (failed != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
+      fail(folder_, "cannot reserve " + bytes_text(static_cast<double>(bytes)) + " for", errno);
     }
     reserved_ = bytes;
   }
@@ -79,6 +86,12 @@ class RealTierFile : public TierFile {
   bool direct() const override { return direct_; }
 
  private:
+  // Whether a block can be written and read past the page cache: a file system may open a file so and want larger ones.
+  bool takes_blocks() const {
+    alignas(kBlock) std::array<char, kBlock> block{};
+    return ::pwrite(fd_, block.data(), kBlock, 0) == kBlock && ::pread(fd_, block.data(), kBlock, 0) == kBlock;
+  }
+
   const std::string folder_;
   int fd_ = -1;
   bool direct_ = false;
@@ -90,6 +103,11 @@ class RealTierFile : public TierFile {
 
 std::unique_ptr<TierFile> TierFile::in_folder(const std::string& folder) {
   return std::make_unique<RealTierFile>(folder);
+}
+
+bool lies_in_memory(const std::string& folder) {
+  struct statfs of {};
+  return ::statfs(folder.c_str(), &of) == 0 && (of.f_type == TMPFS_MAGIC || of.f_type == RAMFS_MAGIC);
 }
 
 int64_t free_bytes_in(const std::string& folder) {

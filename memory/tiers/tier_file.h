@@ -33,4 +33,7 @@ class TierFile {
 // folder.
 int64_t free_bytes_in(const std::string& folder);
 
+// Whether the folder's file system keeps its files in memory (tmpfs).
+bool lies_in_memory(const std::string& folder);
+
 }  // namespace annulus

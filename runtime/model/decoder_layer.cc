@@ -138,7 +138,7 @@ struct LayerRun : torch::CustomClassHolder {
   Heads heads;                       // unless they are made again
   std::vector<HeadsTile> projected;  // of each tile, unless it is made again
   std::vector<MlpTile> mlps;         // likewise
-  bool away = false;                 // whether input and attention.kept are with s.offload
+  std::optional<int64_t> ticket;     // if input and attention.kept are with s.offload
 };
 
 RotaryTable LayerRun::table_of(const RowTile& tile) const {
@@ -222,8 +222,7 @@ std::vector<at::Tensor> LayerRun::forward(at::Tensor x, at::Tensor delta, const 
   } else if (s.offload != nullptr && s.offload->takes(layer)) {
     std::vector<at::Tensor> kept = std::exchange(attention.kept, {});
     kept.push_back(std::exchange(input, {}));
-    s.offload->put(std::move(kept));
-    away = true;
+    ticket = s.offload->put(std::move(kept));
   }
   return {next.all, added.all};
 }
@@ -244,8 +243,8 @@ Heads LayerRun::make_heads() {
 
 at::Tensor LayerRun::backward(at::Tensor dsum, at::Tensor ddelta) {
   const ModelShape& m = s.shape;
-  if (away) {
-    attention.kept = s.offload->take();
+  if (ticket) {
+    attention.kept = s.offload->take(*ticket);
     input = std::move(attention.kept.back());
     attention.kept.pop_back();
   }

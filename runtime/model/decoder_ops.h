@@ -1,6 +1,6 @@
 // The interface of the decoder's operations between matrix products and their gradients, without autograd. Its
 // implementations are loops for fp32 on a CPU (loop_ops.h), kernels for GPUs (gpu_ops.h), and LibTorch's operators
-// otherwise (composed_ops.h). fused_ops.cc chooses one for each call and makes it differentiable.
+// otherwise (composed_ops.h). choose_ops.cc chooses one for each call; decoder_layer.cc calls them.
 //
 // Statistics, rotations and losses are fp32 if tensors are bf16 or fp16. Nothing here waits for the device. Thread
 // safety: const objects without state.

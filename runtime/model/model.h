@@ -81,6 +81,7 @@ class Model {
   // gradients are the same.
   void set_recompute(bool on) { recompute_ = on; }
   // With recomputation: what layers keep is offloaded. `offload` must outlive later backwards; null: it stays.
+  // A backward must then run before the next forward whose gradients are asked for.
   void set_offload(Offload* offload) { offload_ = offload; }
   // For tests: the most rows of a tile, instead of tile_rows() (decoder_layer.h).
   void set_tile_rows(int64_t rows) { tile_ = rows; }

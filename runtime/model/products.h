@@ -1,7 +1,7 @@
 // The decoder's matrix products. Large fp32 products on a CPU call oneDNN, which LibTorch contains but uses only for
 // bf16 and fp16: on AMD's processors it is faster than MKL, and it uses the same instructions on all vendors'
-// processors. Others call LibTorch's product. Used by model.cc and fused_ops.cc. Thread safety: free functions without
-// state.
+// processors. Others call LibTorch's product. Used by model.cc, decoder_layer.cc and fused_ops.cc. Thread safety: free
+// functions without state.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -71,7 +71,7 @@ class Fitting {
     c.model.recompute = keeps != Keeps::kAll;
     if (keeps != Keeps::kOffloaded) {
       c.memory.offload = "none";
-    } else if (c.memory.offload == "none") {
+    } else if (c.memory.offload == "none" || ranks_.are != RanksAre::kGpus) {
       c.memory.offload = ranks_.are == RanksAre::kGpus ? "host" : "file";
     }
     if (c.memory.offload == "host") c.device = "cuda";
@@ -94,14 +94,14 @@ class Fitting {
     return most;
   }
 
-  FitOffload offload(int64_t bytes) const {
+  FitOffload offload(const MemoryPlan& plan) const {
     const Config c = with(0, Keeps::kOffloaded, std::nullopt);
     const Stage& longest = *std::max_element(stages_.begin(), stages_.end(), [](const Stage& a, const Stage& b) {
       return a.batch * a.context < b.batch * b.context;
     });
     const double tokens = static_cast<double>(longest.batch) * static_cast<double>(longest.context) / ranks_.ranks;
-    return {.bytes = bytes,
-            .host = plan_offload(c, bytes, ranks_.ranks_of_a_host),
+    return {.bytes = plan.offloaded,
+            .host = plan_offload(c, plan, ranks_.ranks_of_a_host, ranks_.are),
             .flops = tokens * flops_per_token(model_shape(c), longest.layers.pairs_per_token())};
   }
 
@@ -244,7 +244,7 @@ FitTable what_fits(const Config& config, const FitRanks& ranks,
       table.caches = plan.caches;
       table.caches_on_device = plan.caches_on_device;
       table.selects_what_travels = plan.selects_what_travels;
-      if (keeps == Keeps::kOffloaded) table.offload = fitting.offload(plan.offloaded);
+      if (keeps == Keeps::kOffloaded) table.offload = fitting.offload(plan);
     }
     const StateTraffic sent =
         state_traffic(parameters, fitting.sharding(level), shape.tie_embeddings, config.data.accumulate.most());

@@ -12,6 +12,7 @@
 #include "common/error.h"
 #include "common/text.h"
 #include "memory/caches.h"
+#include "memory/tiers/offload.h"
 #include "memory/tiers/tier_file.h"
 #include "runtime/model/model.h"
 #include "runtime/training/job.h"
@@ -69,6 +70,7 @@ MemoryPlan plan_stage(const Config& c, const Stage& stage, const Sharding& shard
   add_model_charges(shape, {batch, positions, c.model.recompute, offloaded_layers(c)}, {dtype, gpu}, attention, places,
                     plan.step);
   plan.offloaded = plan.step.offloaded();
+  plan.offloaded_pinned = plan.step.offloaded(Offload::in_pinned_memory);
   plan.caches = c.memory.caches << 20;
   plan.caches_on_device = gpu ? cache_total_on_device(plan.caches) : 0;
   return plan;
@@ -117,39 +119,47 @@ double least_memory(const Config& c, const Sharding& s, int context_ranks) {
   return copies * element * parameter_estimate(model_shape(c)) + streams;
 }
 
-OffloadPlan plan_offload(const Config& c, int64_t bytes, int ranks) {
-  OffloadPlan plan{.folder = offload_folder(c)};
-  const int64_t all = bytes * ranks;
-  if (c.memory.offload == "host")
-    plan.host = c.memory.host.empty() ? all : std::min(all, *bytes_of_text(c.memory.host));
-  plan.files = all - plan.host;
+OffloadPlan plan_offload(const Config& c, const MemoryPlan& memory, int ranks, RanksAre are) {
+  if (memory.offloaded == 0) return {};
+  const bool host = c.memory.offload == "host";
+  const int64_t layer = memory.offloaded / offloaded_layers(c) + 1, pinned = memory.offloaded_pinned * ranks;
+  OffloadPlan plan;
+  if (host) plan.host = c.memory.host.empty() ? pinned : std::min(pinned, *bytes_of_text(c.memory.host));
+  if (host && plan.host == pinned) return plan;
+  // Whole layers go to one or the other.
+  const double share = host ? static_cast<double>(plan.host) / static_cast<double>(pinned) : 0;
+  const auto in_host = static_cast<int64_t>(share * static_cast<double>(memory.offloaded)) * ranks;
+  plan.files = memory.offloaded * ranks - in_host + (host ? layer * ranks : 0);
+  if (are == RanksAre::kGpus) plan.host += 2 * memory.offloaded_pinned / offloaded_layers(c) * ranks;
   return plan;
 }
 
-void require_offload(const Config& c, int64_t bytes, int ranks) {
-  const OffloadPlan plan = plan_offload(c, bytes, ranks);
+void require_offload(const Config& c, const OffloadPlan& plan, int ranks, int64_t unit) {
   if (!switch_from_environment("ANNULUS_MEMORY_CHECK", true)) return;
   const auto require = [&](int64_t needed, int64_t free, const std::string& what, const std::string& where,
                            const std::string& less) {
     if (needed <= free) return;
     // What is offloaded grows with the tokens of a row.
     const double share = static_cast<double>(free) / static_cast<double>(needed);
+    const auto rows = static_cast<int64_t>(share * static_cast<double>(c.data.context.longest())) / unit * unit;
     throw Error(ErrorKind::kResource, "memory",
                 "memory.offload needs " + bytes_text(static_cast<double>(needed)) + " of " + what + " for the " +
                     counted(ranks, "rank") + " of this host, and " + bytes_text(static_cast<double>(free)) +
-                    " are free" + where + ": data.context = " +
-                    std::to_string(static_cast<int64_t>(share * static_cast<double>(c.data.context.longest()))) +
-                    " needs no more than that; " + less + "; ANNULUS_MEMORY_CHECK=0 skips this check");
+                    " are free" + where + ": " +
+                    (rows > 0 ? "data.context = " + std::to_string(rows) + " needs no more than that; " : "") + less +
+                    "; ANNULUS_MEMORY_CHECK=0 skips this check");
   };
+  int64_t in_memory = plan.host;
   if (plan.files > 0) {
-    require(plan.files, free_bytes_in(made_offload_folder(c)), "files", " in " + plan.folder,
+    const std::string folder = made_offload_folder(c);
+    require(plan.files, free_bytes_in(folder), "files", " in " + folder,
             "memory.files may name a folder on another disk, and more hosts need less on each");
+    if (lies_in_memory(folder)) in_memory += plan.files;
   }
-  if (plan.host > 0) {
-    if (const std::optional<AvailableMemory> free = available_memory()) {
-      require(plan.host, free->bytes, "the host's memory", " (" + free->limit + ")",
-              "memory.host bounds it, and the rest goes to files");
-    }
+  if (const std::optional<AvailableMemory> free = available_memory(); free && in_memory > 0) {
+    require(in_memory, free->bytes, "the host's memory", " (" + free->limit + ")",
+            in_memory > plan.host ? "memory.files may name a folder on a disk; this one lies in memory (tmpfs)"
+                                  : "memory.host bounds it, and the rest goes to files");
   }
 }
 

@@ -40,8 +40,8 @@ struct MemoryPlan {
   // include it, because what the caches will hold depends on the plans.
   int64_t caches = 0;
   int64_t caches_on_device = 0;
-  // What memory.offload moves away from the device until the backward.
-  int64_t offloaded = 0;
+  // What memory.offload moves away from the device until the backward, and what that takes in a host's memory.
+  int64_t offloaded = 0, offloaded_pinned = 0;
   // True if there are several ranks and a pattern selects its blocks at run time. total() does not include what then
   // travels for it.
   bool selects_what_travels = false;
@@ -60,14 +60,14 @@ struct MemoryPlan {
 // Where the offloaded bytes of the ranks of a host lie.
 struct OffloadPlan {
   int64_t host = 0, files = 0;  // bytes
-  std::string folder;           // of the files
 };
-// Returns it for `ranks` ranks of a host that offload `bytes` each.
-OffloadPlan plan_offload(const Config& config, int64_t bytes, int ranks);
+// Returns it for `ranks` ranks of a host with this plan. Between GPUs and files, a rank has two layers in the host's
+// memory.
+OffloadPlan plan_offload(const Config& config, const MemoryPlan& plan, int ranks, RanksAre are);
 
 // Raises Error(kResource) if the ranks of this host need more memory or disk for it than is free, or if there is no
-// such folder. Does nothing with ANNULUS_MEMORY_CHECK=0.
-void require_offload(const Config& config, int64_t bytes, int ranks);
+// such folder. Does nothing with ANNULUS_MEMORY_CHECK=0. Rows may be shortened in steps of `unit` tokens.
+void require_offload(const Config& config, const OffloadPlan& plan, int ranks, int64_t unit);
 
 // Returns what the attention of each layer declares on rank `rank` of the context axis, for the first `rows` rows of
 // the batch.

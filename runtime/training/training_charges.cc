@@ -12,16 +12,16 @@
 
 namespace annulus {
 
+int64_t offloaded_layers(const Config& c) {
+  return c.memory.offload == "none" ? 0 : std::max<int64_t>(0, c.model.layers - c.memory.device_layers);
+}
+
 bool may_be_recorded(const Config& c, const Stage& stage, const Sharding& sharding, int ranks) {
   const std::vector<PlanRequest>& requests = stage.layers.distinct;
-  return c.cuda_graphs == "auto" && c.memory.offload == "none" && sharding.level < 2 && ranks == c.mesh.data &&
+  return c.cuda_graphs == "auto" && offloaded_layers(c) == 0 && sharding.level < 2 && ranks == c.mesh.data &&
          !c.data.documents && c.data.positions == "running" && c.model.dropout == 0 &&
          std::none_of(requests.begin(), requests.end(),
                       [](const PlanRequest& request) { return is_adaptive(request.pattern); });
-}
-
-int64_t offloaded_layers(const Config& c) {
-  return c.memory.offload == "none" ? 0 : std::max<int64_t>(0, c.model.layers - c.memory.device_layers);
 }
 
 std::string offload_folder(const Config& c) { return c.memory.files.empty() ? c.run.folder : c.memory.files; }

@@ -226,6 +226,13 @@ TEST(Model, OffloadedLayersComputeTheSameBits) {
         const int64_t kept = 195 * (shape.dim + shape.q_width()) * 4;
         EXPECT_EQ(offload.stats().bytes_out - before, layers * kept);
         EXPECT_EQ(offload.stats().bytes_back, layers * kept);
+        // The backward of a forward that another one has followed is an error, not a wrong gradient.
+        const auto loss = [&] {
+          return model.loss(x, y.flatten(), model.rotary(at::arange(65, at::kLong)), dense_causal(), 1);
+        };
+        const at::Tensor first = loss(), second = loss();
+        expect_error(ErrorKind::kInternal, {"each backward must run before the next forward"},
+                     [&] { first.backward(); });
         model.set_offload(nullptr);
       }
     }

@@ -103,18 +103,23 @@ TEST(OffloadTraining, RefusesMoreThanTheDiskHolds) {
   Config config = tiny_config(folder);
   config.memory.offload = "file";
   config.memory.files = folder.path();
-  require_offload(config, 1 << 20, 2);
+  require_offload(config, {.files = 1 << 20}, 2, 8);
   expect_error(ErrorKind::kResource,
                {"memory.offload needs 2.0 EB of files for the 2 ranks of this host", " are free in " + folder.path(),
-                ": data.context = ", "memory.files"},
-               [&] { require_offload(config, 1'000'000'000'000'000'000, 2); });
+                ": memory.files may name"},
+               [&] { require_offload(config, {.files = 2'000'000'000'000'000'000}, 2, 8); });
   config.memory.files += "/missing";
-  expect_error(ErrorKind::kResource, {folder.path() + "/missing"}, [&] { require_offload(config, 1, 1); });
+  expect_error(ErrorKind::kResource, {folder.path() + "/missing"},
+               [&] { require_offload(config, {.files = 1}, 1, 8); });
   config.memory.offload = "host";
-  config.memory.host = "1000GB";
-  const OffloadPlan plan = plan_offload(config, 600'000'000'000, 2);
-  EXPECT_EQ(plan.host, 1'000'000'000'000);
-  EXPECT_EQ(plan.files, 200'000'000'000);
+  MemoryPlan memory;
+  memory.offloaded = 600, memory.offloaded_pinned = 800;
+  config.model.layers = 5;  // of which three are offloaded, 200 bytes each
+  EXPECT_EQ(plan_offload(config, memory, 2, RanksAre::kGpus).host, 1600);
+  config.memory.host = "800B";
+  const OffloadPlan half = plan_offload(config, memory, 2, RanksAre::kGpus);
+  EXPECT_EQ(half.host, 800 + 2 * 2 * 800 / 3 - 1);  // with two layers of each rank on their way
+  EXPECT_EQ(half.files, 600 + 2 * 201);
 }
 
 }  // namespace
