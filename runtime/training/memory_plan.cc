@@ -45,7 +45,8 @@ std::string MemoryPlan::text() const {
          (caches_on_device > 0
               ? ", and " + bytes_text(static_cast<double>(caches - caches_on_device)) + " of the host's memory"
               : "") +
-         (offloaded > 0 ? "; offloaded until the backward " + bytes_text(static_cast<double>(offloaded)) : "") +
+         (offloads ? "; offloaded until the backward " + bytes_text(static_cast<double>(offloaded)) : "") +
+         (offloads && offloaded == 0 ? ", as memory.device_layers keeps all layers on the device" : "") +
          (selects_what_travels ? "; not included is what blocks selected at run time send" : "");
 }
 
@@ -69,6 +70,7 @@ MemoryPlan plan_stage(const Config& c, const Stage& stage, const Sharding& shard
   const std::vector<PlaceCharges> places = add_training_charges(c, stage, positions, ranks, sharding, are, plan.step);
   add_model_charges(shape, {batch, positions, c.model.recompute, offloaded_layers(c)}, {dtype, gpu}, attention, places,
                     plan.step);
+  plan.offloads = c.memory.offload != "none";
   plan.offloaded = plan.step.offloaded();
   plan.offloaded_pinned = plan.step.offloaded(Offload::in_pinned_memory);
   plan.caches = c.memory.caches << 20;

@@ -42,6 +42,7 @@ struct MemoryPlan {
   int64_t caches_on_device = 0;
   // What memory.offload moves away from the device until the backward, and what that takes in a host's memory.
   int64_t offloaded = 0, offloaded_pinned = 0;
+  bool offloads = false;  // whether memory.offload is set
   // True if there are several ranks and a pattern selects its blocks at run time. total() does not include what then
   // travels for it.
   bool selects_what_travels = false;

@@ -311,9 +311,6 @@ void Run::require_memory_for(const std::vector<Stage>& stages) {
     memory_ = plan_memory(config_, stages, sharding_, context, rank, are);
   });
   say("memory: " + memory_.text());
-  if (config_.memory.offload != "none" && memory_.offloaded == 0) {
-    warn("memory.offload moves nothing: memory.device_layers leaves no layer whose tensors could leave the device");
-  }
   together(world_, {"planning the memory"}, [&] {
     require_memory("", static_cast<double>(memory_.total()), ranks, free, nearest);
     require_offload(config_, plan_offload(config_, memory_, options_.ranks_here, are), options_.ranks_here,
