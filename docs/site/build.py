@@ -207,8 +207,10 @@ def documents(pages):
     made = ["reference/subcommands", "reference/python", "reference/cpp/index"]
     groups = [(heading, [place_of(n).removesuffix(".md") for n in names]) for heading, names in navigation(list(texts))]
     groups.append(("Made from the source", made))
+    titled = {"docs/index": "All pages </docs/index>"}  # its own title is that of README.md
     for heading, names in groups:
-        texts["README.md"] += "\n```{toctree}\n:hidden:\n:caption: %s\n\n%s\n```\n" % (heading, "\n".join("/" + n for n in names))
+        entries = "\n".join(titled.get(n, "/" + n) for n in names)
+        texts["README.md"] += "\n```{toctree}\n:hidden:\n:caption: %s\n\n%s\n```\n" % (heading, entries)
     for path, text in texts.items():
         pages.write(place_of(path), text)
 
