@@ -3,11 +3,11 @@
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from torch import SymInt, Tensor
 
-Int = int | SymInt
+Int: TypeAlias = int | SymInt
 
 
 class Operators(Protocol):
