@@ -27,7 +27,12 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RANKS, TOKENS = 4, 16
 CELL, LEFT, TOP, GAP = 18, 96, 96, 70
 STEPS = ("#2b6cb0", "#38a169", "#d69e2e", "#c05621")  # of steps 0 to 3
-FONT = 'font-family="sans-serif" font-size="12" fill="#222"'
+# Pictures stand on the page's own background, light or dark.
+ON_PAGE = """<style>
+:root { color-scheme: light dark } text { font-family: sans-serif; font-size: 12px; fill: #57606a } .line { stroke: #57606a; fill: none }
+.masked { fill: #888; fill-opacity: 0.13 } .on-colour { fill: #fff; font-size: 11px }
+@media (prefers-color-scheme: dark) { text { fill: #9aa4af } .line { stroke: #9aa4af } }
+</style>"""
 
 
 def contiguous(position):
@@ -44,7 +49,7 @@ def step_of(query_rank, key_rank):
 
 
 def text(x, y, words, anchor="start", extra=""):
-    return '<text x="%d" y="%d" text-anchor="%s" %s%s>%s</text>' % (x, y, anchor, FONT, extra, words)
+    return '<text x="%d" y="%d" text-anchor="%s"%s>%s</text>' % (x, y, anchor, extra, words)
 
 
 def panel(left, name, owner):
@@ -66,13 +71,13 @@ def panel(left, name, owner):
     for row, query in enumerate(order):
         out.append(text(left - 4, TOP + row * CELL + 13, str(query), "end"))
         for column, key in enumerate(order):
-            colour = STEPS[step_of(owner(query), owner(key))] if key <= query else "#f3f3f3"
-            out.append('<rect x="%d" y="%d" width="%d" height="%d" fill="%s" stroke="#fff"/>' % (
-                left + column * CELL, TOP + row * CELL, CELL, CELL, colour))
+            fill = 'fill="%s"' % STEPS[step_of(owner(query), owner(key))] if key <= query else 'class="masked"'
+            out.append('<rect x="%d" y="%d" width="%d" height="%d" %s/>' % (
+                left + column * CELL, TOP + row * CELL, CELL - 1, CELL - 1, fill))
     for rank in range(1, RANKS):
         at = sum(1 for p in order if owner(p) < rank) * CELL
-        out.append('<path d="M%d %dh%dM%d %dv%d" stroke="#222"/>' % (
-            left, TOP + at, TOKENS * CELL, left + at, TOP, TOKENS * CELL))
+        out.append('<path class="line" d="M%.1f %.1fh%dM%.1f %.1fv%d"/>' % (
+            left, TOP + at - 0.5, TOKENS * CELL, left + at - 0.5, TOP, TOKENS * CELL))
     return out
 
 
@@ -81,7 +86,7 @@ def ring_steps():
     second = LEFT + side + GAP + LEFT - 20
     width, height = second + side + 20, TOP + side + 50
     out = ['<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d">' % (
-        width, height, width, height), '<rect width="100%" height="100%" fill="#fff"/>']
+        width, height, width, height), ON_PAGE]
     out += panel(LEFT, "contiguous", contiguous) + panel(second, "zigzag", zigzag)
     x, y = LEFT, TOP + side + 20
     out.append(text(x, y + 12, "computed at step"))
@@ -90,16 +95,11 @@ def ring_steps():
         out.append('<rect x="%d" y="%d" width="%d" height="%d" fill="%s"/>' % (x, y, CELL, CELL, colour))
         out.append(text(x + CELL + 5, y + 13, str(step)))
         x += 54
-    out.append('<rect x="%d" y="%d" width="%d" height="%d" fill="#f3f3f3"/>' % (x, y, CELL, CELL))
+    out.append('<rect x="%d" y="%d" width="%d" height="%d" class="masked"/>' % (x, y, CELL, CELL))
     out.append(text(x + CELL + 5, y + 13, "masked"))
     return "\n".join(out + ["</svg>", ""])
 
 
-# Pictures of the README stand on the page's own background, light or dark.
-ON_PAGE = """<style>
-text { font: 12px sans-serif; fill: #57606a } .line { stroke: #57606a; fill: none } .masked { fill: #888; fill-opacity: 0.13 }
-@media (prefers-color-scheme: dark) { text { fill: #9aa4af } .line { stroke: #9aa4af } }
-</style>"""
 MASK_TOKENS, MASK_CELL = 24, 7
 
 
@@ -264,7 +264,7 @@ def layers():
     rows = max(sum(len(packages[l]) + 1 for l in level) for level in levels)
     width, height = 20 + COLUMN * len(levels), 60 + ROW * rows
     out = ['<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d">' % (
-        width, height, width, height), '<rect width="100%" height="100%" fill="#fff"/>']
+        width, height, width, height), ON_PAGE]
     out.append(text(20, 22, "Code uses layers to its left, and inside its own layer what bazel/layers.bzl lists, which stands above it."))
     at = {}
     for column, level in enumerate(levels):
@@ -272,12 +272,12 @@ def layers():
         for layer in level:
             tall = ROW * len(packages[layer])
             out.append(text(x + BOX_WIDTH // 2, y, layer + "/", "middle", ' font-weight="bold"'))
-            out.append('<rect x="%d" y="%d" width="%d" height="%d" rx="6" fill="#edf2f7"/>' % (
+            out.append('<rect x="%d" y="%d" width="%d" height="%d" rx="6" class="masked"/>' % (
                 x - 8, y + 8, BOX_WIDTH + 16, tall + 4))
             for i, package in enumerate(packages[layer]):
                 top = y + 14 + ROW * i
                 at[package] = (x, top + BOX_HEIGHT // 2)
-                out.append('<rect x="%d" y="%d" width="%d" height="%d" rx="4" fill="#fff" stroke="#4a5568"/>' % (
+                out.append('<rect x="%d" y="%d" width="%d" height="%d" rx="4" class="line"/>' % (
                     x, top, BOX_WIDTH, BOX_HEIGHT))
                 name = package[len(layer) + 1:] + "/" if package != layer else "files of its own"
                 out.append(text(x + 26, top + 17, name))
@@ -287,7 +287,7 @@ def layers():
         "%d,%d" % point for point in points))
     for (number, _), (x, y) in zip(STEP, points):
         out.append('<circle cx="%d" cy="%d" r="9" fill="#2b6cb0"/>' % (x, y))
-        out.append('<text x="%d" y="%d" text-anchor="middle" font-family="sans-serif" font-size="11" fill="#fff">%s</text>' % (
+        out.append('<text x="%d" y="%d" text-anchor="middle" class="on-colour">%s</text>' % (
             x, y + 4, number))
     return "\n".join(out + ["</svg>", ""])
 

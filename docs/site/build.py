@@ -102,9 +102,10 @@ class Pages:
 
 
 def navigation(names):
-    """(heading, pages) of docs/index.md: each page below the first heading that links it."""
+    """(heading, pages) of docs/index.md: each page below the heading (`**Start**`) whose list links it. The index itself, and what
+    it links outside of lists, is the overview."""
     page = "docs/index.md"
-    groups, placed = [], {"README.md", page}
+    overview, groups, placed = [page], [], {"README.md", page}
     for line in read(page).split("\n"):
         heading = re.match(r"\*\*(.*)\*\*$", line)
         if heading:
@@ -113,11 +114,8 @@ def navigation(names):
             path = os.path.normpath(os.path.join(os.path.dirname(page), match.group(2)))
             if path in names and path not in placed:
                 placed.add(path)
-                if not groups:
-                    groups.append(("Pages", []))
-                groups[-1][1].append(path)
-    groups.append(("More", [n for n in names if n not in placed]))
-    return [(heading, pages) for heading, pages in groups if pages]
+                (groups[-1][1] if groups and line.startswith("- ") else overview).append(path)
+    return [("Overview", overview), *groups, ("More", [n for n in names if n not in placed])]
 
 
 def public_headers():
@@ -208,11 +206,11 @@ def documents(pages):
             pages.write(place_of(path), source_page(path))
     made = ["reference/subcommands", "reference/python", "reference/cpp/index"]
     groups = [(heading, [place_of(n).removesuffix(".md") for n in names]) for heading, names in navigation(list(texts))]
-    if is_page("docs/index.md"):
-        groups.insert(0, ("Overview", ["docs/index"]))
     groups.append(("Made from the source", made))
+    titled = {"docs/index": "All pages </docs/index>"}  # its own title is that of README.md
     for heading, names in groups:
-        texts["README.md"] += "\n```{toctree}\n:hidden:\n:caption: %s\n\n%s\n```\n" % (heading, "\n".join("/" + n for n in names))
+        entries = "\n".join(titled.get(n, "/" + n) for n in names)
+        texts["README.md"] += "\n```{toctree}\n:hidden:\n:caption: %s\n\n%s\n```\n" % (heading, entries)
     for path, text in texts.items():
         pages.write(place_of(path), text)
 

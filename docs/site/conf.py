@@ -9,6 +9,7 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.dont_write_bytecode = True
 sys.path[:0] = [HERE, os.path.join(ROOT, "python")]
 import docstrings  # noqa: E402
+import docutils.nodes  # noqa: E402
 import stand_ins  # noqa: E402
 
 stand_ins.install()
@@ -39,5 +40,12 @@ html_show_search_summary = False  # it is read by requests, which browsers refus
 html_show_copyright = False
 
 
+def fill_the_page(app, doctree):
+    """Pictures are as wide as the page. Sphinx links those whose width is given to their files, where a reader sees them whole."""
+    for image in doctree.findall(docutils.nodes.image):
+        image["width"] = "100%"
+
+
 def setup(app):
+    app.connect("doctree-read", fill_the_page)
     app.connect("autodoc-process-docstring", docstrings.to_rst)

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Tests the package annulus in one process: positions of layouts, labels, invalid groups, errors and torch.compile."""
 
-import collections
+import collections.abc
+import inspect
 import os
 import pathlib
 import re
@@ -191,6 +192,31 @@ class Package(unittest.TestCase):
             compiled(q, torch.tensor([0, 3, 9]))
         with self.assertRaises(ValueError), annulus.errors():
             raise ValueError("of others")
+
+    def test_written_signatures_of_operators_are_those_registered(self):
+        optional = {"Optional[Tensor]": torch.Tensor | None, "Optional[int]": int | None, "Optional[float]": float | None,
+                    "Optional[List[int]]": collections.abc.Sequence[int] | None}
+        plain = {"Tensor": torch.Tensor, "str": str, "int": int, "float": float, "bool": bool}
+
+        def typed(schema):
+            return int | torch.SymInt if schema.kind() == "SymIntType" else (optional | plain)[str(schema)]
+
+        registered = {}
+        for schema in torch._C._jit_get_all_schemas():
+            if schema.name.startswith("annulus::"):
+                returned = [typed(r.real_type) for r in schema.returns]
+                registered[schema.name.split("::")[1]] = inspect.Signature([
+                    inspect.Parameter(a.name, inspect.Parameter.KEYWORD_ONLY if a.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                                      default=a.default_value if a.has_default_value() else inspect.Parameter.empty,
+                                      annotation=typed(a.real_type)) for a in schema.arguments],
+                    return_annotation=tuple[tuple(returned)] if len(returned) > 1 else (returned or [None])[0])
+        written = {}
+        for name, function in vars(annulus.Operators).items():
+            if inspect.isfunction(function) and not name.startswith("_"):
+                signature = inspect.signature(function)
+                written[name] = signature.replace(parameters=list(signature.parameters.values())[1:])  # without self
+        self.assertEqual(written, registered)
+        self.assertIs(inspect.signature(annulus.load).return_annotation, annulus.Operators)
 
     def test_a_setting_with_which_gradients_are_wrong_is_replaced(self):
         """When the library is loaded, because LibTorch reads it at the first call of cuDNN's attention."""

@@ -20,6 +20,11 @@ std::string attribute(std::string_view name, std::string_view value) {
   return " " + std::string(name) + "=\"" + std::string(value) + "\"";
 }
 
+// For a reader who prefers dark pages: light and dark change places, and hues stay, so that lines keep their ring's
+// colour.
+constexpr std::string_view kDark =
+    "@media (prefers-color-scheme: dark) { svg { color-scheme: dark; filter: invert(0.9) hue-rotate(180deg) } }";
+
 std::string attribute(std::string_view name, int value) { return attribute(name, std::to_string(value)); }
 
 }  // namespace
@@ -82,8 +87,8 @@ std::string SvgCanvas::print(int width, int height) const {
   const std::string size = attribute("width", width) + attribute("height", height);
   return "<svg xmlns=\"http://www.w3.org/2000/svg\"" + size +
          attribute("viewBox", "0 0 " + std::to_string(width) + " " + std::to_string(height)) +
-         " font-family=\"Helvetica, Arial, 'Liberation Sans', sans-serif\">\n<defs>\n" + heads_ + "</defs>\n<rect" +
-         size + " fill=\"#ffffff\"/>\n" + body_ + "</svg>\n";
+         " font-family=\"Helvetica, Arial, 'Liberation Sans', sans-serif\">\n<style>" + std::string(kDark) +
+         "</style>\n<defs>\n" + heads_ + "</defs>\n<rect" + size + " fill=\"#ffffff\"/>\n" + body_ + "</svg>\n";
 }
 
 }  // namespace annulus

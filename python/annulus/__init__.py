@@ -13,12 +13,14 @@ from ._diagnosis import doctor, plan, plan_ahead, stats
 from ._errors import AnnulusError, errors
 from ._library import __version__, load
 from ._operators import all_reduce, rank, size
+from ._ops import Operators
 from ._sharding import positions, shard, shift_labels, unshard
 
 AnnulusError.__module__ = __name__  # the name that users import
 
 __all__ = [
     "AnnulusError",
+    "Operators",
     "Sharding",
     "__version__",
     "all_reduce",

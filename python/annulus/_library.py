@@ -9,9 +9,11 @@ import gc
 import mmap
 import os
 import re
-from typing import Any
+from typing import cast
 
 import torch
+
+from ._ops import Operators
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _BUILT = os.path.join(_HERE, "..", "..", ".bazel", "bin", "python", "ops", "libannulus_torch.so")
@@ -82,8 +84,8 @@ def _release_ended_groups() -> None:
     torch.ops.annulus.release_ended_groups()
 
 
-def load(timeout: float | None = None) -> Any:
-    """Returns torch.ops.annulus, the operators themselves.
+def load(timeout: float | None = None) -> Operators:
+    """Returns torch.ops.annulus, the operators themselves, with the signatures that `Operators` has.
 
     timeout: the deadline of an operation between ranks in seconds, from 0.1 to 31536000 (a year). The default is
         ANNULUS_TIMEOUT, or 300 if that is unset. Raises AnnulusError for other numbers.
@@ -93,7 +95,7 @@ def load(timeout: float | None = None) -> Any:
     if timeout is not None:
         with errors():
             torch.ops.annulus.set_timeout(timeout)
-    return torch.ops.annulus
+    return cast(Operators, torch.ops.annulus)
 
 
 _register()

@@ -6,16 +6,13 @@ import glob
 import html.parser
 import os
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
 import unittest
 import urllib.parse
 
+import built_site
+
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(sys.argv.pop(1))))
-PYTHON = os.path.join(ROOT, ".venv-docs", "bin", "python")
-PROGRAM = os.path.join(ROOT, ".bazel", "bin", "launcher", "annulus")
 LOADED = {("img", "src"), ("script", "src"), ("link", "href"), ("iframe", "src"), ("source", "src"), ("object", "data")}
 
 
@@ -39,17 +36,7 @@ class Page(html.parser.HTMLParser):
 class Site(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        for path in (PYTHON, PROGRAM):
-            if not os.path.exists(path):
-                raise unittest.SkipTest(os.path.relpath(path, ROOT) + " is not there: ./annulus docs makes it")
-        if not shutil.which("doxygen"):
-            raise unittest.SkipTest("no doxygen: ./annulus docs installs it")
-        work = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
-        cls.addClassCleanup(shutil.rmtree, work)
-        done = subprocess.run([PYTHON, os.path.join(ROOT, "docs", "site", "build.py"), "--program", PROGRAM, "--work", work],
-                              capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        cls.html = os.path.dirname(done.stdout.strip().split("\n")[-1])
+        cls.html = built_site.build(ROOT, cls)
         paths = glob.glob(os.path.join(cls.html, "**", "*.html"), recursive=True)
         cls.pages = {p: Page(p) for p in paths}
 
@@ -70,6 +57,17 @@ class Site(unittest.TestCase):
                 elif anchor and to in self.pages and anchor not in self.pages[to].ids:
                     faults.append("%s: there is no anchor %s" % (os.path.relpath(path, self.html), link))
         self.none(faults)
+
+    def test_the_sidebar_has_the_groups_of_the_index(self):
+        with open(os.path.join(ROOT, "docs", "index.md"), encoding="utf-8") as f:
+            index = f.read()
+        with open(os.path.join(self.html, "index.html"), encoding="utf-8") as f:
+            captions = re.split(r'class="caption-text">', f.read())[1:]
+        groups = {c.split("<")[0]: re.findall(r'class="toctree-l1"><a class="reference internal" href="([^"]+)"', c) for c in captions}
+        for heading, pages in re.findall(r"(?m)^\*\*(.+)\*\*\n\n((?:- .*\n)+)", index):
+            linked = [os.path.normpath("docs/" + p) + ".html" for p in re.findall(r"(?m)^- \[[^]]+\]\((\S+)\.md\)", pages)]
+            self.assertTrue(linked)
+            self.assertEqual(groups[heading], linked)
 
     def test_nothing_is_loaded_from_a_network(self):
         faults = ["%s: %s" % (os.path.relpath(p, self.html), link) for p, page in self.pages.items() for link in page.loaded
