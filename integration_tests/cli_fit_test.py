@@ -66,7 +66,7 @@ class FitTest(cli.CliTest):
     def test_docs_page_shows_the_printed_tables(self):
         with open(os.path.join(ROOT, "docs", "memory.md")) as f:
             shown = re.findall(r"^    (\./annulus fit .*)\n\n```\n((?:[^`].*\n|\n)*)```$", f.read(), re.M)
-        self.assertEqual(len(shown), 6)
+        self.assertEqual(len(shown), 4)
         for command, table in shown:
             code, out, err = self.annulus(*shlex.split(command)[1:])
             self.assertEqual((code, err, out), (0, "", table), command)
