@@ -184,11 +184,11 @@ class TrainTest(cli.CliTest):
         again = ["launch", "-n", "2", "train", "tiny.toml", *sets, "--resume", "tiny-001", "--set", "memory.files=small"]
         code, said = self.in_small_folder("100k", *again)
         self.assertEqual(code, 8, said)
-        self.assertRegex(said, r"memory.offload needs [\d.]+ KB of files for the 2 ranks of this host, and [\d.]+ KB are free in small")
+        self.assertRegex(said, r"memory.offload needs [\d.]+ MB of files for the 2 ranks of this host, and [\d.]+ MB are free in small")
         # A disk that is full although nothing said so before.
         code, said = self.in_small_folder("100k", *again, ANNULUS_MEMORY_CHECK="0")
         self.assertEqual(code, 8, said)
-        self.assertRegex(said, r"memory.offload: cannot reserve [\d.]+ KB for a file in small: No space left on device")
+        self.assertRegex(said, r"memory.offload: cannot reserve [\d.]+ MB for a file in small: No space left on device")
         self.assertEqual(self.weights("tiny-001", 4), kept)
         code, said = self.in_small_folder("10m", *again)
         self.assertEqual(code, 0, said)

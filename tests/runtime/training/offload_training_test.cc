@@ -118,7 +118,7 @@ TEST(OffloadTraining, RefusesMoreThanTheDiskHolds) {
   EXPECT_EQ(plan_offload(config, memory, 2, RanksAre::kGpus).host, 1600);
   config.memory.host = "800B";
   const OffloadPlan half = plan_offload(config, memory, 2, RanksAre::kGpus);
-  EXPECT_EQ(half.host, 800 + 2 * 2 * 800 / 3 - 1);  // with two layers of each rank on their way
+  EXPECT_EQ(half.host, 800 + 2 * (2 * 800 / 3));  // with two layers of each rank on their way
   EXPECT_EQ(half.files, 600 + 2 * 201);
 }
 
