@@ -63,6 +63,7 @@ std::unique_ptr<Offload> make_offload(const Config& c, const Communicator& world
                 "memory.offload = \"host\" moves tensors from a GPU to its host's memory, and this rank computes on a "
                 "CPU: use memory.offload = \"file\"");
   }
+  if (settings.layers == 0) return nullptr;
   if (c.memory.offload == "host") {
     settings.host_bytes =
         c.memory.host.empty() ? std::numeric_limits<int64_t>::max() : *bytes_of_text(c.memory.host) / ranks_here(world);
@@ -144,7 +145,7 @@ Training::Training(const Config& config, std::vector<Stage> stages, Communicator
   }
   if (device.is_cuda()) set_gpu_numerics({.tf32 = config.tf32, .deterministic = config.deterministic});
   model_.set_recompute(config.model.recompute);
-  if (offloaded_layers(config) > 0) {
+  if (config.memory.offload != "none") {
     together(world, {"preparing the offload"}, [&] { offload_ = make_offload(config, world, device); });
     model_.set_offload(offload_.get());
   }

@@ -91,6 +91,9 @@ TEST(OffloadTraining, RefusesWhatCannotBe) {
   config.memory.offload = "host";
   expect_error(ErrorKind::kUsage, {"memory.offload = \"host\"", "\"cpu\"", "memory.offload = \"file\""},
                [&] { check_training(config, 1); });
+  // What "auto" is, is known only when a rank computes; also where nothing is to be offloaded.
+  config.device = "auto";
+  expect_error(ErrorKind::kUsage, {"this rank computes on a CPU"}, [&] { train(config, 1, 1); });
   config.model.layers = 4;
   config.memory.offload = "file";
   config.memory.files = folder.path() + "/missing";
