@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs tests under the compiler's sanitizers: collectives and what ranks that are threads share under the thread sanitizer;
+# Runs tests under the compiler's sanitizers: collectives, what ranks that are threads share, and the threads of offload under the thread sanitizer;
 # collectives, checkpoints and the CPU kernels of attention under the address and undefined-behaviour sanitizers together. The last line is "N passed, N failed".
 #   --all   also the training step with sharded state, and all of them under both; takes minutes longer
 # Used by .ci/run.
@@ -11,7 +11,7 @@ refuse_empty_arguments "tools/sanitizers.sh" "$@"
 all=''
 [[ ${1-} != --all ]] || all=//tests/runtime/training/state:sharded_training_test
 collectives=//tests/comm:threads_test
-shared=(//tests/memory:shared_memory_threads_test)
+shared=(//tests/memory:shared_memory_threads_test //tests/memory/tiers:offload_test)
 kernels=(//tests/attention/kernels:kernel_test //tests/attention/kernels:kernel_parts_test
   //tests/attention/kernels:tile_math_test //tests/attention/kernels:shared_keys_test
   //tests/attention/kernels:windows_test)
