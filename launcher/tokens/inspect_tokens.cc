@@ -21,6 +21,7 @@
 #include "common/files.h"
 #include "common/terminal.h"
 #include "common/text.h"
+#include "common/utf8.h"
 #include "runtime/data/shards/token_file.h"
 #include "runtime/data/shards/token_table.h"
 #include "runtime/data/shards/tokenization.h"
@@ -60,22 +61,11 @@ Shards find_shards(const std::string& path, Tokenizations& known) {
   return found;
 }
 
-// The number of bytes of the UTF-8 character at `at`, or 0 if there is no valid one.
-size_t character_at(std::string_view text, size_t at) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const size_t size = byte(at) < 0x80 ? 1 : byte(at) < 0xc2 ? 0 : byte(at) < 0xe0 ? 2 : byte(at) < 0xf0 ? 3 : 4;
-  if (byte(at) > 0xf4 || at + size > text.size()) return 0;
-  for (size_t i = at + 1; i < at + size; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  }
-  return size;
-}
-
 // The text on one line, with control characters and invalid bytes escaped as in C.
 std::string printable(std::string_view text) {
   std::string out;
   for (size_t at = 0; at < text.size();) {
-    const size_t size = character_at(text, at);
+    const size_t size = utf8_character(text, at);
     const char c = text[at];
     if (c == '\n' || c == '\t') {
       out += c == '\n' ? "\\n" : "\\t";

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/error.h"
+#include "common/utf8.h"
 #include "runtime/data/shards/token_table.h"
 
 namespace annulus {
@@ -19,21 +20,11 @@ bool in_words(char c) {
   return byte >= 0x20 && byte != 0x7f;
 }
 
-bool continues_character(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
-
-// Whether the text is valid UTF-8, apart from overlong forms, which no tokenizer makes.
 bool is_utf8(const std::string& text) {
   for (size_t i = 0; i < text.size();) {
-    const auto lead = static_cast<unsigned char>(text[i++]);
-    const int more = lead < 0x80                   ? 0
-                     : lead >= 0xc2 && lead < 0xe0 ? 1
-                     : lead >= 0xe0 && lead < 0xf0 ? 2
-                     : lead >= 0xf0 && lead < 0xf5 ? 3
-                                                   : -1;
-    if (more < 0) return false;
-    for (int j = 0; j < more; ++j) {
-      if (i == text.size() || !continues_character(text[i++])) return false;
-    }
+    const size_t size = utf8_character(text, i);
+    if (size == 0) return false;
+    i += size;
   }
   return true;
 }
