@@ -59,12 +59,13 @@ void print_offload(const FitRanks& ranks, const FitOffload& offload, std::option
   const auto bytes = [](double n) { return bytes_text(n); };
   std::printf("\nwith offload a rank moves %s out and back for each batch; the %s of a host keep",
               bytes(static_cast<double>(offload.bytes)).c_str(), counted(ranks.ranks_of_a_host, "rank").c_str());
-  if (offload.host.host > 0) std::printf(" %s in its memory", bytes(static_cast<double>(offload.host.host)).c_str());
-  if (offload.host.files > 0) {
-    std::printf("%s %s in files", offload.host.host > 0 ? " and" : "",
-                bytes(static_cast<double>(offload.host.files)).c_str());
+  if (offload.of_host.host > 0)
+    std::printf(" %s in its memory", bytes(static_cast<double>(offload.of_host.host)).c_str());
+  if (offload.of_host.files > 0) {
+    std::printf("%s %s in files", offload.of_host.host > 0 ? " and" : "",
+                bytes(static_cast<double>(offload.of_host.files)).c_str());
   }
-  std::printf("%s\n", offload.host.host + offload.host.files == 0 ? " nothing" : "");
+  std::printf("%s\n", offload.of_host.host + offload.of_host.files == 0 ? " nothing" : "");
   if (!tflops || offload.bytes == 0) return;
   // They leave during the forward, which has a third of the operations, and return during the backward.
   const double seconds = offload.flops / (*tflops * 1e12), moved = static_cast<double>(offload.bytes);
@@ -151,8 +152,8 @@ void print_json(const std::string& model, const FitRanks& ranks, const FitTable&
        {{"kv_bytes_sent", table.attention.keys_and_values}, {"gradient_bytes_sent", table.attention.gradients}}},
       {"offload",
        {{"bytes_of_rank", table.offload.bytes},
-        {"host_bytes_of_host", table.offload.host.host},
-        {"file_bytes_of_host", table.offload.host.files},
+        {"host_bytes_of_host", table.offload.of_host.host},
+        {"file_bytes_of_host", table.offload.of_host.files},
         {"flops_of_rank", table.offload.flops}}},
       {"nearest", {{"found", nearest.found}, {"text", nearest.text}}}};
   std::printf("%s\n", all.dump(2).c_str());

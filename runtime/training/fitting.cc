@@ -101,7 +101,7 @@ class Fitting {
     });
     const double tokens = static_cast<double>(longest.batch) * static_cast<double>(longest.context) / ranks_.ranks;
     return {.bytes = plan.offloaded,
-            .host = plan_offload(c, plan, ranks_.ranks_of_a_host, ranks_.are),
+            .of_host = plan_offload(c, plan, ranks_.ranks_of_a_host, ranks_.are),
             .flops = tokens * flops_per_token(model_shape(c), longest.layers.pairs_per_token())};
   }
 

@@ -63,9 +63,9 @@ struct FitTraffic {
 
 // What is offloaded, at any level.
 struct FitOffload {
-  int64_t bytes = 0;      // by the rank that was planned, in each batch; they leave the device and come back
-  OffloadPlan host = {};  // of the ranks of a host
-  double flops = 0;       // that a rank computes in a batch meanwhile, forward and backward
+  int64_t bytes = 0;         // by the rank that was planned, in each batch; they leave the device and come back
+  OffloadPlan of_host = {};  // of the ranks of a host
+  double flops = 0;          // that a rank computes in a batch meanwhile, forward and backward
 };
 
 struct FitTable {

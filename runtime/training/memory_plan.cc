@@ -16,6 +16,7 @@
 #include "memory/tiers/tier_file.h"
 #include "runtime/model/model.h"
 #include "runtime/training/job.h"
+#include "runtime/training/offload_config.h"
 #include "runtime/training/training_charges.h"
 
 namespace annulus {
@@ -153,7 +154,7 @@ void require_offload(const Config& c, const OffloadPlan& plan, int ranks, int64_
   };
   int64_t in_memory = plan.host;
   if (plan.files > 0) {
-    const std::string folder = made_offload_folder(c);
+    const std::string folder = offload_folder(c);
     require(plan.files, free_bytes_in(folder), "files", " in " + folder,
             "memory.files may name a folder on another disk, and more hosts need less on each");
     if (lies_in_memory(folder)) in_memory += plan.files;

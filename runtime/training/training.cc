@@ -15,7 +15,6 @@
 #include <cmath>
 #include <exception>
 #include <functional>
-#include <limits>
 #include <string>
 #include <thread>
 #include <utility>
@@ -25,6 +24,7 @@
 #include "common/error.h"
 #include "common/text.h"
 #include "runtime/training/numerics.h"
+#include "runtime/training/offload_config.h"
 #include "runtime/training/state/learning_rate.h"
 #include "runtime/training/training_charges.h"
 
@@ -47,29 +47,6 @@ void set_documents(std::vector<PlanRequest>& requests, const std::vector<DrawnRo
   std::vector<std::vector<int64_t>> parts;
   for (const DrawnRow& row : rows) parts.push_back(row.parts());
   for (PlanRequest& request : requests) request.pattern.documents = parts;
-}
-
-int ranks_here(const Communicator& world) {
-  int ranks = 0;
-  for (int rank = 0; rank < world.size(); ++rank) ranks += world.hosts().of(rank) == world.hosts().of(world.rank());
-  return ranks;
-}
-
-// In the GPUs' hosts, each rank may take its share of memory.host.
-std::unique_ptr<Offload> make_offload(const Config& c, const Communicator& world, at::Device device) {
-  OffloadSettings settings{.layers = offloaded_layers(c), .device = device};
-  if (device.is_cpu() && c.memory.offload == "host") {
-    throw Error(ErrorKind::kUsage, "train",
-                "memory.offload = \"host\" moves tensors from a GPU to its host's memory, and this rank computes on a "
-                "CPU: use memory.offload = \"file\"");
-  }
-  if (settings.layers == 0) return nullptr;
-  if (c.memory.offload == "host") {
-    settings.host_bytes =
-        c.memory.host.empty() ? std::numeric_limits<int64_t>::max() : *bytes_of_text(c.memory.host) / ranks_here(world);
-    if (c.memory.host.empty()) return std::make_unique<Offload>(settings, nullptr);
-  }
-  return std::make_unique<Offload>(settings, TierFile::in_folder(made_offload_folder(c)));
 }
 
 }  // namespace

@@ -4,17 +4,12 @@
 #include <ATen/OpMathType.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <system_error>
 
 #include "memory/tiers/offload.h"
 #include "runtime/training/job.h"
+#include "runtime/training/offload_config.h"
 
 namespace annulus {
-
-int64_t offloaded_layers(const Config& c) {
-  return c.memory.offload == "none" ? 0 : std::max<int64_t>(0, c.model.layers - c.memory.device_layers);
-}
 
 bool may_be_recorded(const Config& c, const Stage& stage, const Sharding& sharding, int ranks) {
   const std::vector<PlanRequest>& requests = stage.layers.distinct;
@@ -22,14 +17,6 @@ bool may_be_recorded(const Config& c, const Stage& stage, const Sharding& shardi
          !c.data.documents && c.data.positions == "running" && c.model.dropout == 0 &&
          std::none_of(requests.begin(), requests.end(),
                       [](const PlanRequest& request) { return is_adaptive(request.pattern); });
-}
-
-std::string offload_folder(const Config& c) { return c.memory.files.empty() ? c.run.folder : c.memory.files; }
-
-std::string made_offload_folder(const Config& c) {
-  std::error_code error;  // whoever uses the folder says what is wrong with it
-  if (c.memory.files.empty()) std::filesystem::create_directories(c.run.folder, error);
-  return offload_folder(c);
 }
 
 StateTraits state_traits(const Config& c, const Sharding& sharding, bool recorded) {
@@ -60,14 +47,13 @@ std::vector<PlaceCharges> add_training_charges(const Config& c, const Stage& sta
   // On a CPU a step uses its tokens in the memory that they were read into.
   const int64_t inputs = gpu ? batch : kTokenSlots * stage.accumulate * batch;
   step.lasts({"inputs", inputs + turned * shape.head_dim() * wide, When::kLasts});
-  const bool files = offloaded_layers(c) > 0 && (c.memory.offload == "file" || !c.memory.host.empty());
-  const int64_t buffers = files ? Offload::kBuffers * (Offload::kBuffer + TierFile::kBlock) : 0;
+  const int64_t buffers = offloads_to_files(c) ? Offload::kBuffers * (Offload::kBuffer + TierFile::kBlock) : 0;
   step.lasts({"buffers of files", buffers, When::kLasts});
   // If positions restart, each step gathers a rotary table for the positions of its rows.
   step.then({"batch", {{"rotary table", restart ? rows * positions * shape.head_dim() * wide : 0, When::kKept}}});
   // A recorded step keeps its memory (step_graph.h), so the memory of a validation is added to it.
   const bool validated = c.validation.every > 0 && c.validation.batches > 0 && c.data.validation_fraction > 0;
-  const int64_t validation = recorded && validated ? forward_bytes(shape, rows, positions, {dtype, gpu}) : 0;
+  const int64_t validation = recorded && validated ? layer_forward_bytes(shape, rows, positions, {dtype, gpu}) : 0;
   step.lasts({"validation", validation, When::kLasts});
   return places;
 }

@@ -20,13 +20,6 @@ inline constexpr int64_t kTokenSlots = 3;
 // on the same memory and waits for no other rank before its gradients are complete. `ranks` is the size of the world.
 bool may_be_recorded(const Config& config, const Stage& stage, const Sharding& sharding, int ranks);
 
-// Returns the number of layers, the first ones, whose kept tensors are offloaded.
-int64_t offloaded_layers(const Config& config);
-// Returns the folder of its files.
-std::string offload_folder(const Config& config);
-// The same; makes it if it is that of the runs, which the first run makes.
-std::string made_offload_folder(const Config& config);
-
 // What ranks compute on, and how they communicate.
 enum class RanksAre {
   kProcesses,  // processes with CPU tensors, which send messages
