@@ -140,7 +140,7 @@ double LogitsJob::bytes_of_rank(int rank, at::Device device) const {
     add_model_charges(s, {batch, length, /*recompute=*/true}, on, layer_charges(layers_, batch, rank, kernel_, call),
                       {}, step);
   } else {
-    step.lasts({"forward", forward_bytes(s, batch, length, on)});
+    step.lasts({"forward", layer_forward_bytes(s, batch, length, on)});
   }
   step.lasts({"logits", options_.last ? 0 : on.wide() * rows * s.vocab});
   return static_cast<double>(step.most().bytes);

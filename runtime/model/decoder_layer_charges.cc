@@ -91,7 +91,7 @@ std::vector<Part> decoder_layer_charges(const ModelShape& s, int64_t batch, int6
   const int64_t y = recompute && !z.several ? ts : 0;  // of the norm; a larger one is made again by each tile
   const int64_t y_again = z.several ? ts : 0;
   const int64_t left_of_heads = z.assembled(z.heads), of_qkv = s.qk_norm && recompute ? (z.several ? z.heads : th) : 0;
-  const int64_t kept_y = recompute ? 0 : z.several ? 0 : z.stream;
+  const int64_t kept_y = recompute || z.several ? 0 : z.stream;
   const int64_t weight = of_heads * s.dim;
   const int64_t backward = left_of_heads + of_qkv + heads_sums +
                            std::max({y + y_again + (z.several ? th : 2 * th) + rotary_backward,

@@ -94,10 +94,6 @@ void add_model_charges(const ModelShape& s, const StepRows& of, const Computes& 
   step.then(at_place(attention.size() + 1, loss_charges(rows, s.dim, s.vocab, on)));
 }
 
-int64_t forward_bytes(const ModelShape& s, int64_t batch, int64_t length, const Computes& on) {
-  return layer_forward_bytes(s, batch, length, on);
-}
-
 RotaryTable Model::rotary(const at::Tensor& positions) const {
   return make_rotary_table(positions, shape_.rotary(), at::toOpMathType(parameters_.dtype()), embedding_.device());
 }

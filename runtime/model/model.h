@@ -46,19 +46,17 @@ struct PlaceCharges {
 };
 inline constexpr std::string_view kWeightsKept = "weights that the backward reads first";
 
-// Adds the charges (memory/charge.h) of a step of the model to `step`, in the order of the forward.
-// `attention`: that of each layer. `places`: the charges of each place if weights or gradients are not held all the
-// time; may be empty. What the first `offloaded` layers keep leaves the device between their forward and backward.
+// What the charges of a step depend on besides the model.
 struct StepRows {
   int64_t batch = 0, length = 0;
   bool recompute = false;
-  int64_t offloaded = 0;
+  int64_t offloaded = 0;  // the layers, the first ones, of which what they keep leaves the device until their backward
 };
+// Adds the charges (memory/charge.h) of a step of the model to `step`, in the order of the forward. `attention`: that
+// of each layer. `places`: the charges of each place if weights or gradients are not held all the time; may be empty.
 void add_model_charges(const ModelShape& shape, const StepRows& rows, const Computes& on,
                        const std::vector<AttentionCharges>& attention, const std::vector<PlaceCharges>& places,
                        StepCharges& step);
-// Returns the peak bytes of a forward alone.
-int64_t forward_bytes(const ModelShape& shape, int64_t batch, int64_t length, const Computes& on);
 
 class Model {
  public:
