@@ -86,6 +86,7 @@ std::string overview() {
     add("examples", "build and run examples/cpp, a workspace that uses annulus");
     add("torch", "build the library for PyTorch, and print where it is");
     add("wheel", "make the wheel `annulus` for PyTorch, and print where it is");
+    add("docs", "build one site of the pages and of the references, and print where it is");
     add("install", "copy everything that is needed to run annulus to a folder, for other hosts");
     add("setup", "show what the build needs and what was found, and install what is missing");
   }

@@ -74,8 +74,8 @@ system, a copy on each host, or a container image). Hosts also need
 
 Making tokens needs a Python with the packages {wheels};
 ANNULUS_PYTHON names it. For your own programs in C++ there are include/annulus and lib/libannulus.so, which CMake's
-find_package(annulus) and pkg-config find (share/annulus/docs/reference/cpp.md). share/annulus/docs/how-to/clusters.md says how to start jobs on several hosts, with Slurm
-and in Kubernetes.
+find_package(annulus) and pkg-config find (share/annulus/docs/reference/cpp.md).
+share/annulus/docs/how-to/clusters.md says how to start jobs on several hosts, with Slurm and in Kubernetes.
 """
 
 

@@ -1,6 +1,7 @@
 #!/bin/bash
-# Runs tests under the compiler's sanitizers: collectives, what ranks that are threads share, and the threads of offload under the thread sanitizer;
-# collectives, checkpoints and the CPU kernels of attention under the address and undefined-behaviour sanitizers together. The last line is "N passed, N failed".
+# Runs tests under the compiler's sanitizers: collectives, what ranks that are threads share, and the threads of offload
+# under the thread sanitizer; collectives, checkpoints and the CPU kernels of attention under the address and
+# undefined-behaviour sanitizers together. The last line is "N passed, N failed".
 #   --all   also the training step with sharded state, and all of them under both; takes minutes longer
 # Used by .ci/run.
 set -uo pipefail

@@ -1,5 +1,5 @@
-// See attention_charges.h. What is kept for the backward is in AttentionOutput. The rest is held by the
-// executor (the buffers of blocks) and by the kernel, which declares it itself.
+// See attention_charges.h. What is kept for the backward is in AttentionOutput. The rest is held by the executor (the
+// buffers of blocks) and by the kernel, which declares it itself.
 #include "attention/execution/attention_charges.h"
 
 #include <algorithm>

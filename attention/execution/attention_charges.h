@@ -21,9 +21,8 @@ struct CallTraits {
 };
 
 // The part "attention" of a step: the charges in bytes of a call of this rank's program with `kernel`, without q, k, v
-// and the gradient of the output, which are the caller's. `program` is
-// null for requests with adaptive block maps, which get a program at each call; travelling blocks and blocks kept for
-// the backward are then left out.
+// and the gradient of the output, which are the caller's. `program` is null for requests with adaptive block maps,
+// which get a program at each call; travelling blocks and blocks kept for the backward are then left out.
 inline constexpr std::string_view kAttentionPart = "attention";
 Part attention_charges(const PlanRequest& request, const Program* program, int rank, const CallTraits& call,
                        const Kernel& kernel);

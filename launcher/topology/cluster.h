@@ -2,23 +2,19 @@
 // file and `topology --load` reads it; the reports of hosts (launcher/hosts/host_report.h) use the same format.
 //
 // Format: JSON, {"format": "annulus cluster", "version": 1, "hosts": [...]}, with a line for each host, in the order of
-// the job. Of a host:
+// the job. A host has
 //
-//   host, cuda, visible_devices   its name; whether ranks can compute on its GPUs; CUDA_VISIBLE_DEVICES there (null:
-//   not set) packages                      id (the system's, as everywhere here), model, cpus: processors, "0-3,8"
-//   numa_nodes, cores             id, package, memory_bytes, cpus; package, numa, cpus
-//   cpu_quota                     processors whose time its control group allows, 1.5; missing: all of them
-//   gpus                          pci (bus id), model, memory_bytes, pci_gigabytes_per_s, numa (nodes near it), bridges
-//   (above
-//                                 it, the host bridge first)
-//   links                         [GPU][GPU]: kind (self, NVLink, PCI switch, PCI root, socket, system),
-//   megabytes_per_s, an
-//                                 estimate
-//   nvswitches                    number of NVSwitches that the NVLinks lead to; 0: none, or not known
-//   nics                          name, interface, pci, rdma, active, port (the first that is), numa, bridges, ports:
-//   number,
-//                                 active, ethernet (RoCE, not InfiniBand), megabits_per_s
-//   interfaces                    name, up, loopback, megabits_per_s, addresses ("10.0.0.1/24"), pci
+// - host, cuda, visible_devices: its name; whether ranks can compute on its GPUs; CUDA_VISIBLE_DEVICES there, or null;
+// - packages: id (the system's, as everywhere here), model, cpus: processors, "0-3,8";
+// - numa_nodes: id, package, memory_bytes, cpus; cores: package, numa, cpus;
+// - cpu_quota: processors whose time its control group allows, 1.5; missing: all of them;
+// - gpus: pci (bus id), model, memory_bytes, pci_gigabytes_per_s, numa (nodes near it), bridges (above it, the host
+//   bridge first);
+// - links, [GPU][GPU]: kind (self, NVLink, PCI switch, PCI root, socket, system), megabytes_per_s, an estimate;
+// - nvswitches: number of NVSwitches that the NVLinks lead to; 0: none, or not known;
+// - nics: name, interface, pci, rdma, active, port (the first that is), numa, bridges, ports: number, active, ethernet
+//   (RoCE, not InfiniBand), megabits_per_s;
+// - interfaces: name, up, loopback, megabits_per_s, addresses ("10.0.0.1/24"), pci.
 //
 // memory_bytes of a host, and cpus of packages and NUMA nodes, follow from the rest and are not read.
 // Thread safety: functions without state.

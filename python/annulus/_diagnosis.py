@@ -71,8 +71,8 @@ def plan_ahead(
 ) -> None:
     """Starts planning a later call of attention on another thread, for example for the next step's documents.
 
-    length: the length of the whole sequence. layout: zigzag if it is left out, as in `annulus.shard`. The other arguments are those of the later call, which uses the plan, or
-    waits until it is ready. keep: must be False if that call is compiled by torch.compile.
+    length: the length of the whole sequence. layout: zigzag if it is left out, as in `annulus.shard`. The other arguments
+    are those of the later call, which uses the plan, or waits until it is ready. keep: must be False if that call is compiled by torch.compile.
     """
     given = dict(locals())
     with errors():

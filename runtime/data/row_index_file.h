@@ -7,9 +7,8 @@
 //            context + position in the row. Sorted by place; with packing = "stream" a piece may span several rows
 //   hashes   u64: XXH3-64 of every 4,096 pieces
 //   windows  u64: for each window of 65,536 documents of training, the number of pieces up to its end
-//   tail     224 bytes: digest (32 characters), settings, the counts that `annulus pack` prints, XXH3-64 of the two
-//   tables
-//            and of the tail itself
+//   tail     224 bytes: digest (32 characters), settings, the counts that `annulus pack` prints, XXH3-64 of the
+//            two tables and of the tail itself
 //
 // Documents of 6 and 13 tokens, with context = 8, packing = "stream" and documents = true, have the pieces (0, 0, 5)
 // and (6, 5, 12): row 0 holds inputs 0 to 4 and 6 to 8, row 1 inputs 9 to 16, and row 2 input 17 and 7 positions of
