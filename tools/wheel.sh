@@ -1,6 +1,7 @@
 #!/bin/bash
 # ./annulus wheel: builds a wheel of the package annulus for Python, with its library, and prints its path. pip installs it
-# beside the torch of the same minor version, and nothing else is needed there: no compiler, no Bazel, no MPI.
+# beside the torch of the same minor version, and nothing else is needed there: no compiler, no Bazel, no MPI. In a clone that
+# was set up, `pip install .` and `pip wheel --no-deps .` do the same (tools/wheel/build_backend.py).
 # It is built against the torch that tools/setup.sh installs, with the tools that `tools/setup.sh --tests` installs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -21,5 +22,4 @@ tools/setup.sh --tests
 build_or_exit //python/ops:libannulus_torch_wheel.so
 torch=$(sed -n "s/^__version__ = '\(.*\)'/\1/p" .venv/lib/python3.*/site-packages/torch/version.py)
 library=.bazel/bin/python/ops/libannulus_torch_wheel.so
-home_page=$(git config --get remote.origin.url 2>/dev/null) || home_page=
-readlink -f "$(.venv/bin/python tools/wheel.py --library "$library" --torch "$torch" --home-page "$home_page" --out .bazel/wheel)"
+readlink -f "$(.venv/bin/python tools/wheel/wheel.py --library "$library" --torch "$torch" --out .bazel/wheel)"

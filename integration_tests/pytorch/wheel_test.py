@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests the wheel, installed by pip into an empty virtual environment with a torch and an empty PATH: no compiler, no
-Bazel, no MPI. In one process and under torchrun; and its error beside another version of torch.
+Bazel, no MPI. In one process and under torchrun; and its error beside another version of torch. And what pip does in a
+clone, where a script that prints the path of this wheel stands in for ./annulus wheel.
 
     wheel_test.py LIBRARY TORCH
 """
@@ -8,6 +9,7 @@ Bazel, no MPI. In one process and under torchrun; and its error beside another v
 import glob
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -55,7 +57,7 @@ class Wheel(unittest.TestCase):
         cls.addClassCleanup(folder.cleanup)
         cls.folder = folder.name
         out = os.path.join(cls.folder, "wheel")
-        make = [sys.executable, "tools/wheel.py", "--library", LIBRARY, "--torch", torch.__version__, "--out", out,
+        make = [sys.executable, "tools/wheel/wheel.py", "--library", LIBRARY, "--torch", torch.__version__, "--out", out,
                 "--home-page", "https://somebody:secret@code.example/group/annulus.git"]
         subprocess.run(make, check=True)
         (cls.wheel,) = glob.glob(out + "/*.whl")
@@ -82,7 +84,7 @@ class Wheel(unittest.TestCase):
         return done.returncode, done.stdout, done.stderr
 
     def test_home_page_is_that_of_the_clones_origin(self):
-        sys.path.insert(0, "tools")
+        sys.path.insert(0, "tools/wheel")
         import wheel
 
         page = "Project-URL: Homepage, https://code.example/group/annulus\n"
@@ -109,6 +111,68 @@ class Wheel(unittest.TestCase):
         code, out, err = self.run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program)
         self.assertEqual(code, 0, err)
         self.assertEqual(len(re.findall("as dense attention, 2 ranks", out)), 2, out)
+
+    def clone(self, setup):
+        """Makes a folder with what pip reads of a clone, and with what set-up has written down, if anything."""
+        clone = tempfile.mkdtemp(dir=self.folder)
+        for path in ["pyproject.toml", "LICENSE", "common/version.h", "python/annulus/transformers.py", "tools/wheel/wheel.py",
+                     "tools/wheel/build_backend.py", "tools/setup.sh", *glob.glob("python/licenses/*.txt")]:
+            os.makedirs(os.path.dirname(os.path.join(clone, path)), exist_ok=True)
+            shutil.copy(path, os.path.join(clone, path))
+        with open(os.path.join(clone, "annulus"), "w") as script:
+            script.write(f'#!/bin/bash\necho "$*; $PATH; ${{PYTHONPATH-unset}}" >>called\necho said before\necho {self.wheel}\n')
+        os.chmod(script.name, 0o755)
+        if setup:
+            os.mkdir(os.path.join(clone, ".bazel"))
+            with open(os.path.join(clone, ".bazel", "setup"), "w") as file:
+                file.write(setup)
+        return clone
+
+    def pip(self, *arguments):
+        return self.run_python("-m", "pip", "--disable-pip-version-check", *arguments, "--no-index", "--no-deps")
+
+    def test_pip_makes_the_wheel_in_a_clone(self):
+        clone = self.clone("level 1\ncuda 0\n")
+        code, out, err = self.pip("wheel", clone, "-w", os.path.join(clone, "out"))
+        self.assertEqual(code, 0, out + err)
+        (made,) = glob.glob(clone + "/out/*")
+        self.assertEqual(os.path.basename(made), os.path.basename(self.wheel))
+        with open(made, "rb") as one, open(self.wheel, "rb") as other:
+            self.assertEqual(one.read(), other.read())
+        with open(clone + "/called") as file:  # once, and without what pip adds for its own processes
+            self.assertEqual(file.read(), "wheel; /nonexistent; unset\n")
+        code, out, err = self.pip("install", "--target", os.path.join(clone, "installed"), clone)
+        self.assertEqual(code, 0, out + err)
+        self.assertTrue(os.path.exists(clone + "/installed/annulus/libannulus_torch.so"))
+
+    def test_pip_knows_the_metadata_before_it_builds(self):
+        clone = self.clone("level 1\ncuda 0\n")
+        code = "import sys; sys.path.insert(0, 'tools/wheel'); import build_backend; print(build_backend.prepare_metadata_for_build_wheel('.'))"
+        done = subprocess.run([self.python, "-c", code], cwd=clone, env=self.environment(), capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with zipfile.ZipFile(self.wheel) as archive, open(f"{clone}/{done.stdout.strip()}/METADATA") as file:
+            whole = archive.read(done.stdout.strip() + "/METADATA").decode()
+            self.assertEqual(file.read(), re.sub("Project-URL: .*\n", "", whole))  # this folder has no origin
+        self.assertFalse(os.path.exists(clone + "/called"))
+
+    def test_pip_says_that_setup_has_not_run(self):
+        for setup in ("", "level 0\ncuda 0\n"):
+            clone = self.clone(setup)
+            code, out, err = self.pip("wheel", clone, "-w", os.path.join(clone, "out"))
+            self.assertEqual(code, 1)
+            self.assertIn(f"set-up has not looked for in {clone}", out + err)
+            self.assertIn("tools/setup.sh --tests", out + err)
+            self.assertNotIn("Traceback", out + err)
+            self.assertFalse(os.path.exists(clone + "/called"))
+
+    def test_pip_says_why_the_build_failed(self):
+        clone = self.clone("level 1\ncuda 0\n")
+        with open(clone + "/annulus", "w") as script:
+            script.write("#!/bin/bash\necho 'annulus: the build failed' >&2\nexit 1\n")
+        code, out, err = self.pip("wheel", clone, "-w", os.path.join(clone, "out"))
+        self.assertEqual(code, 1)
+        self.assertIn("annulus: the build failed", out + err)
+        self.assertNotIn("Traceback", out + err)
 
     def test_refuses_another_torch(self):
         stand_in = os.path.join(self.folder, "other")

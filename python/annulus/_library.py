@@ -19,7 +19,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _BUILT = os.path.join(_HERE, "..", "..", ".bazel", "bin", "python", "ops", "libannulus_torch.so")
 
 try:
-    from ._built import TORCH, VERSION  # written into a wheel by tools/wheel.py
+    from ._built import TORCH, VERSION  # written into a wheel by tools/wheel/wheel.py
 
     __version__ = VERSION
 except ImportError:

