@@ -125,6 +125,16 @@ class AttendTest(cli.CliTest):
         self.assertEqual(code, 0)
         for words in ("keys=QUERIES", "heads=1,", "kv_heads=HEADS", "magnitude=1"):
             self.assertIn(words, out)
+        options = re.search(r"(?s)\nOptions:\n(.*?)\n\n", out).group(1)
+        self.assertEqual([line for line in options.split("\n") if len(line) > 80 or not line.startswith("  ")], [])
+
+    def test_help_names_the_kinds_of_patterns_and_their_page(self):
+        for subcommand in ("attend", "logits", "plan"):
+            code, out, _ = self.annulus(subcommand, "--help")
+            self.assertEqual(code, 0)
+            said = re.search(r"(?s)--pattern TEXT +(.*?)\n  -", out).group(1)
+            kinds = "full, causal, window, dilated, blocks, documents, union or slices; docs/explanation/attention.md"
+            self.assertIn(kinds, " ".join(said.split()))
 
     def test_errors_leave_no_output(self):
         self.make(1, 30, 30, 4, 2, 8, "f32")

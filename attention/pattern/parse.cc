@@ -325,6 +325,14 @@ void normalize(PatternSpec& spec) {
 
 }  // namespace
 
+std::string pattern_kinds() {
+  std::string text;
+  for (const KindName& kind : kinds()) {
+    text += (text.empty() ? "" : &kind == &kinds().back() ? " or " : ", ") + kind.name;
+  }
+  return text;
+}
+
 PatternSpec parse_pattern(std::string_view toml_text, std::string_view where) {
   const std::string place(where);
   toml::table document;

@@ -147,6 +147,9 @@ bool is_adaptive(const PatternSpec& spec);
 // below -1, numbers of rates and segments that differ, ...).
 PatternSpec parse_pattern(std::string_view toml, std::string_view where);
 
+// Returns the kinds that it takes, for --help: "full, causal, window, ... or slices".
+std::string pattern_kinds();
+
 // Raises Error(kPlan) if the pattern is invalid for this shape, as make_pattern does, but without allocating memory.
 // Accepts maps that are not yet selected or loaded.
 void validate(const PatternSpec& spec, const AttentionShape& shape);

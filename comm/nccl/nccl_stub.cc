@@ -5,7 +5,8 @@
 namespace annulus {
 
 std::string nccl_unavailable() {
-  return "this build has no NCCL: build with --config=cuda (needs the CUDA toolkit and LibTorch with CUDA), or use "
+  return "this build has no NCCL: build with ANNULUS_CUDA=1 (it needs the CUDA toolkit and a LibTorch for CUDA), or "
+         "use "
          "device = \"cpu\"";
 }
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 
+#include "attention/pattern/pattern.h"
 #include "common/names.h"
 #include "common/text.h"
 #include "launcher/command_line.h"
@@ -20,15 +21,18 @@ class AttendSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
     app.add_option("--input", options_.input, "safetensors file with q, k, v (and dout)")->type_name("FILE");
-    app.add_option("--random", options_.random,
-                   "instead of --input: generate inputs, equal for any number of ranks. NAME=VALUE,...; defaults:\n" +
-                       random_input_defaults() +
-                       "\ndtype: f32, f64, bf16 or f16; magnitude: the standard deviation of q and k")
+    app.add_option(
+           "--random", options_.random,
+           "instead of --input: generate inputs, equal for any number of ranks: NAME=VALUE,...; the defaults are " +
+               join(split(random_input_defaults(), ','), ", ") +
+               "; dtype is f32, f64, bf16 or f16, and magnitude the standard deviation of q and k")
         ->type_name("SIZES");
     app.add_option("--output", options_.output,
                    "safetensors file to write: out, lse (and dq, dk, dv); may be left out with --random")
         ->type_name("FILE");
-    app.add_option("--pattern", options_.pattern, "which keys a query sees (default: { kind = \"causal\" })");
+    app.add_option("--pattern", options_.pattern,
+                   "which keys a query sees: { kind = ..., ... } with " + pattern_kinds() +
+                       "; docs/explanation/attention.md has their keys (default: { kind = \"causal\" })");
     app.add_option("--layout", options_.layout,
                    "how positions are divided among ranks: zigzag (default), contiguous or striped");
     app.add_option("--schedule", options_.schedule, "auto (default), ring, all-gather or group-cast");

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 
+#include "attention/pattern/pattern.h"
 #include "common/error.h"
 #include "common/names.h"
 #include "common/text.h"
@@ -31,7 +32,9 @@ class LogitsSubcommand : public Subcommand {
     app.add_flag("--last", options_.last, "write only the logits of the last position");
     app.add_flag("--backward", options_.backward,
                  "also compute the gradient of the loss with respect to each parameter");
-    app.add_option("--pattern", options_.pattern, "which keys a query sees, in all layers (default: the model's own)");
+    app.add_option("--pattern", options_.pattern,
+                   "which keys a query sees, in all layers: { kind = ..., ... } with " + pattern_kinds() +
+                       "; docs/explanation/attention.md has their keys (default: the model's own)");
     app.add_option("--layout", options_.layout,
                    "how positions are divided among ranks: zigzag (default), contiguous or striped");
     app.add_option("--schedule", options_.schedule, "auto (default), ring, all-gather or group-cast");

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention/execution/plan_report.h"
+#include "attention/pattern/pattern.h"
 #include "common/error.h"
 #include "common/text.h"
 #include "launcher/subcommand.h"
@@ -30,7 +31,9 @@ class PlanSubcommand : public Subcommand {
     app.add_option("--head-dim", head_dim_, "head size, to compute bytes (default: 128)")->check(CLI::PositiveNumber);
     app.add_option("--element-bytes", element_bytes_, "bytes of a key or value element, 2 for bf16 (default: 2)")
         ->check(CLI::PositiveNumber);
-    app.add_option("--pattern", pattern_, "which keys a query sees (default: { kind = \"causal\" })");
+    app.add_option("--pattern", pattern_,
+                   "which keys a query sees: { kind = ..., ... } with " + pattern_kinds() +
+                       "; docs/explanation/attention.md has their keys (default: { kind = \"causal\" })");
     app.add_option("--layout", layout_, "contiguous, zigzag (default) or striped");
     app.add_option("--schedule", schedule_, "auto (default), ring, all-gather or group-cast");
     app.add_flag("--even", request_.even, "refuse lengths that do not give every rank the same share");
