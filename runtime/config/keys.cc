@@ -245,7 +245,7 @@ const std::vector<Key>& keys() {
       {ANNULUS_KEY(attention, layout), "which rank owns which positions of a sequence", {.choices = layout_names()}},
       {ANNULUS_KEY(attention, schedule),
        "how ranks exchange keys and values; \"auto\" is group-cast if the ranks, taken together, need less than half "
-       "of the rows that other ranks own, otherwise ring",
+       "of the KV rows that other ranks own, otherwise ring",
        {.choices = schedule_names()}},
       {ANNULUS_KEY(attention, kernel),
        "the kernel that computes a tile: \"reference\", \"cpu\", \"efficient\", \"cudnn\", \"flash2\", \"flash3\"; "
