@@ -5,7 +5,8 @@
 - A command that is printed uses a subcommand or word of ./annulus, and options that its source has.
 - A key of the configuration is in the table of keys (runtime/config/keys.cc).
 - The exit codes of docs/how-to/troubleshooting.md are those of common/error.h.
-- Pages are mentioned by links. Links to pages, sections and pictures work; docs/index.md leads to every page, and
+- Pages are mentioned by links, and so are, once on each page, the configurations and examples that it names: an
+  installation has them as well. Links to pages, sections and pictures work; docs/index.md leads to every page, and
   docs/questions.md from each question to its answer.
 - No page is longer than 400 lines, nor all together than 36,000 words, without printed blocks.
 
@@ -179,6 +180,17 @@ def bare_mentions(pages):
     return faults
 
 
+def unlinked_files(pages):
+    """Configurations and examples that a page names and nowhere links."""
+    faults = []
+    for page, text in pages.items():
+        links = {os.path.normpath(os.path.join(os.path.dirname(page), l)) for l in re.findall(r"\]\(([^)#\s]+)", text)}
+        faults += ["%s: `%s` should be a link, once" % (page, word) for word in set(quoted(text))
+                   if word.startswith(("configs/", "examples/")) and word.rstrip("/") in PATHS
+                   and not any(l == word.rstrip("/") or l.startswith(word.rstrip("/") + "/") for l in links)]
+    return faults
+
+
 def joined_lines(pages):
     """Lines that a reflow has joined: a paragraph that begins with one blank, a table in one line."""
     return ["%s: \"%s\"" % (page, line[:60]) for page, text in pages.items() for line in text.split("\n")
@@ -239,6 +251,9 @@ class Documents(unittest.TestCase):
     def test_pages_are_mentioned_by_links(self):
         self.none(bare_mentions(PAGES))
 
+    def test_configurations_and_examples_are_linked(self):
+        self.none(unlinked_files(PAGES))
+
     def test_questions_have_links_to_their_answers(self):
         self.none(unanswered(PAGES))
 
@@ -276,6 +291,8 @@ class Planted(unittest.TestCase):
         self.found(broken_links, "[x](../README.md#gone)", "README.md has no section #gone")
         self.found(joined_lines, " | a | b | |---|---| | c | d |", "| a | b |")
         self.found(bare_mentions, "see `docs/explanation/memory.md`", "`docs/explanation/memory.md` should be a link")
+        self.found(unlinked_files, "see `configs/quickstart.toml`", "`configs/quickstart.toml` should be a link")
+        self.assertEqual(unlinked_files({"docs/x.md": "[`configs/quickstart.toml`](../configs/quickstart.toml)"}), [])
         pages = {QUESTIONS: "\n".join("| %d. Why? | see above |" % i for i in range(20))}
         self.assertEqual(len(unanswered(pages)), 20)
 
