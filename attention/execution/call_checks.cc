@@ -1,10 +1,13 @@
 // Checks a call before anything is sent; see call_checks.h.
 #include "attention/execution/call_checks.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "attention/plan/layout.h"
 #include "attention/tiles/tile_views.h"
+#include "common/checksum.h"
 #include "common/error.h"
 #include "common/text.h"
 
@@ -76,6 +79,56 @@ void require_communicator(const AttentionCall& call) {
   if (call.comm->size() == call.request.ranks) return;
   refuse(call, "expected a communicator of the plan's " + counted(call.request.ranks, "rank") +
                    ", got a communicator of " + counted(call.comm->size(), "rank"));
+}
+
+bool any_asks(Communicator& comm, OpLabel label, const std::function<Agreed()>& find,
+              const std::function<std::vector<Field>()>& fields) {
+  const std::vector<Terms::Numbers> all = agree_together(comm, label, [&]() -> Terms {
+    const auto [digest, asks] = find();
+    return {{}, {asks, static_cast<int64_t>(digest.high), static_cast<int64_t>(digest.low)}};
+  });
+  const auto differs = [&](const Terms::Numbers& of) { return of[1] != all[0][1] || of[2] != all[0][2]; };
+  if (std::any_of(all.begin(), all.end(), differs)) {
+    require_agreement(comm, fields(), label);
+    throw Error(
+        ErrorKind::kInternal, "attention",
+        std::string(label.operation) + ": the digests of the ranks differ, but not the texts; please report it");
+  }
+  return std::any_of(all.begin(), all.end(), [](const Terms::Numbers& of) { return of[0] != 0; });
+}
+
+bool agree_on(const PlannedCall& call, const at::Tensor& q, std::optional<int64_t> backward_of,
+              const std::function<bool()>& find) {
+  const AttentionCall& settings = call.settings();
+  if (!settings.comm) refuse(settings, "expected a communicator, got none");
+  const auto found = [&] {
+    require_communicator(settings);
+    call.find_plan();
+    return find();
+  };
+  if (settings.comm->size() == 1) return found();
+  if (call.agreed()) {
+    found();
+    if (*call.agreed() == traits_of(q)) return false;
+    refuse(settings,
+           "the ranks have agreed ahead on tensors of another dtype, head size or device than these; plan the call "
+           "for the tensors that it will get (plan_calls), or not at all");
+  }
+  return any_asks(
+      *settings.comm, {settings.label, 0},
+      [&]() -> Agreed {
+        const bool asks = found();
+        const Digest digest = call.digest(traits_of(q));
+        const std::array<uint64_t, 4> words = {digest.high, digest.low, backward_of ? uint64_t{1} : 0,
+                                               static_cast<uint64_t>(backward_of.value_or(0))};
+        return {annulus::digest(words.data(), sizeof words), asks};
+      },
+      [&] {
+        std::vector<Field> fields = call.fields(traits_of(q));
+        if (backward_of) fields.insert(fields.begin(), backward_term(*backward_of));
+        fields.insert(fields.begin(), {"direction", backward_of ? "backward" : "forward"});
+        return fields;
+      });
 }
 
 double scale_of(const AttentionCall& call, int64_t head_dim) {

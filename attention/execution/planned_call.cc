@@ -60,17 +60,6 @@ struct TakeFields {
 
 Digest digest_of(const std::vector<uint64_t>& words) { return digest(words.data(), words.size() * sizeof words[0]); }
 
-// What PlannedCall::digest stands for, as texts.
-std::vector<Field> fields_of(const PlannedCall& call, const TensorTraits& tensors) {
-  const AttentionCall& settings = call.settings();
-  std::vector<Field> fields;
-  for_each_term(settings, tensors, TakeFields{fields});
-  const bool selected = call.plan() && is_adaptive(settings.request.pattern);
-  fields.insert(fields.begin() + 1, {"plan", settings.request.text()});
-  if (selected) fields.insert(fields.begin() + 2, {"selected plan", call.plan()->program.request.text()});
-  return fields;
-}
-
 }  // namespace
 
 TensorTraits traits_of(const at::Tensor& q) { return {q.scalar_type(), q.size(q.dim() - 1), q.device().type()}; }
@@ -123,60 +112,19 @@ Digest PlannedCall::digest(const TensorTraits& tensors) const {
   return state_->digest;
 }
 
+std::vector<Field> PlannedCall::fields(const TensorTraits& tensors) const {
+  std::vector<Field> fields;
+  for_each_term(settings(), tensors, TakeFields{fields});
+  const bool selected = plan() && is_adaptive(settings().request.pattern);
+  fields.insert(fields.begin() + 1, {"plan", settings().request.text()});
+  if (selected) fields.insert(fields.begin() + 2, {"selected plan", plan()->program.request.text()});
+  return fields;
+}
+
 PlannedCall PlannedCall::with(std::shared_ptr<const RankPlan> selected) const {
   PlannedCall call(settings(), poll(), std::move(selected));
   call.state_->agreed = state_->agreed;
   return call;
-}
-
-bool any_asks(Communicator& comm, OpLabel label, const std::function<Agreed()>& find,
-              const std::function<std::vector<Field>()>& fields) {
-  const std::vector<Terms::Numbers> all = agree_together(comm, label, [&]() -> Terms {
-    const auto [digest, asks] = find();
-    return {{}, {asks, static_cast<int64_t>(digest.high), static_cast<int64_t>(digest.low)}};
-  });
-  const auto differs = [&](const Terms::Numbers& of) { return of[1] != all[0][1] || of[2] != all[0][2]; };
-  if (std::any_of(all.begin(), all.end(), differs)) {
-    require_agreement(comm, fields(), label);
-    throw Error(
-        ErrorKind::kInternal, "attention",
-        std::string(label.operation) + ": the digests of the ranks differ, but not the texts; please report it");
-  }
-  return std::any_of(all.begin(), all.end(), [](const Terms::Numbers& of) { return of[0] != 0; });
-}
-
-bool agree_on(const PlannedCall& call, const at::Tensor& q, std::optional<int64_t> backward_of,
-              const std::function<bool()>& find) {
-  const AttentionCall& settings = call.settings();
-  if (!settings.comm) refuse(settings, "expected a communicator, got none");
-  const auto found = [&] {
-    require_communicator(settings);
-    call.find_plan();
-    return find();
-  };
-  if (settings.comm->size() == 1) return found();
-  if (call.agreed()) {
-    found();
-    if (*call.agreed() == traits_of(q)) return false;
-    refuse(settings,
-           "the ranks have agreed ahead on tensors of another dtype, head size or device than these; plan the call "
-           "for the tensors that it will get (plan_calls), or not at all");
-  }
-  return any_asks(
-      *settings.comm, {settings.label, 0},
-      [&]() -> Agreed {
-        const bool asks = found();
-        const Digest digest = call.digest(traits_of(q));
-        return {digest_of({digest.high, digest.low, backward_of ? uint64_t{1} : 0,
-                           static_cast<uint64_t>(backward_of.value_or(0))}),
-                asks};
-      },
-      [&] {
-        std::vector<Field> fields = fields_of(call, traits_of(q));
-        if (backward_of) fields.insert(fields.begin(), backward_term(*backward_of));
-        fields.insert(fields.begin(), {"direction", backward_of ? "backward" : "forward"});
-        return fields;
-      });
 }
 
 void plan_calls(const std::vector<PlannedCall>& calls, const TensorTraits& tensors, OpLabel label) {
@@ -221,7 +169,7 @@ void plan_calls(const std::vector<PlannedCall>& calls, const TensorTraits& tenso
   const auto fields = [&] {
     std::vector<Field> all;
     for (size_t i = 0; i < calls.size(); ++i) {
-      for (const Field& field : fields_of(calls[i], tensors)) {
+      for (const Field& field : calls[i].fields(tensors)) {
         all.push_back({"call " + std::to_string(i + 1) + ", " + field.name, field.value});
       }
     }

@@ -19,6 +19,7 @@
 #include "attention/execution/attention.h"
 #include "attention/proof/plans.h"
 #include "attention/tiles/kernel_input.h"
+#include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "common/checksum.h"
 
@@ -60,6 +61,8 @@ class PlannedCall {
   bool asks_for_proof() const;
   // The digest of all that ranks must share in a call with such tensors, settings and plan. It is made once.
   Digest digest(const TensorTraits& tensors) const;
+  // What the digest stands for, as texts.
+  std::vector<Field> fields(const TensorTraits& tensors) const;
   // The same call with the plan that q and k have selected.
   PlannedCall with(std::shared_ptr<const RankPlan> selected) const;
   // The tensors for which plan_calls has let the ranks agree on the call; empty if it makes its own agreement.
