@@ -1,10 +1,12 @@
-// The autograd node around attention_forward and attention_backward: attention() of attention.h and planned_call.h.
+// The functions of attention.h, and attention() of planned_call.h: an autograd node around attention_forward and
+// attention_backward.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "attention/execution/planned_call.h"
+#include "common/environment.h"
 
 namespace annulus {
 namespace {
@@ -41,6 +43,8 @@ class AttentionNode : public torch::autograd::Function<AttentionNode> {
 };
 
 }  // namespace
+
+bool proves_by_default() { return switch_from_environment("ANNULUS_PROVE", true); }
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const PlannedCall& call) {
   call.require_kept();

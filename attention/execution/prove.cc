@@ -6,9 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/execution/attention.h"
 #include "comm/agreement.h"
-#include "common/environment.h"
 #include "common/error.h"
 
 namespace annulus {
@@ -65,8 +63,6 @@ void require_right(const RankShare& share, const std::vector<PairDigest>& incomi
 }
 
 }  // namespace
-
-bool proves_by_default() { return switch_from_environment("ANNULUS_PROVE", true); }
 
 void prove_together(const RankPlan& plan, Communicator& comm) {
   const RankShare& share = plan.share();
