@@ -4,7 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
+
+#include "common/files.h"
 
 namespace annulus {
 namespace {
@@ -75,12 +76,7 @@ std::string host_name() {
   return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
 }
 
-std::string host_identity() {
-  std::string id;
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::getline(file, id);
-  return host_name() + " " + id;
-}
+std::string host_identity() { return host_name() + " " + first_line("/proc/sys/kernel/random/boot_id"); }
 
 std::vector<int> numbered(const std::vector<std::string>& hosts) {
   std::vector<int> of;

@@ -5,11 +5,11 @@
 
 #include <array>
 #include <cstdlib>
-#include <fstream>
 #include <string_view>
 #include <utility>
 
 #include "common/error.h"
+#include "common/files.h"
 #include "common/text.h"
 
 namespace annulus::nccl_internal {
@@ -42,9 +42,7 @@ GpuIdentity GpuIdentity::of_text(const std::string& text) {
 GpuIdentity identity_of(const std::string& pci) {
   std::array<char, 256> name{};
   gethostname(name.data(), name.size() - 1);
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return {name.data(), boot, pci, variable("NCCL_HOSTID")};
+  return {name.data(), first_line("/proc/sys/kernel/random/boot_id"), pci, variable("NCCL_HOSTID")};
 }
 
 std::string gpu_sharing_remedy(int version) {
