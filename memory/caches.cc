@@ -2,7 +2,6 @@
 #include "memory/caches.h"
 
 #include <array>
-#include <charconv>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "common/error.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -58,13 +58,11 @@ int64_t share(const TableEntry& entry, int64_t total) {
 int64_t total_of_environment() {
   const char* const text = std::getenv("ANNULUS_CACHES_MIB");
   if (text == nullptr || *text == '\0') return kDefaultCacheTotal;
-  const std::string_view given = text;
-  int64_t mib = -1;
-  const auto [end, error] = std::from_chars(given.data(), given.data() + given.size(), mib);
-  if (error != std::errc() || end != given.data() + given.size() || mib < 0 || mib > kMostMib) {
+  const int64_t mib = number_of_text<int64_t>(text).value_or(-1);
+  if (mib < 0 || mib > kMostMib) {
     throw Error(ErrorKind::kUsage, "memory",
                 "ANNULUS_CACHES_MIB: expected the MiB that all caches may hold together, a whole number from 0 to " +
-                    std::to_string(kMostMib) + ", got \"" + std::string(given) + "\"; correct or unset it");
+                    std::to_string(kMostMib) + ", got \"" + std::string(text) + "\"; correct or unset it");
   }
   return mib << 20;
 }

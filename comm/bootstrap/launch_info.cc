@@ -3,8 +3,6 @@
 
 #include <unistd.h>
 
-#include <charconv>
-#include <cstring>
 #include <string_view>
 
 #include "common/environment.h"
@@ -41,10 +39,8 @@ Announcement announcement() {
   for (const OtherLauncher& other : kOthers) {
     const char* const text = text_from_environment(other.size);
     if (text == nullptr || text_from_environment(other.rank) == nullptr) continue;
-    int size = 0;
-    const char* const end = text + std::strlen(text);
-    const auto [rest, error] = std::from_chars(text, end, size);
-    if (error == std::errc() && rest == end && size > most.size) most = {other.name, other.size, size};
+    const int size = number_of_text<int>(text).value_or(0);
+    if (size > most.size) most = {other.name, other.size, size};
   }
   return most;
 }
@@ -69,9 +65,8 @@ std::vector<int> slurm_tasks_per_node(const char* variable) {
                     "\": expected the number of tasks on each node in Slurm's form, such as 2(x3),1");
   };
   const auto number = [&](std::string_view digits) {
-    int n = 0;
-    const auto [rest, error] = std::from_chars(digits.data(), digits.data() + digits.size(), n);
-    if (error != std::errc() || rest != digits.data() + digits.size() || n < 1) bad();
+    const int n = number_of_text<int>(digits).value_or(0);
+    if (n < 1) bad();
     return n;
   };
   constexpr size_t kMostNodes = 100'000;

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -140,8 +139,8 @@ std::string folder_name(int64_t step, int64_t revision) {
 }
 
 bool read_number(std::string_view text, int64_t* number) {
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), *number);
-  return !text.empty() && error == std::errc() && stop == text.data() + text.size() && *number >= 0;
+  *number = number_of_text<int64_t>(text).value_or(-1);
+  return *number >= 0;
 }
 
 }  // namespace

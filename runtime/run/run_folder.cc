@@ -7,12 +7,12 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -20,6 +20,7 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "common/nearest.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -39,11 +40,9 @@ std::string numbered(const std::string& name, int64_t number) {
 std::optional<std::pair<std::string, int64_t>> split_number(const std::string& folder) {
   const size_t dash = folder.rfind('-');
   if (dash == std::string::npos || folder.size() - dash - 1 < 3) return std::nullopt;
-  int64_t number = 0;
-  const char* end = folder.data() + folder.size();
-  const auto [stop, error] = std::from_chars(folder.data() + dash + 1, end, number);
-  if (error != std::errc() || stop != end || number < 1 || number > kMostRuns) return std::nullopt;
-  return std::pair(folder.substr(0, dash), number);
+  const std::optional<int64_t> number = number_of_text<int64_t>(std::string_view(folder).substr(dash + 1));
+  if (!number || *number < 1 || *number > kMostRuns) return std::nullopt;
+  return std::pair(folder.substr(0, dash), *number);
 }
 
 // Returns the runs in `root`: name -> number -> folder.

@@ -5,10 +5,11 @@
 #include <link.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <optional>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -183,11 +184,9 @@ std::vector<std::string> python_sources() {
   std::pair<int, std::string> best{-1, ""};
   for (fs::directory_iterator it("/usr/lib", error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
-    int minor = 0;
     if (!name.starts_with("python3.")) continue;
-    const auto [stop, bad] = std::from_chars(name.data() + 8, name.data() + name.size(), minor);
-    if (bad != std::errc() || stop != name.data() + name.size()) continue;
-    if (fs::exists(it->path() / "os.py", error)) best = std::max(best, {minor, it->path().string()});
+    const std::optional<int> minor = number_of_text<int>(std::string_view(name).substr(8));
+    if (minor && fs::exists(it->path() / "os.py", error)) best = std::max(best, {*minor, it->path().string()});
   }
   auto files = python_files(best.second);
   if (files.empty()) {
