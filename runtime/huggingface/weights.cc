@@ -192,10 +192,9 @@ void ModelWeights::check_known(const std::map<std::string, ParameterShape>& expe
     }
     std::vector<std::string> names;
     for (const auto& [known, parameter] : expected) names.push_back(known);
-    const std::string near = names.size() < 1000 ? nearest(name, names) : "";
     refuse_tensor(place.path, name,
                   "is " + list_text(place.info->shape) + ", but the model of config.json has no tensor of this name" +
-                      (near.empty() ? "" : "; did you mean " + shown_name(near) + "?"));
+                      (names.size() < 1000 ? did_you_mean(name, names) : ""));
   }
 }
 
