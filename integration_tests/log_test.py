@@ -71,11 +71,11 @@ class LogTest(cli.CliTest):
             found.append((time, level, None if rank is None else int(rank), rest))
         return found
 
-    def assert_merged(self, records, culprit):
-        """Checks that records are sorted by time, with those of the culprit last."""
-        last = [r for r in records if r[2] == culprit]
+    def assert_merged(self, records, failed):
+        """Checks that records are sorted by time, with those of the rank that failed last."""
+        last = [r for r in records if r[2] == failed]
         self.assertTrue(last, records)
-        self.assertEqual(records[-len(last):], last, "the culprit's lines are not last")
+        self.assertEqual(records[-len(last):], last, "the lines of the rank that failed are not last")
         for part in (records[: -len(last)], last):
             times = [r[0] for r in part]
             self.assertEqual(times, sorted(times))

@@ -115,8 +115,8 @@ std::optional<LogRecord> record_from_json(std::string_view text) {
   return record;
 }
 
-std::vector<LogRecord> merged(std::vector<LogRecord> records, std::optional<int> culprit) {
-  const auto is_last = [&](const LogRecord& record) { return culprit && record.rank == *culprit; };
+std::vector<LogRecord> merged(std::vector<LogRecord> records, std::optional<int> failed) {
+  const auto is_last = [&](const LogRecord& record) { return failed && record.rank == *failed; };
   std::stable_sort(records.begin(), records.end(), [&](const LogRecord& a, const LogRecord& b) {
     return std::make_pair(is_last(a), a.time) < std::make_pair(is_last(b), b.time);
   });

@@ -46,10 +46,10 @@ std::optional<LogRecord> record_from_json(std::string_view text);
 // merged() joins equal records of several ranks that are at most this far apart.
 inline constexpr std::chrono::seconds kFoldTime{60};
 
-// Sorts the records of a job by time, with those of rank `culprit`, whose failure ended the job, last. Equal warnings
+// Sorts the records of a job by time, with those of rank `failed`, whose failure ended the job, last. Equal warnings
 // and errors of several ranks become one record, with `ranks`, at the place of the first, if they follow it within
-// kFoldTime. Records of the culprit are not joined with others. For example, if ranks 0, 1 and 2 warn of a slow disk
-// and rank 2 is the culprit, the result has one warning of ranks 0-1 and, at the end, one of rank 2.
-std::vector<LogRecord> merged(std::vector<LogRecord> records, std::optional<int> culprit);
+// kFoldTime. Those of the rank that failed are not joined with others. For example, if ranks 0, 1 and 2 warn of a slow
+// disk and rank 2 failed, the result has one warning of ranks 0-1 and, at the end, one of rank 2.
+std::vector<LogRecord> merged(std::vector<LogRecord> records, std::optional<int> failed);
 
 }  // namespace annulus

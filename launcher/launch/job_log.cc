@@ -63,12 +63,12 @@ bool JobLog::is_news(const LogRecord& record) {
   return first.rank == record.rank;
 }
 
-void JobLog::merge(std::optional<int> culprit) {
+void JobLog::merge(std::optional<int> failed) {
   if (!file_.lost().empty()) return;
   try {
     std::vector<LogRecord> records(std::make_move_iterator(records_.begin()), std::make_move_iterator(records_.end()));
     records_.clear();
-    records = merged(std::move(records), culprit);
+    records = merged(std::move(records), failed);
     replace_file(FileSystem::real(), path_, [&](const std::string& beside) {
       const auto file = FileSystem::real().create(beside);
       copy_front(path_, settled_, *file);

@@ -31,7 +31,7 @@ class JobLog {
   // Replaces the file by one with the records in the order of merged() (common/logging/record.h). Records that are no
   // longer in memory stay at the front, as they arrived. If the file cannot be replaced, it stays as it was. Call it
   // last.
-  void merge(std::optional<int> culprit);
+  void merge(std::optional<int> failed);
   // See LogFile::lost.
   std::string lost() const { return file_.lost(); }
 

@@ -225,16 +225,16 @@ std::vector<Case> cases() {
 
 TEST(ExitReport, NamesTheRankThatFailedByItself) {
   const std::string text = "[data] no text", of_others = "[data] on rank 2: no text";
-  const auto culprit = [](std::vector<RankEnd> failed) {
+  const auto first_failed = [](std::vector<RankEnd> failed) {
     return exit_report_of(job(3, 3, std::move(failed))).failed_rank;
   };
-  EXPECT_EQ(culprit({following(0, 2, 3, of_others), following(1, 2, 3, of_others), reported(2, 3, text)}), 2);
-  EXPECT_EQ(culprit({following(0, 2, 3, of_others), died(2)}), 2);
-  EXPECT_EQ(culprit({died(1), following(0, 2, 3, of_others), reported(2, 3, text)}), 1);
-  EXPECT_EQ(culprit({reported(1, 3, text), reported(0, 3, text)}), 1);
-  EXPECT_EQ(culprit({reported(1, 3, text), reported(0, 3, text), reported(2, 3, text)}), std::nullopt);
-  EXPECT_EQ(culprit({reported(1, 5, text, kSaid), reported(0, 5, text, kSaid)}), std::nullopt);
-  EXPECT_EQ(culprit({}), std::nullopt);
+  EXPECT_EQ(first_failed({following(0, 2, 3, of_others), following(1, 2, 3, of_others), reported(2, 3, text)}), 2);
+  EXPECT_EQ(first_failed({following(0, 2, 3, of_others), died(2)}), 2);
+  EXPECT_EQ(first_failed({died(1), following(0, 2, 3, of_others), reported(2, 3, text)}), 1);
+  EXPECT_EQ(first_failed({reported(1, 3, text), reported(0, 3, text)}), 1);
+  EXPECT_EQ(first_failed({reported(1, 3, text), reported(0, 3, text), reported(2, 3, text)}), std::nullopt);
+  EXPECT_EQ(first_failed({reported(1, 5, text, kSaid), reported(0, 5, text, kSaid)}), std::nullopt);
+  EXPECT_EQ(first_failed({}), std::nullopt);
 }
 
 TEST(ExitReport, GivesExitCodeAndMessagesOfEachCase) {

@@ -108,7 +108,7 @@ TEST(Merged, SaysAWarningOfSeveralRanksOnce) {
   std::vector<LogRecord> long_after = records;
   for (const int rank : {2, 3}) long_after.push_back(record(later + rank, rank, "slow disk", LogLevel::kWarn));
   EXPECT_EQ(lines(merged(long_after, std::nullopt)).back(), "2-3 slow disk");
-  // The culprit's records stay separate, and a rank's second, equal warning is kept.
+  // The records of the rank that failed stay separate, and a rank's second, equal warning is kept.
   records.push_back(record(99, 1, "another", LogLevel::kWarn));
   EXPECT_EQ(lines(merged(records, 3)), (std::vector<std::string>{"1 another", "0-2 slow disk", "0 not a warning",
                                                                  "1 not a warning", "1 another", "3 slow disk"}));
