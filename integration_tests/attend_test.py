@@ -125,8 +125,9 @@ class AttendTest(cli.CliTest):
         self.assertEqual(code, 0)
         for words in ("keys=QUERIES", "heads=1,", "kv_heads=HEADS", "magnitude=1"):
             self.assertIn(words, out)
-        options = re.search(r"(?s)\nOptions:\n(.*?)\n\n", out).group(1)
-        self.assertEqual([line for line in options.split("\n") if len(line) > 80 or not line.startswith("  ")], [])
+        options = re.search(r"(?s)\nOptions:\n(.*?)\nLog:\n", out).group(1)
+        headings = [line for line in options.split("\n") if line and (len(line) > 80 or not line.startswith("  "))]
+        self.assertEqual(headings, ["Tensors:", "Attention:", "Ranks:", "Dropout:"])
 
     def test_help_names_the_kinds_of_patterns_and_their_page(self):
         for subcommand in ("attend", "logits", "plan"):

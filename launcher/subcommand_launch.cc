@@ -26,11 +26,6 @@ class LaunchSubcommand : public Subcommand {
   void declare(CLI::App& app) override {
     app.prefix_command();  // arguments after the subcommand's name belong to the subcommand
     app.add_option("-n,--np", ranks_, "number of ranks (also -np; default: all slots of the hosts)")->type_name("N");
-    app.add_option("--hosts", hosts_,
-                   "the hosts on which ranks run, and the slots of each: a:8,b:8 (default: the hosts of the Slurm "
-                   "allocation, else this host)")
-        ->type_name("LIST");
-    app.add_option("--hostfile", hostfile_, "a file that names one host per line: NAME slots=8")->type_name("FILE");
     app.add_flag("--dry-run", options_.dry_run,
                  "print the placement and the mpirun command, and start no rank (other hosts are still asked for their "
                  "reports)");
@@ -41,6 +36,14 @@ class LaunchSubcommand : public Subcommand {
     app.add_option("--timeout-grace", options_.grace_seconds,
                    "seconds that ranks have to stop after Ctrl-C or SIGTERM before they are killed (default: 30)")
         ->type_name("S");
+    app.add_option("--mpi-args", mpi_args_, "further options for mpirun, in quotes");
+    app.option_defaults()->group("Hosts");
+    app.add_option("--hosts", hosts_,
+                   "the hosts on which ranks run, and the slots of each: a:8,b:8 (default: the hosts of the Slurm "
+                   "allocation, else this host)")
+        ->type_name("LIST");
+    app.add_option("--hostfile", hostfile_, "a file that names one host per line: NAME slots=8")->type_name("FILE");
+    app.option_defaults()->group("Network");
     app.add_option("--interfaces", interfaces_,
                    "the job's IP interfaces, eth0,eth1, for NCCL, MPI and mpirun itself (default: each chooses)")
         ->type_name("LIST");
@@ -49,7 +52,6 @@ class LaunchSubcommand : public Subcommand {
     app.add_option(
         "--rank-hca", rank_hca_,
         "the RDMA device that each rank uses: auto (default: NCCL and MPI choose) or nearest (as `topology` shows)");
-    app.add_option("--mpi-args", mpi_args_, "further options for mpirun, in quotes");
     app.callback([this, &app] {
       rest_ = app.remaining();
       if (!rest_.empty() && rest_.front() == "--") rest_.erase(rest_.begin());

@@ -20,6 +20,7 @@ namespace {
 class AttendSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
+    app.option_defaults()->group("Tensors");
     app.add_option("--input", options_.input, "safetensors file with q, k, v (and dout)")->type_name("FILE");
     app.add_option(
            "--random", options_.random,
@@ -30,26 +31,29 @@ class AttendSubcommand : public Subcommand {
     app.add_option("--output", options_.output,
                    "safetensors file to write: out, lse (and dq, dk, dv); may be left out with --random")
         ->type_name("FILE");
+    app.add_flag("--backward", options_.backward, "also compute the gradients, from the tensor dout");
+    app.add_option("--mask-out", options_.mask_out, "safetensors file to write: the block map that was used")
+        ->type_name("FILE");
+    app.add_flag("--check", options_.check, "compare with dense fp64 attention on one core, and fail if it differs");
+    app.option_defaults()->group("Attention");
     app.add_option("--pattern", options_.pattern,
                    "which keys a query sees: { kind = ..., ... } with " + pattern_kinds() +
                        "; docs/explanation/attention.md has their keys (default: { kind = \"causal\" })");
-    app.add_option("--layout", options_.layout,
-                   "how positions are divided among ranks: zigzag (default), contiguous or striped");
-    app.add_option("--schedule", options_.schedule, "auto (default), ring, all-gather or group-cast");
-    app.add_option("--kernel", options_.kernel, "auto (default), cpu, reference, efficient, cudnn, flash2 or flash3");
-    app.add_option("--device", device_, "auto (default: GPUs if there is one for each rank), cpu or cuda");
-    app.add_flag("--backward", options_.backward, "also compute the gradients, from the tensor dout");
     app.add_option("--scale", options_.scale, "factor on q.k (default: 1/sqrt(head size))");
     app.add_option("--query-offset", options_.query_offset, "query i has the position i + N (default: 0)");
-    app.add_flag("--even", options_.even, "refuse lengths that do not give every rank the same share");
+    app.add_option("--device", device_, "auto (default: GPUs if there is one for each rank), cpu or cuda");
+    app.add_option("--kernel", options_.kernel, "auto (default), cpu, reference, efficient, cudnn, flash2 or flash3");
+    app.option_defaults()->group("Ranks");
+    app.add_option("--layout", options_.layout,
+                   "how positions are divided among ranks: zigzag (default), contiguous or striped");
     add_numbers(app, "--lengths", options_.lengths, "contiguous parts of these lengths, one for each rank: 5,9,2");
-    app.add_option("--mask-out", options_.mask_out, "safetensors file to write: the block map that was used")
-        ->type_name("FILE");
+    app.add_flag("--even", options_.even, "refuse lengths that do not give every rank the same share");
+    app.add_option("--schedule", options_.schedule, "auto (default), ring, all-gather or group-cast");
+    app.option_defaults()->group("Dropout");
     app.add_option("--dropout", options_.dropout.rate, "share of probabilities to drop (default: 0)");
     app.add_option("--seed", options_.dropout.seed, "seed of the dropout (default: 0)");
     app.add_option("--step", options_.dropout.step, "step that the dropout depends on (default: 0)");
     app.add_option("--layer", options_.dropout.layer, "layer that the dropout depends on (default: 0)");
-    app.add_flag("--check", options_.check, "compare with dense fp64 attention on one core, and fail if it differs");
     app.footer(
         "q is [batch, length, heads, head size], k and v [batch, length, kv heads, head size]; F32, F64, BF16 or F16.\n"
         "Examples:\n"

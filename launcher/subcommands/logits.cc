@@ -21,28 +21,32 @@ namespace {
 class LogitsSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
+    app.option_defaults()->group("Model");
     app.add_option("--model", options_.model, "a folder in Hugging Face's layout, a run folder, or the name of a run")
         ->type_name("FOLDER_OR_RUN");
     app.add_option("--runs", options_.root, "folder in which the name of a run is looked up (default: runs)")
         ->type_name("FOLDER");
     app.add_option("--step", options_.step, "step of the run's checkpoint (default: the newest)");
+    app.add_option("--dtype", options_.dtype, "dtype that the model computes in: fp32 (default), bf16 or fp64");
+    app.option_defaults()->group("Tensors");
     app.add_option("--input", options_.input, "safetensors file with tokens (and targets)")->type_name("FILE");
     app.add_option("--output", options_.output, "safetensors file to write: logits (and loss, gradients)")
         ->type_name("FILE");
     app.add_flag("--last", options_.last, "write only the logits of the last position");
     app.add_flag("--backward", options_.backward,
                  "also compute the gradient of the loss with respect to each parameter");
+    app.option_defaults()->group("Attention");
     app.add_option("--pattern", options_.pattern,
                    "which keys a query sees, in all layers: { kind = ..., ... } with " + pattern_kinds() +
                        "; docs/explanation/attention.md has their keys (default: the model's own)");
+    app.add_option("--device", device_, "auto (default: GPUs if there is one for each rank), cpu or cuda");
+    app.add_option("--kernel", options_.kernel, "auto (default), cpu, reference, efficient, cudnn, flash2 or flash3");
+    app.option_defaults()->group("Ranks");
     app.add_option("--layout", options_.layout,
                    "how positions are divided among ranks: zigzag (default), contiguous or striped");
     app.add_option("--schedule", options_.schedule, "auto (default), ring, all-gather or group-cast");
-    app.add_option("--kernel", options_.kernel, "auto (default), cpu, reference, efficient, cudnn, flash2 or flash3");
-    app.add_option("--dtype", options_.dtype, "dtype that the model computes in: fp32 (default), bf16 or fp64");
     app.add_option("--timeout", options_.timeout,
                    "seconds that a communication, and writing the output, may take (default: 300)");
-    app.add_option("--device", device_, "auto (default: GPUs if there is one for each rank), cpu or cuda");
     app.footer(
         "tokens and targets are [batch, length] int64; targets below 0 do not count. The output has logits [batch,\n"
         "length, vocabulary], loss (the mean over the targets that count), and the gradients by parameter name.\n"

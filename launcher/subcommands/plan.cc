@@ -19,10 +19,10 @@ namespace {
 class PlanSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
-    app.add_option("--ranks", ranks_, "number of ranks to plan for");
+    app.add_flag("--no-proof", no_proof_, "do not prove the plan; for very many ranks or positions");
+    app.add_flag("--json", json_, "print JSON instead of a table");
+    app.option_defaults()->group("Problem");
     app.add_option("--length", length_, "number of tokens of the whole sequence");
-    add_numbers(app, "--lengths", request_.uneven_lengths,
-                "contiguous parts of these lengths, one for each rank: 5,9,2; instead of --ranks and --length");
     app.add_option("--key-length", key_length_, "number of keys (default: as many as queries)");
     app.add_option("--query-offset", request_.shape.query_offset, "query i has the position i + N (default: 0)");
     app.add_option("--batch", request_.shape.batch, "batch rows (default: 1)");
@@ -34,11 +34,13 @@ class PlanSubcommand : public Subcommand {
     app.add_option("--pattern", pattern_,
                    "which keys a query sees: { kind = ..., ... } with " + pattern_kinds() +
                        "; docs/explanation/attention.md has their keys (default: { kind = \"causal\" })");
+    app.option_defaults()->group("Ranks");
+    app.add_option("--ranks", ranks_, "number of ranks to plan for");
+    add_numbers(app, "--lengths", request_.uneven_lengths,
+                "contiguous parts of these lengths, one for each rank: 5,9,2; instead of --ranks and --length");
     app.add_option("--layout", layout_, "contiguous, zigzag (default) or striped");
-    app.add_option("--schedule", schedule_, "auto (default), ring, all-gather or group-cast");
     app.add_flag("--even", request_.even, "refuse lengths that do not give every rank the same share");
-    app.add_flag("--no-proof", no_proof_, "do not prove the plan; for very many ranks or positions");
-    app.add_flag("--json", json_, "print JSON instead of a table");
+    app.add_option("--schedule", schedule_, "auto (default), ring, all-gather or group-cast");
     app.footer(
         "Examples:\n"
         "  ./annulus plan --ranks 64 --length 1048576 --heads 64 --kv-heads 8\n"

@@ -18,22 +18,24 @@ class SampleSubcommand : public Subcommand {
   void declare(CLI::App& app) override {
     app.add_option("MODEL", options_.run, "a run folder, the name of a run, or a folder in Hugging Face's layout")
         ->required();
+    app.option_defaults()->group("Model");
     app.add_option("--runs", options_.root, "folder in which the name of a run is looked up (default: runs)")
         ->type_name("FOLDER");
     app.add_option("--step", options_.step, "step of the checkpoint (default: the newest)");
+    app.add_option("--dtype", options_.dtype, "dtype that the model computes in: fp32 (default), bf16 or fp64");
+    app.option_defaults()->group("Text");
     app.add_option("--prompt", options_.prompt, "the text to continue (default: none)");
     app.add_option("--tokens,--bytes", options_.tokens,
                    "the most tokens to write; for a run on text, the most bytes (default: 500)");
+    app.add_option("--stop", options_.stop, "text that ends the output and is not shown (may be repeated)")
+        ->expected(1)
+        ->take_all()
+        ->type_name("TEXT");
     app.add_option("--temperature", options_.temperature,
                    "temperature of the sampling; 0 always takes the most likely token (default: 0.8)");
     app.add_option("--top-k", options_.top_k, "choose among this many most likely tokens; 0: all (default: 40)");
     app.add_option("--top-p", options_.top_p,
                    "of these, choose among the most likely ones whose probabilities add up to this (default: 1)");
-    app.add_option("--stop", options_.stop, "text that ends the output and is not shown (may be repeated)")
-        ->expected(1)
-        ->take_all()
-        ->type_name("TEXT");
-    app.add_option("--dtype", options_.dtype, "dtype that the model computes in: fp32 (default), bf16 or fp64");
     app.add_option("--seed", options_.seed, "seed of the sampling: the same seed gives the same text (default: 1)");
     app.footer(
         "Example (after `./annulus launch -n 2 train configs/quickstart.toml`):\n"

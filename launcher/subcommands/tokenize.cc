@@ -20,6 +20,7 @@ class TokenizeSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
     const auto making = [&](CLI::Option* option) { making_.push_back(option); };
+    app.option_defaults()->group("Making shards");
     making(app.add_option("--tokenizer", tokenizer_, "a tokenizer.json or tokenizer.model, or a folder with one")
                ->type_name("PATH"));
     making(app.add_option("--input", input_,
@@ -27,29 +28,29 @@ class TokenizeSubcommand : public Subcommand {
                ->type_name("GLOB"));
     making(app.add_option("--output", output_, "a folder for the shards; repeating the command continues in it")
                ->type_name("FOLDER"));
-    app.add_option("--format", format_, "format of the shards: annulus (default), megatron, llmc or nanogpt")
-        ->check(CLI::IsMember({"annulus", "megatron", "llmc", "nanogpt", "text"}));
     making(app.add_option("--field", field_,
                           "the JSON field, or the Parquet column, that holds the text (default: text)"));
     making(app.add_option("--kind", kind_,
                           "kind of the input files: auto (default; by their names), text, jsonl or parquet")
                ->check(CLI::IsMember({"auto", "text", "jsonl", "parquet"})));
-    app.add_option("--begin", begin_, "a token that every document begins with: its id or its text");
-    app.add_option("--end", end_, "a token that every document ends with: its id or its text");
+    making(app.add_option("--bad-utf8", bad_utf8_, "refuse text that is not UTF-8 (default), or replace it by U+FFFD")
+               ->check(CLI::IsMember({"refuse", "replace"})));
     making(app.add_flag("--no-special-tokens", no_special_tokens_,
                         "leave out the tokens that the tokenizer's own post-processor adds to a text"));
     making(
         app.add_flag("--specials-as-text", specials_as_text_,
                      "treat the name of a special token in a document as plain text; added tokens that the tokenizer "
                      "does not mark as special stay tokens, and are named at the end"));
-    making(app.add_option("--bad-utf8", bad_utf8_, "refuse text that is not UTF-8 (default), or replace it by U+FFFD")
-               ->check(CLI::IsMember({"refuse", "replace"})));
     making(app.add_option("--shard-tokens", shard_tokens_,
                           "the most tokens of a shard; 0: one shard for all (default: 100000000)")
                ->check(CLI::NonNegativeNumber));
     making(app.add_option("--processes", processes_,
                           "number of processes that make tokens (default: one for each processor)")
                ->check(CLI::PositiveNumber));
+    bench_option_ =
+        app.add_flag("--bench", bench_,
+                     "instead of --output: measure tokens per second relative to the library, on the same processors");
+    app.option_defaults()->group("Looking at shards");
     inspect_option_ =
         app.add_option("--inspect", inspect_, "show what a shard, or a folder of them, holds, in any format")
             ->type_name("PATH");
@@ -58,9 +59,11 @@ class TokenizeSubcommand : public Subcommand {
     width_option_ =
         app.add_option("--width", width_, "with --inspect or --verify: bits of a token in a nanogpt file, 16 or 32")
             ->check(CLI::IsMember({16, 32}));
-    bench_option_ =
-        app.add_flag("--bench", bench_,
-                     "instead of --output: measure tokens per second relative to the library, on the same processors");
+    app.option_defaults()->group("Format of shards, for both");
+    app.add_option("--format", format_, "format of the shards: annulus (default), megatron, llmc or nanogpt")
+        ->check(CLI::IsMember({"annulus", "megatron", "llmc", "nanogpt", "text"}));
+    app.add_option("--begin", begin_, "a token that every document begins with: its id or its text");
+    app.add_option("--end", end_, "a token that every document ends with: its id or its text");
     app.footer(
         "Example:\n"
         "  examples/tokens/make.sh /tmp/tokens\n"
