@@ -124,17 +124,18 @@ class PlanSubcommand : public Subcommand {
   static void print_costs(const char* direction, const std::vector<PlanCost>& costs) {
     std::printf("%-10s %-28s %14s %14s\n", direction, "of one rank", "least", "most");
     for (const PlanCost& cost : costs) {
-      const double scale = cost.bytes ? 1.0 / (1 << 20) : 1;
-      const std::string name = std::string(cost.name) + (cost.bytes ? ", MiB" : "");
-      const int digits = cost.bytes ? 2 : 0;
-      std::printf("%-10s %-28s %14.*f %14.*f\n", "", name.c_str(), digits, scale * cost.least, digits,
-                  scale * cost.most);
+      const auto shown = [&](double value) {
+        return cost.bytes ? rounded(value / 1e6, 2) : with_commas(static_cast<int64_t>(value));
+      };
+      const std::string name = std::string(cost.name) + (cost.bytes ? ", MB" : "");
+      std::printf("%-10s %-28s %14s %14s\n", "", name.c_str(), shown(cost.least).c_str(), shown(cost.most).c_str());
     }
   }
 
   static void print_plan(const PlanReport& plan) {
-    std::printf("%s\npairs counted %lld, %.4f of all\n\n", plan.request().text().c_str(),
-                static_cast<long long>(plan.pairs()), plan.share());
+    std::printf("%s\n%s %s counted, %s %% of all\n\n", plan.request().text().c_str(),
+                with_commas(plan.pairs(), "pair").c_str(), plan.pairs() == 1 ? "is" : "are",
+                significant(100 * plan.share(), 4).c_str());
     print_costs("forward", plan.forward());
     print_costs("backward", plan.backward());
     std::printf("\nmade in %.3f s, %.2f ms a rank\n", plan.made_seconds(),
@@ -146,9 +147,9 @@ class PlanSubcommand : public Subcommand {
     for (const std::string& fault : proof.faults) std::printf("wrong: %s\n", fault.c_str());
     if (!proof.holds()) return;
     std::printf(
-        "proved in %.3f s: each of %lld pairs is computed once, %lld transfers have both ends, gradients reach their "
-        "ranks\n",
-        seconds, static_cast<long long>(proof.pairs), static_cast<long long>(proof.transfers / 2));
+        "proved in %.3f s: each of %s is computed as often as it is counted, both ends of %s agree, and gradients "
+        "reach their ranks\n",
+        seconds, with_commas(proof.pairs, "pair").c_str(), with_commas(proof.transfers / 2, "transfer").c_str());
   }
 
   PlanRequest request_;
