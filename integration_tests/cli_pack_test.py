@@ -50,8 +50,8 @@ class PackTest(cli.CliTest):
         self.assertIn("code: 1 file, 3 tokens\n", out)
         counts = ("    training    4 documents, 14 tokens: 10 targets in {} padding; "
                   "left out 3 first tokens, 1 document of one token\n")
-        self.assertIn(counts.format("3 rows, 16.7%"), out)  # 4 of the document of 6 tokens, 3 + 1, and 2
-        self.assertIn(counts.format("1 row, 37.5%"), out)
+        self.assertIn(counts.format("3 rows, 16.7 %"), out)  # 4 of the document of 6 tokens, 3 + 1, and 2
+        self.assertIn(counts.format("1 row, 37.5 %"), out)
         self.assertEqual(len(re.findall(r"\(made in [\d.]+ s\)\n", out)), 4)
         made = self.indexes()
         self.assertEqual(len(made), 4)
@@ -88,7 +88,7 @@ class PackTest(cli.CliTest):
         self.write("t.txt", (b"all work and no play " * 60)[:1234])
         code, out, err = self.annulus("pack", "config.toml", "--set", "data.train=['t.txt']", "--set", "data.packing=stream")
         self.assertEqual(code, 0, err)
-        self.assertIn("training    1 document, 1,234 tokens: 1,233 targets in 309 rows, 0.2% padding; left out 1 first token, "
+        self.assertIn("training    1 document, 1,234 tokens: 1,233 targets in 309 rows, 0.2 % padding; left out 1 first token, "
                       "0 documents of one token\n", out)
         self.assertEqual(self.indexes(), [])
 

@@ -30,7 +30,7 @@ void say(const std::string& line) {
 
 // "12.3%"
 std::string percent(int64_t part, int64_t all) {
-  return rounded(all > 0 ? 100.0 * static_cast<double>(part) / static_cast<double>(all) : 0.0, 1) + "%";
+  return rounded(all > 0 ? 100.0 * static_cast<double>(part) / static_cast<double>(all) : 0.0, 1) + " %";
 }
 
 std::string counts_text(const PartCounts& counts, int64_t context) {

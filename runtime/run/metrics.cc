@@ -111,7 +111,7 @@ std::string format_progress(const ProgressReport& r, int columns) {
   std::string loss = "  loss " + rounded(r.loss, 2), validation, utilization;
   if (r.validation_loss) validation = "  validation " + shown(*r.validation_loss);
   if (known(r.utilization)) {
-    utilization = "  MFU " + rounded(100 * *r.utilization, 1) + "%";
+    utilization = "  MFU " + rounded(100 * *r.utilization, 1) + " %";
   }
   const auto line = [&] {
     std::string text = "step " + with_commas(r.step) + "/" + with_commas(r.steps) + loss +

@@ -41,7 +41,7 @@ TEST(Progress, FormatsTheLine) {
   EXPECT_EQ(format_progress(report(20)),
             "step 20/600  loss 2.08  3.00 bits per byte  validation 3.12 bits per byte  8,210 tokens/s  4:10 left");
   EXPECT_EQ(format_progress({.step = 1, .steps = 2, .loss = 0, .tokens_per_second = 10, .utilization = 0.5123}),
-            "step 1/2  loss 0.00  0.00 bits per byte  10 tokens/s  MFU 51.2%");
+            "step 1/2  loss 0.00  0.00 bits per byte  10 tokens/s  MFU 51.2 %");
   EXPECT_EQ(format_progress({.step = 1, .steps = 1500000, .loss = 5.5452}),
             "step 1/1,500,000  loss 5.55  8.00 bits per byte");
   const double nan = std::numeric_limits<double>::quiet_NaN();
@@ -124,7 +124,7 @@ ProgressReport full_report() {
 
 TEST(Progress, NarrowLinesDropTheLeastImportantParts) {
   const std::string begin = "step 20/600", loss = "  loss 2.08", bits = "  3.00 bits per byte",
-                    validation = "  validation 3.12 bits per byte", speed = "  8,210 tokens/s", mfu = "  MFU 51.2%",
+                    validation = "  validation 3.12 bits per byte", speed = "  8,210 tokens/s", mfu = "  MFU 51.2 %",
                     left = "  4:10 left";
   const std::string whole = begin + loss + bits + validation + speed + mfu + left;
   const std::string fewer = begin + loss + bits + speed + mfu + left, few = begin + loss + bits + speed + left,
