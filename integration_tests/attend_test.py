@@ -111,6 +111,19 @@ class AttendTest(cli.CliTest):
         mean = "{ kind = 'dilated', segment_lengths = [20, 50], dilation_rates = [1, 2], combine = 'mean' }"
         self.assertIn("check: out", self.attend(2, "--pattern", mean, "--backward", "--check"))
 
+    def test_checks_drawn_rows_of_a_file(self):
+        self.make(1, 500, 500, 4, 2, 8, "bf16")
+        out = self.attend(3, "--layout", "striped", "--backward", "--check", "rows=20,seed=5")
+        self.assertIn("checked: 20 of 2,000 rows (out, lse, dq) and 20 of 1,000 keys (dk, dv), drawn with seed 5", out)
+        self.assertIn("\nnot checked: the other rows and keys; ", out)
+        code, out, err = self.annulus("attend", "--random", "queries=70", "--check", "rows=1000")
+        self.assertEqual(code, 0, err)
+        self.assertIn("checked: all 70 rows (out, lse)\nnot checked: nothing\n", out)
+        for rows, words in (("rows=0", "at least 1"), ("rows=abc", "abc"), ("all", "rows=N")):
+            code, _, err = self.annulus("attend", "--random", "queries=70", "--check", rows)
+            self.assertEqual(code, 2, err)
+            self.assertIn(words, err)
+
     def test_commands_printed_by_property_tests_run(self):
         for seed, ranks in [(1, 2), (2, 3), (3, 2), (4, 3)]:
             line = tool("command", seed, ranks)

@@ -65,7 +65,8 @@ Count dilated(const DilatedSpec& d, const AttentionShape& shape) {
   };
 }
 
-// The key blocks that bigbird draws, ascending, for each query block of each head that draws for itself.
+// The key blocks that bigbird draws, ascending, for each query block of each head that draws for itself. E is written
+// as its two ranges, before the window and after it, so that a long sequence costs no more than its draws.
 std::vector<std::vector<int64_t>> drawn_blocks(const BlocksSpec& b, bool causal, const AttentionShape& shape) {
   const int64_t query_blocks = (shape.q_len + b.block - 1) / b.block;
   const int64_t key_blocks = (shape.k_len + b.block - 1) / b.block;
@@ -73,23 +74,22 @@ std::vector<std::vector<int64_t>> drawn_blocks(const BlocksSpec& b, bool causal,
   for (int64_t head = 0; head < (b.per_head ? shape.heads : 1); ++head) {
     for (int64_t i = 0; i < query_blocks; ++i) {
       const int64_t bi = i + part_of(shape.query_offset, b.block);
-      std::vector<int64_t> eligible;
-      for (int64_t bj = 0; bj < key_blocks; ++bj) {
-        if (std::abs(bi - bj) > b.window_blocks && bj >= b.global_blocks && !(causal && bj > bi)) {
-          eligible.push_back(bj);
-        }
-      }
-      if (!causal && bi >= 0 && bi < b.global_blocks) eligible.clear();  // it sees every block
+      const int64_t before = std::max<int64_t>(0, std::min(bi - b.window_blocks, key_blocks) - b.global_blocks);
+      const int64_t after_begin = std::max(b.global_blocks, bi + b.window_blocks + 1);
+      const int64_t after = causal ? 0 : std::max<int64_t>(0, key_blocks - after_begin);
+      int64_t eligible = before + after;
+      if (!causal && bi >= 0 && bi < b.global_blocks) eligible = 0;  // it sees every block
       using oracle_draws::mix;
       const uint64_t key =
           mix(mix(mix(static_cast<uint64_t>(b.seed)) ^ static_cast<uint64_t>(head)) ^ static_cast<uint64_t>(bi));
-      std::vector<int64_t> row;
-      for (uint64_t t = 0; t < static_cast<uint64_t>(b.random_blocks) && !eligible.empty(); ++t) {
-        const auto place = eligible.begin() + static_cast<ptrdiff_t>(mix(key + t) % eligible.size());
-        row.push_back(*place);
-        eligible.erase(place);
+      std::vector<int64_t> row;  // numbers of elements of E, ascending
+      for (int64_t t = 0; t < std::min(b.random_blocks, eligible); ++t) {
+        auto element = static_cast<int64_t>(mix(key + static_cast<uint64_t>(t)) % static_cast<uint64_t>(eligible - t));
+        auto place = row.begin();  // among those that were removed before
+        for (; place != row.end() && *place <= element; ++place) ++element;
+        row.insert(place, element);
       }
-      std::sort(row.begin(), row.end());
+      for (int64_t& x : row) x = x < before ? b.global_blocks + x : after_begin + (x - before);
       drawn.push_back(std::move(row));
     }
   }
@@ -221,6 +221,37 @@ Count count_of(const PatternSpec& pattern, const AttentionShape& shape) {
 Count count_of(const PatternSpec& pattern, const AttentionShape& shape, const at::Tensor& q, const at::Tensor& k) {
   validate(pattern, shape);
   return count_within(pattern, false, shape, {&q, &k});
+}
+
+namespace {
+
+bool has_slices(const PatternSpec& spec) {
+  return spec.kind == PatternSpec::Kind::kSlices || std::any_of(spec.members.begin(), spec.members.end(), has_slices);
+}
+
+PatternSpec with_slices(PatternSpec spec, const std::function<bool(const Slice&)>& wanted) {
+  for (PatternSpec& member : spec.members) member = with_slices(std::move(member), wanted);
+  std::erase_if(spec.slices, [&](const Slice& slice) { return !wanted(slice); });
+  return spec;
+}
+
+}  // namespace
+
+RowCounts::RowCounts(const PatternSpec& spec, const AttentionShape& shape)
+    : spec_(spec), shape_(shape), all_(std::make_shared<const Count>(count_of(spec, shape))) {}
+
+std::shared_ptr<const Count> RowCounts::of_query(int64_t batch, int64_t head, int64_t query) const {
+  if (!has_slices(spec_)) return all_;
+  const auto wanted = [&](const Slice& s) {
+    return s.batch.contains(batch) && s.heads.contains(head) && s.queries.contains(query);
+  };
+  return std::make_shared<const Count>(count_within(with_slices(spec_, wanted), false, shape_, {}));
+}
+
+std::shared_ptr<const Count> RowCounts::of_key(int64_t batch, int64_t key) const {
+  if (!has_slices(spec_)) return all_;
+  const auto wanted = [&](const Slice& s) { return s.batch.contains(batch) && s.keys.contains(key); };
+  return std::make_shared<const Count>(count_within(with_slices(spec_, wanted), false, shape_, {}));
 }
 
 PairWeight weight_of(const OracleDropout& dropout) {

@@ -1,13 +1,14 @@
 // The oracle, the reference for all attention: dense fp64 attention by a predicate over (batch row, head, query index,
 // key index) that follows the definitions in docs/explanation/attention.md directly, random draws and selections
 // included. It uses no plan, tile, or slices and block maps made from patterns. Used by tests, `annulus attend --check`
-// and the GPU benchmark.
+// and the GPU benchmark. rows.h computes single rows of long problems.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "attention/pattern/pattern.h"
@@ -27,6 +28,23 @@ Count count_of(const PatternSpec& spec, const AttentionShape& shape);
 // rank blocks differently if their scores differ only by rounding: compare with it only for inputs without such near
 // ties, or with exact sums (small whole numbers, whole blocks). selection_fault() allows for rounding.
 Count count_of(const PatternSpec& spec, const AttentionShape& shape, const at::Tensor& q, const at::Tensor& k);
+
+// The counts of single queries and keys of a long problem: of slices, those alone are looked at that contain the query
+// or the key. Made in O(length + slices), as is a function that it returns for a pattern with slices; one call of such
+// a function takes O(1) for every other kind. Raises the errors of the first count_of().
+class RowCounts {
+ public:
+  RowCounts(const PatternSpec& spec, const AttentionShape& shape);
+
+  // Return functions that are right for the pairs of this query, or of this key in all heads, and for no others.
+  std::shared_ptr<const Count> of_query(int64_t batch, int64_t head, int64_t query) const;
+  std::shared_ptr<const Count> of_key(int64_t batch, int64_t key) const;
+
+ private:
+  PatternSpec spec_;
+  AttentionShape shape_;
+  std::shared_ptr<const Count> all_;
+};
 
 // Checks `selected`, which is `asked` with each adaptive map replaced by a given one, against q and k as above.
 // Describes the first query block whose selection the definition does not allow; "" if there is none. Blocks whose

@@ -34,7 +34,12 @@ class AttendSubcommand : public Subcommand {
     app.add_flag("--backward", options_.backward, "also compute the gradients, from the tensor dout");
     app.add_option("--mask-out", options_.mask_out, "safetensors file to write: the block map that was used")
         ->type_name("FILE");
-    app.add_flag("--check", options_.check, "compare with dense fp64 attention on one core, and fail if it differs");
+    check_ = app.add_option("--check", options_.check_rows,
+                            "compare with dense fp64 attention on one core, and fail if it differs; with rows=N (or "
+                            "rows=N,seed=S) N drawn rows and keys alone, on all ranks, at any length")
+                 ->expected(0, 1)
+                 ->type_name("[rows=N]");
+    app.callback([this] { options_.check = check_->count() > 0; });
     app.option_defaults()->group("Attention");
     app.add_option("--pattern", options_.pattern,
                    "which keys a query sees: { kind = ..., ... } with " + pattern_kinds() +
@@ -60,7 +65,9 @@ class AttendSubcommand : public Subcommand {
         "  ./annulus launch -n 4 attend --input in.safetensors --output out.safetensors \\\n"
         "      --pattern '{ kind = \"causal\" }' --layout zigzag --schedule ring --backward\n"
         "  ./annulus launch -n 3 attend --random queries=300,heads=4,kv_heads=2,seed=7 \\\n"
-        "      --pattern '{ kind = \"window\", left = 40, right = 0 }' --backward --check");
+        "      --pattern '{ kind = \"window\", left = 40, right = 0 }' --backward --check\n"
+        "  ./annulus launch -n 4 attend --random queries=131072 --backward --check rows=64 \\\n"
+        "      --pattern '{ kind = \"window\", left = 255, right = 0 }'");
   }
 
   void check() override {
@@ -87,6 +94,7 @@ class AttendSubcommand : public Subcommand {
 
  private:
   AttendOptions options_;
+  CLI::Option* check_ = nullptr;
   std::string device_ = "auto";
 };
 

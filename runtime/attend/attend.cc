@@ -2,7 +2,6 @@
 #include "runtime/attend/attend.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
@@ -88,14 +87,6 @@ std::string amount(int64_t bytes) {
   return bytes < 10'000 ? with_commas(bytes, "byte") : rounded(static_cast<double>(bytes) / 1e6, 2) + " MB";
 }
 
-at::Tensor rows_of(const at::Tensor& whole, const std::vector<Span>& spans) {
-  std::vector<at::Tensor> parts = {whole.slice(1, 0, 0)};
-  for (const Span& s : spans) {
-    if (!s.empty()) parts.push_back(whole.slice(1, s.begin, s.last() + 1, s.stride));
-  }
-  return at::cat(parts, 1);
-}
-
 std::string dropout_text(const Dropout& d) {
   return d.rate == 0 ? "no"
                      : exact(d.rate) + ", seed " + std::to_string(d.seed) + ", step " + std::to_string(d.step) +
@@ -123,6 +114,7 @@ void check_options(const AttendOptions& o) {
   if (o.output.empty() && !o.input.empty()) refuse("expected --output FILE, the safetensors file to write");
   if (!(o.dropout.rate >= 0 && o.dropout.rate < 1)) refuse("--dropout should be at least 0 and below 1");
   if (o.dropout.step < 0 || o.dropout.layer < 0) refuse("--step and --layer should be at least 0");
+  if (!o.check_rows.empty()) parse_row_draw(o.check_rows, "--check");
   if (!o.mask_out.empty() && pattern.kind != PatternSpec::Kind::kBlocks) {
     refuse("--mask-out writes the block map of a pattern of kind \"blocks\", but --pattern is " + pattern.text());
   }
@@ -148,7 +140,11 @@ AttendJob::AttendJob(const AttendOptions& options, int ranks) : options_(options
   request_.uneven_lengths = options_.lengths;
   request_.pattern = read_block_maps(request_.pattern, request_.shape);
   validate(request_);
-  if (options_.check) check_oracle_size(request_.shape, head_dim_);
+  if (!options.check_rows.empty()) {
+    draw_ = parse_row_draw(options.check_rows, "--check");
+  } else if (options.check) {
+    check_oracle_size(request_.shape, head_dim_);
+  }
 }
 
 void AttendJob::open_input() {
@@ -212,32 +208,30 @@ std::vector<Field> AttendJob::fields() const {
           {"scale", options_.scale ? std::to_string(*options_.scale) : "default"},
           {"dropout", dropout_text(options_.dropout)},
           {"backward", options_.backward ? "yes" : "no"},
-          {"check", options_.check ? "yes" : "no"}};
+          {"check", draw_            ? draw_->text()
+                    : options_.check ? "yes"
+                                     : "no"}};
 }
 
 RandomTensors AttendJob::inputs(const std::vector<Span>* queries, const std::vector<Span>* keys) const {
-  RandomTensors in;
-  if (random_) in = make_random(*random_);
-  const auto take = [&](const char* name, at::Tensor& tensor, const std::vector<Span>* spans) {
-    if (!random_ && spans != nullptr) tensor = read_rows(*file_, *file_->find(name), *spans);
-    if (!random_ && spans == nullptr) tensor = file_->load(name);
-    if (random_ && spans != nullptr) tensor = rows_of(tensor, *spans);
+  if (random_) return queries != nullptr ? make_random(*random_, *queries, *keys) : make_random(*random_);
+  const auto take = [&](const char* name, const std::vector<Span>* spans) {
+    return spans != nullptr ? read_rows(*file_, *file_->find(name), *spans) : file_->load(name);
   };
-  take("q", in.q, queries);
-  take("k", in.k, keys);
-  take("v", in.v, keys);
-  if (options_.backward) take("dout", in.dout, queries);
+  RandomTensors in{take("q", queries), take("k", keys), take("v", keys), {}};
+  if (options_.backward) in.dout = take("dout", queries);
   return in;
 }
 
 void AttendJob::run(Communicator& world, at::Device device) const {
   const auto rank = static_cast<size_t>(world.rank());
-  if (options_.check) {
-    // This runs before anything is computed or written.
+  // The check of all pairs needs all inputs on rank 0; with drawn rows each rank looks at its own.
+  const bool dense = options_.check && !draw_;
+  const OpLabel finite{"attend, checking that the input is finite"};  // before anything is computed or written
+  const std::string where = random_ ? "--random " + random_->text() : options_.input;
+  if (dense) {
     together(
-        world, {"attend, checking that the input is finite"},
-        [&] { require_finite(inputs(nullptr, nullptr), random_ ? "--random " + random_->text() : options_.input); },
-        /*only_first=*/true);
+        world, finite, [&] { require_finite(inputs(nullptr, nullptr), where); }, /*only_first=*/true);
   }
   AttentionCall call;
   call.request = request_;
@@ -249,6 +243,9 @@ void AttendJob::run(Communicator& world, at::Device device) const {
   const double divisor = static_cast<double>(output_divisor(request_.pattern));
   const Layout queries = query_layout(request_), keys = key_layout(request_);
   RandomTensors in = inputs(&queries.spans[rank], &keys.spans[rank]);
+  if (draw_) {
+    together(world, finite, [&] { require_finite(in, where, &queries.spans[rank], &keys.spans[rank]); });
+  }
   if (options_.backward) in.dout.div_(divisor);
 
   for (at::Tensor* tensor : {&in.q, &in.k, &in.v, &in.dout}) {
@@ -277,7 +274,7 @@ void AttendJob::run(Communicator& world, at::Device device) const {
   host.all_reduce(slowest, ReduceOp::kMax, {"attend, totals"});
 
   AttendResults whole;
-  if (!options_.output.empty() || options_.check) {
+  if (!options_.output.empty() || dense) {
     whole.out = gather_positions(host, at::div(output.out, divisor), queries, 1, kGathering);
     whole.lse = gather_positions(host, output.lse, queries, 2, kGathering);
     if (options_.backward) {
@@ -301,11 +298,33 @@ void AttendJob::run(Communicator& world, at::Device device) const {
                 options_.output.empty() ? "" : (" -> " + options_.output).c_str());
     std::fflush(stdout);
   }
-  if (!options_.check) return;
+  if (!dense && !draw_) return;
+  const double scale = options_.scale.value_or(1 / std::sqrt(static_cast<double>(head_dim_)));
+  if (draw_) {
+    const AttendProblem problem{
+        request_.pattern,
+        ran.pattern,
+        ran.shape,
+        head_dim_,
+        dtype_,
+        scale,
+        options_.dropout,
+        queries,
+        keys,
+        [&](const auto& of_queries, const auto& of_keys) { return inputs(&of_queries, &of_keys); }};
+    const AttendResults mine{at::div(output.out, divisor), output.lse, gradients.dq, gradients.dk, gradients.dv};
+    const RowsReport report = check_rows(world, problem, mine, *draw_);
+    if (!report.passed()) {
+      throw Error(ErrorKind::kInternal, "attend",
+                  "the results differ from fp64 attention in drawn rows: errors " + report.errors() +
+                      "; please report this command");
+    }
+    if (rank == 0) std::printf("%s\n", report.text().c_str());
+    return;
+  }
   together(
       world, {"attend, comparing with the oracle"},
       [&] {
-        const double scale = options_.scale.value_or(1 / std::sqrt(static_cast<double>(head_dim_)));
         const RandomTensors all = inputs(nullptr, nullptr);
         check_selection(request_.pattern, ran.pattern, ran.shape, all);
         std::printf("check: %s\n", check_results(ran.pattern, ran.shape, all, whole, scale, options_.dropout).c_str());

@@ -18,6 +18,7 @@
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "runtime/attend/attend_check.h"
+#include "runtime/attend/check_rows.h"
 #include "runtime/attend/random_input.h"
 #include "runtime/tensor_files/safetensors.h"
 
@@ -38,8 +39,9 @@ struct AttendOptions {
   bool even = false;             // refuse lengths that do not give every rank the same share
   std::vector<int64_t> lengths;  // not empty: contiguous parts of these lengths instead of a layout
   Dropout dropout = {};
-  std::string mask_out;  // the file to write the block map that was used to; empty: none
-  bool check = false;    // compare the results with the oracle
+  std::string mask_out;    // the file to write the block map that was used to; empty: none
+  bool check = false;      // compare the results with the oracle
+  std::string check_rows;  // not empty: compare drawn rows and keys instead, "rows=64,seed=7" (check_rows.h)
 };
 
 // Checks what can be checked without looking at any file. Raises Error(kUsage).
@@ -58,17 +60,18 @@ class AttendJob {
   std::vector<Field> fields() const;
 
   // Collective. Each rank reads or makes its own rows and computes on `device`, whose tensors the communicator must be
-  // able to send. Rank 0 gathers the results, writes the output atomically and prints one line, and another one with
-  // `check`. Raises as attention_forward does, Error(kInput) or Error(kResource) from reading and writing,
-  // Error(kInput) with `check` for inputs that are not finite, and Error(kInternal) if the results differ from the
-  // oracle's by more than attend_check.h allows.
+  // able to send. Rank 0 gathers the results if they are written or all checked, writes the output atomically and
+  // prints one line, another one with `check`, and three with `check_rows`. Raises as attention_forward does,
+  // Error(kInput) or Error(kResource) from reading and writing, Error(kInput) with `check` for inputs that are not
+  // finite, and Error(kInternal) if the results differ from the oracle's by more than attend_check.h, or check_rows.h,
+  // allows.
   void run(Communicator& world, at::Device device = at::kCPU) const;
 
  private:
   void open_input();
   void check_tensor(const char* name, const char* expected, const std::vector<int64_t>& shape) const;
   void write(const AttendResults& whole, const PatternSpec& pattern) const;
-  // Returns the rows in these spans, or all rows for nullptr.
+  // Returns the rows in these spans, or all rows for nullptr, which both are then.
   RandomTensors inputs(const std::vector<Span>* queries, const std::vector<Span>* keys) const;
 
   AttendOptions options_;
@@ -76,6 +79,7 @@ class AttendJob {
   PlanRequest request_;
   std::optional<SafetensorsFile> file_;  // either this
   std::optional<RandomInput> random_;    // or this
+  std::optional<RowDraw> draw_;          // which rows are checked, if not all
   at::ScalarType dtype_ = at::kFloat;
   int64_t head_dim_ = 0;
 };

@@ -40,6 +40,15 @@ double error_of(const at::Tensor& got, const at::Tensor& want, double least) {
   return largest_finite(g - want) / std::max(least, largest_finite(want));
 }
 
+// The position of a row of tensors that consist of the positions in `spans`.
+int64_t position_at(const std::vector<Span>& spans, int64_t row) {
+  for (const Span& span : spans) {
+    if (row < span.count) return span.at(row);
+    row -= span.count;
+  }
+  return row;
+}
+
 // Refuses a check that no result could fail, or that none could pass.
 [[noreturn]] void refuse_vague(double scores, double bound, at::ScalarType dtype) {
   throw Error(ErrorKind::kUsage, "attend",
@@ -52,16 +61,22 @@ double error_of(const at::Tensor& got, const at::Tensor& want, double least) {
 
 }  // namespace
 
+void require_telling_bound(double scores, double bound, at::ScalarType dtype) {
+  if (!(bound <= kVague)) refuse_vague(scores, bound, dtype);
+}
+
 void check_oracle_size(const AttentionShape& s, int64_t head_dim) {
   const double work = static_cast<double>(s.batch * s.heads) * static_cast<double>(s.q_len) *
                       static_cast<double>(s.k_len) * static_cast<double>(head_dim);
   if (work <= kMost) return;
   throw Error(ErrorKind::kUsage, "attend",
               "--check compares with plain loops over all pairs: batch x heads x queries x keys x head size is " +
-                  significant(work, 3) + ", but may be at most " + significant(kMost, 3) + "; check a smaller problem");
+                  significant(work, 3) + ", but may be at most " + significant(kMost, 3) +
+                  "; check drawn rows (--check rows=64), or a smaller problem");
 }
 
-void require_finite(const RandomTensors& inputs, const std::string& where) {
+void require_finite(const RandomTensors& inputs, const std::string& where, const std::vector<Span>* queries,
+                    const std::vector<Span>* keys) {
   const std::pair<const char*, const at::Tensor&> named[] = {
       {"q", inputs.q}, {"k", inputs.k}, {"v", inputs.v}, {"dout", inputs.dout}};
   for (const auto& [name, tensor] : named) {
@@ -74,6 +89,8 @@ void require_finite(const RandomTensors& inputs, const std::string& where) {
       place[i] = rest % size;
       rest /= size;
     }
+    const std::vector<Span>* const spans = name[0] == 'q' || name[0] == 'd' ? queries : keys;
+    if (spans != nullptr) place[1] = position_at(*spans, place[1]);
     throw Error(ErrorKind::kInput, "attend",
                 where + ", tensor \"" + name + "\": the element " + list_text(place) + " is " +
                     (std::isnan(value) ? "nan"
@@ -101,7 +118,7 @@ std::string check_results(const PatternSpec& pattern, const AttentionShape& shap
   // Scores that overflow fp64 give no finite lse, so they are bounded by the inputs here.
   const double most_scores = std::abs(scale) * largest(in.q) * largest(in.k) * static_cast<double>(in.q.size(3));
   if (!std::isfinite(most_scores)) refuse_vague(most_scores, most_scores, dtype);
-  if (!(std::max(bound, lse_bound) <= kVague)) refuse_vague(scores, std::max(bound, lse_bound), dtype);
+  require_telling_bound(scores, std::max(bound, lse_bound), dtype);
   std::string text;
   bool good = true;
   const auto compare = [&](const char* name, const at::Tensor& g, const at::Tensor& w, double most, double least = 1) {

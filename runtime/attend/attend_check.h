@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "attention/dropout/dropout.h"
 #include "attention/pattern/pattern.h"
+#include "attention/pattern/span.h"
 #include "runtime/attend/random_input.h"
 
 namespace annulus {
@@ -16,10 +18,16 @@ namespace annulus {
 void check_oracle_size(const AttentionShape& shape, int64_t head_dim);
 
 // Raises Error(kInput) for the first element of `inputs` that is not finite, because results could not be compared.
-// `where` names the file, or the option that describes the inputs.
-void require_finite(const RandomTensors& inputs, const std::string& where);
+// `where` names the file, or the option that describes the inputs. The spans are the positions of the tensors' rows, by
+// default all of them in order.
+void require_finite(const RandomTensors& inputs, const std::string& where, const std::vector<Span>* queries = nullptr,
+                    const std::vector<Span>* keys = nullptr);
 
-// The results of all ranks together; dq, dk and dv are undefined if there was no backward.
+// Raises Error(kUsage) if the bound of errors relative to their terms, for scores of this magnitude, is so large that a
+// check would be meaningless.
+void require_telling_bound(double scores, double bound, at::ScalarType dtype);
+
+// The results of all ranks together, or those of one rank; dq, dk and dv are undefined if there was no backward.
 struct AttendResults {
   at::Tensor out, lse, dq, dk, dv;
 };

@@ -3,12 +3,16 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <array>
 #include <charconv>
+#include <cmath>
 #include <map>
-#include <random>
+#include <numbers>
 #include <set>
 #include <vector>
 
+#include "attention/oracle/draws.h"
 #include "common/error.h"
 #include "common/names.h"
 #include "common/text.h"
@@ -16,7 +20,6 @@
 namespace annulus {
 namespace {
 
-constexpr int64_t kMostElements = int64_t{1} << 27;
 constexpr int64_t kLargest = int64_t{1} << 40;
 
 const std::vector<std::pair<std::string, at::ScalarType>>& dtypes() {
@@ -40,6 +43,53 @@ Number parse_number(const std::string& text, const std::string& where, Number le
   throw Error(
       ErrorKind::kUsage, "attend",
       where + ": expected a number of at least " + exact(static_cast<double>(least)) + ", got \"" + text + "\"");
+}
+
+// Writes `count` numbers of the tensor with this number, from the element `first` of the whole tensor.
+void draw_normal(int64_t seed, uint32_t tensor, int64_t first, int64_t count, double magnitude, double* to) {
+  const auto halves = [](int64_t x) {
+    return std::array<uint32_t, 2>{static_cast<uint32_t>(x), static_cast<uint32_t>(static_cast<uint64_t>(x) >> 32)};
+  };
+  for (int64_t pair = first / 2; 2 * pair < first + count; ++pair) {
+    const auto [low, high] = halves(pair);
+    const std::array<uint32_t, 4> words = oracle_draws::philox4x32_10({low, high, tensor, 0}, halves(seed));
+    const auto fraction = [&](size_t word) {  // of 53 bits, in (0, 1]
+      const uint64_t bits = (uint64_t{words[word + 1]} << 32 | words[word]) >> 11;
+      return static_cast<double>(bits + 1) * 0x1p-53;
+    };
+    const double radius = magnitude * std::sqrt(-2 * std::log(fraction(0)));
+    const double angle = 2 * std::numbers::pi * fraction(2);
+    for (const int64_t element : {2 * pair, 2 * pair + 1}) {
+      if (element < first || element >= first + count) continue;
+      to[element - first] = radius * (element % 2 == 0 ? std::cos(angle) : std::sin(angle));
+    }
+  }
+}
+
+// The rows at `spans` of a tensor [batch, length, heads, dim]. They are rounded to the dtype piece by piece.
+at::Tensor rows_of_tensor(const RandomInput& in, uint32_t number, int64_t length, int64_t heads, double magnitude,
+                          const std::vector<Span>& spans) {
+  constexpr int64_t kPiece = int64_t{1} << 16;  // elements
+  int64_t rows = 0;
+  for (const Span& span : spans) rows += span.count;
+  const int64_t width = heads * in.dim, rows_of_piece = std::max<int64_t>(1, kPiece / width);
+  at::Tensor tensor = at::empty({in.batch, rows, heads, in.dim}, in.dtype);
+  const at::Tensor piece = at::empty({rows_of_piece, heads, in.dim}, at::kDouble);
+  for (int64_t b = 0; b < in.batch; ++b) {
+    int64_t row = 0;
+    for (const Span& span : spans) {
+      for (int64_t begin = 0; begin < span.count; begin += rows_of_piece) {
+        const int64_t n = std::min(rows_of_piece, span.count - begin);
+        for (int64_t i = 0; i < n; ++i) {
+          draw_normal(in.seed, number, (b * length + span.at(begin + i)) * width, width, magnitude,
+                      piece.mutable_data_ptr<double>() + i * width);
+        }
+        tensor.select(0, b).narrow(0, row, n).copy_(piece.narrow(0, 0, n));
+        row += n;
+      }
+    }
+  }
+  return tensor;
 }
 
 }  // namespace
@@ -96,30 +146,26 @@ RandomInput parse_random_input(std::string_view text, std::string_view where) {
   double elements = 2.0 * static_cast<double>(input.batch) * static_cast<double>(input.dim);
   elements *= static_cast<double>(input.queries) * static_cast<double>(input.heads) +
               static_cast<double>(input.keys) * static_cast<double>(input.kv_heads);
-  if (elements > static_cast<double>(kMostElements)) {
+  if (elements > 0x1p62) {
     throw Error(ErrorKind::kUsage, "attend",
-                std::string(where) + ": q, k, v and dout would have " + exact(elements) + " elements, and every rank " +
-                    "makes them all, so they may be at most " + std::to_string(kMostElements) +
-                    "; write a file for --input instead");
+                std::string(where) + ": q, k, v and dout would have " + exact(elements) +
+                    " elements, but may have at most 2^62; give smaller sizes");
   }
   return input;
 }
 
-RandomTensors make_random(const RandomInput& in) {
-  std::mt19937_64 random(static_cast<uint64_t>(in.seed));
-  const auto tensor = [&](int64_t length, int64_t heads, double magnitude) {
-    at::Tensor t = at::empty({in.batch, length, heads, in.dim}, at::kDouble);
-    std::normal_distribution<double> normal(0, 1);
-    auto* const p = t.mutable_data_ptr<double>();
-    for (int64_t i = 0; i < t.numel(); ++i) p[i] = magnitude * normal(random);
-    return t.to(in.dtype);
-  };
+RandomTensors make_random(const RandomInput& in, const std::vector<Span>& queries, const std::vector<Span>& keys) {
+  enum { kQ, kK, kV, kDout };  // the numbers are part of the definition
   RandomTensors tensors;
-  tensors.q = tensor(in.queries, in.heads, in.magnitude);
-  tensors.k = tensor(in.keys, in.kv_heads, in.magnitude);
-  tensors.v = tensor(in.keys, in.kv_heads, 1);
-  tensors.dout = tensor(in.queries, in.heads, 1);
+  tensors.q = rows_of_tensor(in, kQ, in.queries, in.heads, in.magnitude, queries);
+  tensors.k = rows_of_tensor(in, kK, in.keys, in.kv_heads, in.magnitude, keys);
+  tensors.v = rows_of_tensor(in, kV, in.keys, in.kv_heads, 1, keys);
+  tensors.dout = rows_of_tensor(in, kDout, in.queries, in.heads, 1, queries);
   return tensors;
+}
+
+RandomTensors make_random(const RandomInput& in) {
+  return make_random(in, {Span::range(0, in.queries)}, {Span::range(0, in.keys)});
 }
 
 }  // namespace annulus

@@ -7,8 +7,10 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "attention/pattern/pattern.h"
+#include "attention/pattern/span.h"
 
 namespace annulus {
 
@@ -30,18 +32,25 @@ struct RandomInput {
 // Reads a text such as "batch=1,queries=128,keys=128,heads=4,kv_heads=2,dim=16,dtype=f32,seed=7". What is left out has
 // the default above, except that `keys` defaults to `queries` and `kv_heads` to `heads`. dtype is f32, f64, bf16 or
 // f16. `where` names the option in errors. Raises Error(kUsage) for an unknown name (with the nearest one), a value
-// that is not a number or out of range, or more than 2^27 elements in all.
+// that is not a number or out of range, or more than 2^62 elements in all.
 RandomInput parse_random_input(std::string_view text, std::string_view where);
 
 // Returns the known names, each with its default, for --help.
 std::string random_input_defaults();
 
 struct RandomTensors {
-  at::Tensor q, k, v, dout;  // [batch, positions, heads, dim] of all positions, as in attention.h
+  at::Tensor q, k, v, dout;  // [batch, positions, heads, dim], as in attention.h
 };
 
-// Returns normally distributed CPU tensors that depend only on the description: they are the same in every process of
-// a build.
+// Return normally distributed CPU tensors: of the positions at these spans, one after the other, or of all positions.
+//
+// The number at a position does not depend on which others are asked for, so each rank of a job makes its own. Element
+// number n of tensor t (0: q, 1: k, 2: v, 3: dout), counted through the whole [batch, positions, heads, dim], is drawn
+// by Philox 4x32-10 (attention/oracle/draws.h) with the seed as key and (floor(n / 2), t) as counter: of the four words
+// the first two are a number u in (0, 1], the others a number w, and element n is sqrt(-2 ln u) times the cosine (n
+// even) or sine (n odd) of 2 pi w, times the magnitude (Box and Muller), in fp64 and then rounded to the dtype.
+// Mathematical libraries may differ in the last bit of fp64.
+RandomTensors make_random(const RandomInput& input, const std::vector<Span>& queries, const std::vector<Span>& keys);
 RandomTensors make_random(const RandomInput& input);
 
 }  // namespace annulus

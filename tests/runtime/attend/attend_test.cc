@@ -42,7 +42,7 @@ void attend(const AttendOptions& options, int ranks) {
 }
 
 // Runs the job, which raises an error if its results are not those of the oracle, and says what it has compared.
-void expect_checked(const AttendOptions& options, int ranks) {
+void expect_checked(const AttendOptions& options, int ranks, const std::string& more = "; allowed ") {
   ::testing::internal::CaptureStdout();
   try {
     attend(options, ranks);
@@ -50,7 +50,7 @@ void expect_checked(const AttendOptions& options, int ranks) {
     ADD_FAILURE() << e.what();
   }
   const std::string said = ::testing::internal::GetCapturedStdout();
-  for (const char* const word : {"check: out ", ", lse ", ", dq ", ", dk ", ", dv ", "; allowed "}) {
+  for (const std::string word : {"check: out ", ", lse ", ", dq ", ", dk ", ", dv ", more.c_str()}) {
     EXPECT_NE(said.find(word), std::string::npos) << word << " is not in: " << said;
   }
 }
@@ -74,6 +74,8 @@ TEST(Attend, ChecksEveryPatternAgainstTheOracle) {
       "{ kind = 'blocks', map = 'strided', block = 16, window_blocks = 0, stride = 2, causal = true }",
       "{ kind = 'blocks', map = 'hierarchical', block = 16, levels = [[1, 1], [2, 4]] }",
       "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2 }",
+      "{ kind = 'slices', slices = [{ queries = [1, 2, 41], keys = [0, 1, 83], lo = -20 }, "
+      "{ queries = [0, 1, 83], keys = [3, 5, 10], heads = [1, 1, 2], batch = [1, 1, 1] }] }",
       "{ kind = 'union', of = [{ kind = 'causal' }, { kind = 'blocks', map = 'adaptive', block = 32, keep = 2 }] }"};
   for (const char* const pattern : patterns) {
     SCOPED_TRACE(pattern);
@@ -81,6 +83,9 @@ TEST(Attend, ChecksEveryPatternAgainstTheOracle) {
       AttendOptions o = random_options(pattern);
       if (ranks == 3) o.layout = "zigzag";
       expect_checked(o, ranks);
+      o.check_rows = "rows=100000";
+      expect_checked(o, ranks,
+                     "checked: all 664 rows (out, lse, dq) and all 332 keys (dk, dv)\nnot checked: dk and dv were");
     }
   }
 }
@@ -93,8 +98,49 @@ TEST(Attend, ChecksEveryDtypeAndScheduleWithUnevenLengths) {
       o.schedule = schedule;
       o.lengths = {10, 0, 40, 33};
       expect_checked(o, 4);
+      o.check_rows = "rows=50,seed=3";
+      expect_checked(o, 4, "checked: 50 of 664 rows (out, lse, dq) and 50 of 332 keys (dk, dv), drawn with seed 3");
     }
   }
+}
+
+TEST(Attend, CheckByRowsNamesWhatItCannotCheck) {
+  const auto said = [](AttendOptions o) {
+    o.check_rows = "rows=5";
+    ::testing::internal::CaptureStdout();
+    attend(o, 2);
+    return ::testing::internal::GetCapturedStdout();
+  };
+  const auto expect = [](const std::string& text, const std::string& part) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  AttendOptions o = random_options("{ kind = 'causal' }");
+  expect(said(o),
+         "not checked: the other rows and keys; dk and dv were computed from out and lse as reported, which are "
+         "checked in the drawn rows alone\n");
+  o.backward = false;
+  expect(said(o), "not checked: the other rows\n");
+  // Lengths for which there are too many pairs to check them all.
+  o.random = "queries=100000,dim=16";
+  o.pattern = "{ kind = 'window', left = 3, right = 0 }";
+  expect(said(o), "checked: 5 of 100,000 rows (out, lse), drawn with seed 1: ");
+}
+
+TEST(Attend, CheckByRowsReadsAFileAndRefusesInputsThatAreNotFinite) {
+  const TestFolder folder;
+  RandomTensors in = make_random(parse_random_input("queries=50,heads=2,dim=4", "test"));
+  AttendOptions o;
+  o.input = folder.path() + "/in.safetensors";
+  o.output = folder.path() + "/out.safetensors";
+  o.layout = "striped";
+  o.backward = o.check = true;
+  o.check_rows = "rows=10";
+  const auto write = [&] { write_safetensors(o.input, {{"q", in.q}, {"k", in.k}, {"v", in.v}, {"dout", in.dout}}); };
+  write();
+  expect_checked(o, 3, "checked: 10 of 100 rows");
+  in.v.slice(1, 37, 38).select(2, 1).fill_(std::nan(""));
+  write();
+  expect_refused(o, 3, ErrorKind::kInput, "in.safetensors, tensor \"v\": the element [0, 37, 1, 0] is nan in F32");
 }
 
 TEST(Attend, FailedCheckIsAnErrorThatNamesTheBound) {
@@ -243,7 +289,8 @@ TEST(Attend, RefusesInvalidOptions) {
   refused([](AttendOptions& o) { o.mask_out = "mask"; }, "--mask-out");
   refused([](AttendOptions& o) { o.dropout.rate = 1; }, "--dropout");
   refused([](AttendOptions& o) { o.dropout.step = -1; }, "--step");
-  refused([](AttendOptions& o) { o.random = "queries=100000,dim=16"; }, "--check");
+  refused([](AttendOptions& o) { o.random = "queries=100000,dim=16"; }, "check drawn rows (--check rows=64)");
+  refused([](AttendOptions& o) { o.check_rows = "rows=0"; }, "--check, rows: expected a whole number of at least 1");
   refused([](AttendOptions& o) { o.scale = 1e30; }, "--check says nothing here");
   refused([](AttendOptions& o) { o.scale = 1e300; }, "--check says nothing here");
   refused([](AttendOptions& o) { o.scale = -1e308, o.random += ",magnitude=1000"; }, "--check says nothing here");
