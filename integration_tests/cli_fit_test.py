@@ -40,7 +40,7 @@ FOLDER = {
     "max_position_embeddings": 4096,
     "torch_dtype": "bfloat16",
 }
-NUMBERS = re.compile(r"^ +([0-3]) +(all|recompute|offload)((?: +[\d.]+){6})  (yes|no) +(.*)$", re.M)
+NUMBERS = re.compile(r"^ +([0-3]) +(all|recompute|offload|optimizer)((?: +[\d.]+){6})  (yes|no) +(.*)$", re.M)
 
 
 class FitTest(cli.CliTest):
@@ -74,7 +74,7 @@ class FitTest(cli.CliTest):
     def test_table_agrees_with_json(self):
         table, plan = self.fit(), self.json()
         rows, fits = NUMBERS.findall(table), plan["fits"]
-        self.assertEqual(len(rows), 12)
+        self.assertEqual(len(rows), 16)
         for (level, keeps, numbers, does, longest), fit in zip(rows, fits):
             self.assertEqual((int(level), keeps), (fit["shard"], fit["keeps"]))
             self.assertEqual([f"{b / 1e6:.1f}" for b in fit["bytes"].values()], numbers.split())
@@ -190,9 +190,9 @@ class FitTest(cli.CliTest):
 
     def test_plans_for_ranks_on_cpus(self):
         self.assertIn("\na rank has 1.0 GB", self.fit("--cpu"))
-        self.assertGreater(self.json("--cpu")["fits"][10]["bytes"]["total"], 0)
+        self.assertGreater(self.json("--cpu")["fits"][13]["bytes"]["total"], 0)
         # On CPUs sums are sent in messages, which need memory of their own.
-        self.assertNotEqual(self.json("--cpu")["fits"][10]["bytes"], self.json()["fits"][10]["bytes"])
+        self.assertNotEqual(self.json("--cpu")["fits"][13]["bytes"], self.json()["fits"][13]["bytes"])
 
     def test_says_where_what_is_offloaded_lies(self):
         # Two of the four layers keep theirs on the device. The input and attention's output of 2 rows of 1,024 tokens, in
@@ -211,6 +211,22 @@ class FitTest(cli.CliTest):
         self.assertRegex(out, r"\nwith offload a rank moves 8.5 MB out and back for each batch; the 4 ranks of a host keep 33.8 MB in its memory\n")
         self.assertRegex(out, r"\nat 400.0 TFLOP/s a rank computes a batch in [\d.]+ s; [\d.]+ [KMGT]B/s a rank out, in its forward, and [\d.]+ [KMGT]B/s back are hidden\n")
         self.assertEqual(os.listdir(self.path(".")).count("runs"), 0)
+
+    def test_says_what_the_optimizer_moves(self):
+        # fp32 master weights and two moments of a quarter of all elements, which are padded.
+        share = self.json()["parameters"] * 12 // 4
+        on_gpus, on_cpus = self.json()["optimizer_offload"], self.json("--cpu")["optimizer_offload"]
+        for plan in on_gpus, on_cpus:
+            self.assertAlmostEqual(plan["bytes_of_rank"], share, delta=share // 1000)
+        self.assertGreaterEqual(on_gpus["host_bytes_of_host"], 4 * share)
+        self.assertEqual((on_gpus["file_bytes_of_host"], on_cpus["host_bytes_of_host"]), (0, 0))
+        self.assertAlmostEqual(on_cpus["file_bytes_of_host"], 4 * share, delta=share // 10)
+        out = self.fit("--tflops", "400")
+        self.assertRegex(out, r"\nwith the optimizer too, at level 3, it reads [\d.]+ MB and writes as much in each step; of this the 4 ranks of a host keep [\d.]+ MB in its memory\n")
+        self.assertRegex(out, r"\nan update is not hidden; at [\d.]+ [KMGT]B/s each way it adds 5 % to the [\d.]+ s of a step\n")
+        # Where it is configured, no way keeps it on the device.
+        rows = self.json("--set", "optimizer.offload=host", "--set", "device=cuda")["fits"]
+        self.assertEqual({row["bytes"]["optimizer"] for row in rows[12:]}, {rows[15]["bytes"]["optimizer"]})
 
     def test_says_what_prevents_a_fit(self):
         out = self.fit(memory="1MB")

@@ -200,13 +200,13 @@ class BenchTest(cli.CliTest):
         code, out, err = self.annulus("bench", "longest", *sizes, "--json", "longest.json")
         self.assertEqual(code, 0, err)
         figures = json.loads(out.splitlines()[-1])
-        self.assertEqual([k["keeps"] for k in figures["keeps"]], ["all", "recompute", "offload"])
+        self.assertEqual([k["keeps"] for k in figures["keeps"]], ["all", "recompute", "offload", "optimizer"])
         rows = [k["longest"] for k in figures["keeps"]]
         self.assertLess(rows[0], rows[1])
         self.assertLess(rows[1], rows[2])
         for k in figures["keeps"]:
             self.assertLess(abs(k["bytes_measured"] / k["bytes_planned"] - 1), 0.1, k)
-        self.assertEqual(len(self.report("longest.json")["ratios"]), 5)
+        self.assertEqual(len(self.report("longest.json")["ratios"]), 6)
         self.assert_refused(2, 'a number of bytes such as 1GiB or 200MB, got "much"', "bench", "longest", "--memory", "much")
         self.assert_refused(2, "there is no folder nowhere", "bench", "longest", "--files", "nowhere")
 

@@ -4,6 +4,7 @@ it is repeated or resumed, a checkpoint on a signal even during validation, and 
 cli_train_test.py tests what a user sees and types."""
 
 import glob
+import itertools
 import json
 import os
 import re
@@ -152,6 +153,26 @@ class TrainTest(cli.CliTest):
             self.assertEqual(self.weights("tiny-001"), self.weights(run), run)
         self.assertEqual(os.listdir(files), [])
 
+    def test_optimizer_in_files_changes_no_bit_and_may_be_switched_at_a_resume(self):
+        files = self.path("files")
+        os.mkdir(files)
+        offload = ["--set", "optimizer.offload=file", "--set", f"memory.files={files}"]
+        runs = (f"tiny-{number:03}" for number in itertools.count(1))
+        for ranks, *keys in ((1, "model.dtype=bf16"), (2, "optimizer.shard=3", "model.dtype=bf16"), (4, "optimizer.shard=1", "mesh.data=2")):
+            sets = [w for key in (*keys, "optimizer.schedule=constant", "run.steps=6") for w in ("--set", key)]
+            self.train(ranks, *sets)
+            self.train(ranks, *sets, *offload)
+            whole, *others = next(runs), next(runs)
+            self.assertGreater(self.metrics(others[0])[-1]["offloaded_bytes"], 0)
+            for first, then in ([], offload), (offload, []):
+                others.append(next(runs))
+                self.train(ranks, *sets, *first, "--set", "run.steps=3")
+                self.train(ranks, *sets, *then, "--resume", others[-1])
+            for run in others:
+                self.assertEqual(self.losses(whole)[-3:], self.losses(run)[-3:], run)
+                self.assertEqual(self.weights(whole, 6), self.weights(run, 6), run)
+        self.assertEqual(os.listdir(files), [])
+
     def test_killed_run_leaves_no_offloaded_files(self):
         os.mkdir(self.path("files"))
         sets = ["--set", "model.recompute=true", "--set", "model.layers=4", "--set", "memory.offload=file", "--set", "memory.files=files"]
@@ -189,6 +210,21 @@ class TrainTest(cli.CliTest):
         code, said = self.in_small_folder("100k", *again, ANNULUS_MEMORY_CHECK="0")
         self.assertEqual(code, 8, said)
         self.assertRegex(said, r"memory.offload: cannot reserve [\d.]+ MB for a file in small: No space left on device")
+        self.assertEqual(self.weights("tiny-001", 4), kept)
+        code, said = self.in_small_folder("10m", *again)
+        self.assertEqual(code, 0, said)
+
+    def test_disk_too_small_for_the_optimizer_is_one_error_and_the_checkpoint_stays(self):
+        sets = ["--set", "optimizer.offload=file"]
+        self.train(2, *sets, "--set", "run.steps=4")
+        kept = self.weights("tiny-001", 4)
+        again = ["launch", "-n", "2", "train", "tiny.toml", *sets, "--resume", "tiny-001", "--set", "memory.files=small"]
+        code, said = self.in_small_folder("100k", *again)
+        self.assertEqual(code, 8, said)
+        self.assertRegex(said, r"optimizer.offload needs [\d.]+ MB of files for the 2 ranks of this host, and [\d.]+ MB are free in small")
+        code, said = self.in_small_folder("100k", *again, ANNULUS_MEMORY_CHECK="0")
+        self.assertEqual(code, 8, said)
+        self.assertRegex(said, r"optimizer.offload: cannot reserve [\d.]+ MB for a file in small: No space left on device")
         self.assertEqual(self.weights("tiny-001", 4), kept)
         code, said = self.in_small_folder("10m", *again)
         self.assertEqual(code, 0, said)

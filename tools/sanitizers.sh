@@ -12,7 +12,8 @@ refuse_empty_arguments "tools/sanitizers.sh" "$@"
 all=''
 [[ ${1-} != --all ]] || all=//tests/runtime/training/state:sharded_training_test
 collectives=//tests/comm:threads_test
-shared=(//tests/memory:shared_memory_threads_test //tests/memory/tiers:offload_test)
+shared=(//tests/memory:shared_memory_threads_test //tests/memory/tiers:offload_test
+  //tests/memory/tiers:tiered_tensors_test)
 kernels=(//tests/attention/kernels:kernel_test //tests/attention/kernels:kernel_parts_test
   //tests/attention/kernels:tile_math_test //tests/attention/kernels:shared_keys_test
   //tests/attention/kernels:windows_test)

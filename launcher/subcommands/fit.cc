@@ -54,25 +54,40 @@ std::string longest_text(const Fit& fit, int64_t multiple) {
   return (*fit.longest + multiple > kLongestPlanned ? "at least " : "") + with_commas(*fit.longest);
 }
 
-// With memory.offload: what leaves the device, where it lies, and how fast it must travel to be hidden.
-void print_offload(const FitRanks& ranks, const FitOffload& offload, std::optional<double> tflops) {
+// The share of a step's computing that the update may add when the state of the optimizer is offloaded.
+constexpr double kUpdateShare = 0.05;
+
+// With offload: what leaves the device, where it lies, and how fast it must travel.
+void print_offload(const FitRanks& ranks, int levels, const FitOffload& offload, std::optional<double> tflops) {
   const auto bytes = [](double n) { return bytes_text(n); };
-  std::printf("\nwith offload a rank moves %s out and back for each batch; the %s of a host keep",
-              bytes(static_cast<double>(offload.bytes)).c_str(), counted(ranks.ranks_of_a_host, "rank").c_str());
-  if (offload.of_host.host > 0)
-    std::printf(" %s in its memory", bytes(static_cast<double>(offload.of_host.host)).c_str());
-  if (offload.of_host.files > 0) {
-    std::printf("%s %s in files", offload.of_host.host > 0 ? " and" : "",
-                bytes(static_cast<double>(offload.of_host.files)).c_str());
-  }
-  std::printf("%s\n", offload.of_host.host + offload.of_host.files == 0 ? " nothing" : "");
-  if (!tflops || offload.bytes == 0) return;
+  const std::string of_host = counted(ranks.ranks_of_a_host, "rank") + " of a host keep";
+  const auto kept = [&](int64_t host, int64_t files) {
+    std::string text;
+    if (host > 0) text += " " + bytes(static_cast<double>(host)) + " in its memory";
+    if (files > 0) text += (host > 0 ? " and " : " ") + bytes(static_cast<double>(files)) + " in files";
+    return text.empty() ? " nothing" : text;
+  };
+  std::printf("\nwith offload a rank moves %s out and back for each batch; the %s%s\n",
+              bytes(static_cast<double>(offload.bytes)).c_str(), of_host.c_str(),
+              kept(offload.of_host.host, offload.of_host.files).c_str());
+  const auto state = static_cast<double>(offload.optimizer_bytes);
+  std::printf("with the optimizer too, at level %d, it reads %s and writes as much in each step; of this the %s%s\n",
+              levels - 1, bytes(state).c_str(), of_host.c_str(),
+              kept(offload.optimizer_host, offload.optimizer_files).c_str());
+  if (!tflops) return;
+  const double step = offload.flops * static_cast<double>(offload.accumulate) / (*tflops * 1e12);
+  const auto say_update = [&] {
+    std::printf("an update is not hidden; at %s/s each way it adds %.0f %% to the %s s of a step\n",
+                bytes(state / (kUpdateShare * step)).c_str(), kUpdateShare * 100, rounded(step, 1).c_str());
+  };
+  if (offload.bytes == 0) return say_update();
   // They leave during the forward, which has a third of the operations, and return during the backward.
   const double seconds = offload.flops / (*tflops * 1e12), moved = static_cast<double>(offload.bytes);
   std::printf(
       "at %s TFLOP/s a rank computes a batch in %s s; %s/s a rank out, in its forward, and %s/s back are hidden\n",
       rounded(*tflops, 1).c_str(), rounded(seconds, 1).c_str(), bytes(3 * moved / seconds).c_str(),
       bytes(1.5 * moved / seconds).c_str());
+  say_update();
 }
 
 void print_table(const Config& c, const FitRanks& ranks, const FitTable& table, const NearestFit& nearest,
@@ -113,7 +128,7 @@ void print_table(const Config& c, const FitRanks& ranks, const FitTable& table, 
                 shown(ring.keys_and_values), shown(ring.gradients),
                 shown(level.reduced + level.gathered + ring.total()));
   }
-  print_offload(ranks, table.offload, tflops);
+  print_offload(ranks, static_cast<int>(table.traffic.size()), table.offload, tflops);
   std::printf("\nnearest: %s\n", nearest.text.c_str());
 }
 
@@ -155,6 +170,10 @@ void print_json(const std::string& model, const FitRanks& ranks, const FitTable&
         {"host_bytes_of_host", table.offload.of_host.host},
         {"file_bytes_of_host", table.offload.of_host.files},
         {"flops_of_rank", table.offload.flops}}},
+      {"optimizer_offload",
+       {{"bytes_of_rank", table.offload.optimizer_bytes},
+        {"host_bytes_of_host", table.offload.optimizer_host},
+        {"file_bytes_of_host", table.offload.optimizer_files}}},
       {"nearest", {{"found", nearest.found}, {"text", nearest.text}}}};
   std::printf("%s\n", all.dump(2).c_str());
 }

@@ -7,14 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <chrono>
-#include <condition_variable>
-#include <cstring>
-#include <deque>
-#include <exception>
-#include <mutex>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "common/error.h"
@@ -38,17 +31,9 @@ struct Entry {
   std::vector<Piece> pieces;
   int64_t begin = 0;  // where its tensors begin in the file
   int64_t host_bytes = 0;
-  int pending = 0;  // parts that are still to be written or read
+  Transfers::Batch transfers;
   bool fetching = false;
   std::optional<c10::Event> copied;  // on a GPU: the copies to or from the host
-};
-
-// A part of a tensor that a thread writes or reads.
-struct Transfer {
-  Entry* entry;
-  size_t piece;
-  int64_t begin, bytes;
-  bool out;
 };
 
 }  // namespace
@@ -56,23 +41,10 @@ struct Transfer {
 class Offload::Impl {
  public:
   Impl(const OffloadSettings& settings, std::unique_ptr<TierFile> file)
-      : settings_(settings), file_(std::move(file)), gpu_(!settings.device.is_cpu()) {
+      : settings_(settings), gpu_(!settings.device.is_cpu()) {
     if (gpu_) copies_.emplace(c10::impl::VirtualGuardImpl(settings.device.type()).getNewStream(settings.device));
-    if (!file_) return;
-    for (int64_t i = 0; i < kBuffers; ++i) {
-      buffers_.push_back(at::empty({kBuffer + TierFile::kBlock}, at::TensorOptions(at::kByte)));
-    }
-    try {
-      for (const at::Tensor& buffer : buffers_) {
-        threads_.emplace_back([this, &buffer] { transfer(buffer); });
-      }
-    } catch (...) {
-      stop();
-      throw;
-    }
+    if (file) transfers_.emplace(std::move(file));
   }
-
-  ~Impl() { stop(); }
 
   int64_t put(std::vector<at::Tensor> tensors) {
     settle();
@@ -93,7 +65,7 @@ class Offload::Impl {
         piece.device = t.contiguous();
         piece.sizes = t.sizes().vec(), piece.options = t.options();
         piece.bytes = static_cast<int64_t>(t.nbytes());
-        if (!in_host) piece.offset = std::exchange(end_, end_ + in_file(piece.bytes));
+        if (!in_host) piece.offset = std::exchange(end_, end_ + TierFile::padded(piece.bytes));
       }
       e.pieces.push_back(std::move(piece));
     }
@@ -104,19 +76,19 @@ class Offload::Impl {
       e.host_bytes = pinned;
       held_ += pinned;
     } else {
-      if (!file_) {
+      if (!transfers_) {
         throw Error(ErrorKind::kInternal, "memory", "more is offloaded than was planned, and there is no file for it");
       }
       {
-        const Waiting waiting(stats_);
-        file_->reserve(end_);
+        const CountedWait waiting(stats_);
+        transfers_->reserve(end_);
       }
       stats_.bytes_in_files += bytes;
       stats_.most_in_files = std::max(stats_.most_in_files, end_);
     }
     entries_.push_back(std::move(entry));
     leaving_ = true;
-    if (!in_host) begin(e, /*out=*/true);
+    if (!in_host) begin(e, Transfers::Way::kOut);
     return e.ticket;
   }
 
@@ -127,7 +99,7 @@ class Offload::Impl {
     Entry& e = *entries_.back();
     wait(e);
     if (e.copied) {
-      const Waiting waiting(stats_);
+      const CountedWait waiting(stats_);
       e.copied->synchronize();
     }
     leaving_ = false;
@@ -153,7 +125,7 @@ class Offload::Impl {
     if (e.host_bytes > 0) {
       copy_back(e);
     } else {
-      begin(e, /*out=*/false);
+      begin(e, Transfers::Way::kBack);
     }
   }
 
@@ -181,7 +153,10 @@ class Offload::Impl {
   }
 
   void clear() {
-    for (const auto& entry : entries_) wait(*entry, /*quietly=*/true);
+    for (const auto& entry : entries_) {
+      const CountedWait waiting(stats_);
+      if (transfers_) transfers_->wait_quietly(entry->transfers);
+    }
     entries_.clear();
     end_ = held_ = 0;
     leaving_ = false;
@@ -191,28 +166,6 @@ class Offload::Impl {
   const OffloadStats& stats() const { return stats_; }
 
  private:
-  // Counts the time during which it exists.
-  class Waiting {
-   public:
-    explicit Waiting(OffloadStats& stats) : stats_(stats) {}
-    ~Waiting() { stats_.waited += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count(); }
-    Waiting(const Waiting&) = delete;
-    Waiting& operator=(const Waiting&) = delete;
-
-   private:
-    OffloadStats& stats_;
-    const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-  };
-
-  void stop() {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    work_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-  }
-
   at::Tensor pinned(const Piece& piece) const {
     return at::empty(piece.sizes, piece.options.device(at::kCPU).pinned_memory(true));
   }
@@ -252,91 +205,37 @@ class Offload::Impl {
     e.copied->record(*copies_);
   }
 
-  // Gives the parts of an entry's tensors to the threads.
-  void begin(Entry& e, bool out) {
-    {
-      const std::lock_guard lock(mutex_);
-      for (size_t i = 0; i < e.pieces.size(); ++i) {
-        for (int64_t at = 0; at < e.pieces[i].bytes; at += kBuffer) {
-          waiting_.push_back({&e, i, at, std::min(kBuffer, e.pieces[i].bytes - at), out});
-          ++e.pending;
-        }
-      }
+  // Gives the tensors of an entry to the threads.
+  void begin(Entry& e, Transfers::Way way) {
+    if (e.copied) e.transfers.after = &*e.copied;
+    std::vector<Transfers::Part> parts;
+    for (const Piece& piece : e.pieces) {
+      if (piece.bytes > 0) parts.push_back({piece.memory().data_ptr(), piece.offset, piece.bytes});
     }
-    work_.notify_all();
+    transfers_->begin(e.transfers, parts, way);
   }
 
   void raise() {
-    const std::lock_guard lock(mutex_);
-    if (failure_) std::rethrow_exception(failure_);
+    if (transfers_) transfers_->raise();
   }
 
   // Returns when no part of the entry is on its way, and raises the error of any transfer.
-  void wait(Entry& e, bool quietly = false) {
-    const Waiting waiting(stats_);
-    std::unique_lock lock(mutex_);
-    done_.wait(lock, [&] { return e.pending == 0; });
-    if (failure_ && !quietly) std::rethrow_exception(failure_);
-  }
-
-  void transfer(const at::Tensor& buffer) {
-    const auto address = reinterpret_cast<uintptr_t>(buffer.data_ptr());
-    void* const aligned =
-        reinterpret_cast<void*>((address + TierFile::kBlock - 1) / TierFile::kBlock * TierFile::kBlock);
-    std::unique_lock lock(mutex_);
-    while (true) {
-      work_.wait(lock, [&] { return stop_ || !waiting_.empty(); });
-      if (waiting_.empty()) return;
-      const Transfer t = waiting_.front();
-      waiting_.pop_front();
-      if (!failure_ && !stop_) {
-        lock.unlock();
-        std::exception_ptr failed;
-        try {
-          carry(t, aligned);
-        } catch (...) {
-          failed = std::current_exception();
-        }
-        lock.lock();
-        if (failed && !failure_) failure_ = failed;
-      }
-      if (--t.entry->pending == 0) done_.notify_all();
-    }
-  }
-
-  void carry(const Transfer& t, void* buffer) {
-    Piece& piece = t.entry->pieces[t.piece];
-    if (t.out && t.entry->copied) t.entry->copied->synchronize();
-    char* memory = static_cast<char*>(piece.memory().data_ptr()) + t.begin;
-    const int64_t offset = piece.offset + t.begin;
-    if (!file_->direct()) return t.out ? file_->write(offset, memory, t.bytes) : file_->read(offset, memory, t.bytes);
-    if (t.out) {
-      std::memcpy(buffer, memory, static_cast<size_t>(t.bytes));
-      file_->write(offset, buffer, in_file(t.bytes));
-    } else {
-      file_->read(offset, buffer, in_file(t.bytes));
-      std::memcpy(memory, buffer, static_cast<size_t>(t.bytes));
-    }
+  void wait(Entry& e) {
+    if (!transfers_) return;
+    const CountedWait waiting(stats_);
+    transfers_->wait(e.transfers);
   }
 
   const OffloadSettings settings_;
-  const std::unique_ptr<TierFile> file_;
   const bool gpu_;
   std::optional<c10::Stream> copies_;
-  std::vector<at::Tensor> buffers_;
   std::vector<std::unique_ptr<Entry>> entries_;
+  std::optional<Transfers> transfers_;  // ends before the entries that its threads work on
   int64_t tickets_ = 0;
   int64_t end_ = 0;       // of the file's part in use
   int64_t held_ = 0;      // bytes of entries in host memory
   bool leaving_ = false;  // whether the last entry may still be on its way out
   OffloadStats stats_;
-
-  std::mutex mutex_;  // of all below, and of Entry::pending
-  std::condition_variable work_, done_;
-  std::deque<Transfer> waiting_;
-  std::exception_ptr failure_;
-  bool stop_ = false;
-  std::vector<std::thread> threads_;
 };
 
 Offload::Offload(const OffloadSettings& settings, std::unique_ptr<TierFile> file)

@@ -2,10 +2,10 @@
 // host memory, as much of it as that may take. The layers of the model (runtime/model/decoder_layer.cc) put their
 // tensors in the order of the forward and take them back in the reverse order; training.cc owns one.
 //
-// put() returns at once; the tensors leave while the next layer computes (by threads of this object, on a GPU by copies
-// on a stream of their own), and the next put() waits for them. fetch_next() begins to bring back those that take()
-// will return next. So at most the tensors of two layers are on the device on their way out or back, and the files are
-// written and read through a fixed number of aligned buffers. Tensors come back with the same bits.
+// put() returns at once; the tensors leave while the next layer computes (by the threads of transfers.h, on a GPU by
+// copies on a stream of their own), and the next put() waits for them. fetch_next() begins to bring back those that
+// take() will return next. So at most the tensors of two layers are on the device on their way out or back. Tensors
+// come back with the same bits.
 //
 // The copies to and from a GPU have never run. Not thread safe: forward and backward of a step run one after the other.
 #pragma once
@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "memory/tiers/tier_file.h"
+#include "memory/tiers/transfers.h"
 
 namespace annulus {
 
@@ -26,14 +27,6 @@ struct OffloadSettings {
   int64_t layers = 0;      // the first `layers` layers are offloaded
   int64_t host_bytes = 0;  // of pinned host memory, on GPUs; what is beyond goes to the file
   at::Device device = at::kCPU;
-};
-
-// What an Offload has done so far.
-struct OffloadStats {
-  int64_t bytes_out = 0, bytes_back = 0;  // that left the device, and that came back
-  int64_t bytes_in_files = 0;             // the part of bytes_out that was written to the file
-  int64_t most_in_files = 0;              // the most bytes that the file held at once
-  double waited = 0;                      // seconds for which put, settle and take waited
 };
 
 class Offload {
@@ -63,14 +56,10 @@ class Offload {
 
   OffloadStats stats() const;
 
-  // The bytes of the buffers through which files are written and read.
-  static constexpr int64_t kBuffers = 2, kBuffer = int64_t{4} << 20;
   // The bytes that a tensor takes in pinned memory: LibTorch's allocator rounds up to a power of two.
   static int64_t in_pinned_memory(int64_t bytes) {
     return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));
   }
-  // The bytes that a tensor takes in the file.
-  static int64_t in_file(int64_t bytes) { return (bytes + TierFile::kBlock - 1) / TierFile::kBlock * TierFile::kBlock; }
 
  private:
   class Impl;

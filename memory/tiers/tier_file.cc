@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <utility>
 
 #include "common/error.h"
 #include "common/text.h"
@@ -19,15 +20,15 @@
 namespace annulus {
 namespace {
 
-[[noreturn]] void fail(const std::string& folder, const std::string& what, int error) {
+[[noreturn]] void fail_in(const std::string& folder, const std::string& key, const std::string& what, int error) {
   throw Error(ErrorKind::kResource, "memory",
-              "memory.offload: " + what + " a file in " + folder + ": " + std::strerror(error) +
-                  "; set memory.files to a folder on a disk with enough room, or memory.offload = \"none\"");
+              key + ": " + what + " a file in " + folder + ": " + std::strerror(error) +
+                  "; set memory.files to a folder on a disk with enough room, or " + key + " = \"none\"");
 }
 
 class RealTierFile : public TierFile {
  public:
-  explicit RealTierFile(const std::string& folder) : folder_(folder) {
+  RealTierFile(const std::string& folder, std::string key) : folder_(folder), key_(std::move(key)) {
     for (const int flag : {O_DIRECT, 0}) {
       fd_ = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | flag, 0600);
       direct_ = flag != 0;
@@ -39,10 +40,10 @@ class RealTierFile : public TierFile {
       if (fd_ >= 0) ::unlink(path.c_str());
       direct_ = fd_ >= 0 && ::fcntl(fd_, F_SETFL, O_DIRECT) == 0;
     }
-    if (fd_ < 0) fail(folder, "cannot make", errno);
+    if (fd_ < 0) fail("cannot make", errno);
     if (direct_ && !takes_blocks()) {
       direct_ = false;
-      if (::fcntl(fd_, F_SETFL, 0) != 0) fail(folder, "cannot use", errno);
+      if (::fcntl(fd_, F_SETFL, 0) != 0) fail("cannot use", errno);
     }
   }
   ~RealTierFile() override { ::close(fd_); }
@@ -52,13 +53,14 @@ class RealTierFile : public TierFile {
   void reserve(int64_t bytes) override {
     const std::lock_guard lock(mutex_);
     if (bytes <= reserved_) return;
-    // Not posix_fallocate, which writes to each block where the file system cannot reserve (NFS). There a full disk is
-    // reported at the write.
+    // Not posix_fallocate, which writes to each block where the file system cannot reserve (NFS). There the file only
+    // gets its size, and a full disk is reported at the write.
     int failed = 0;
     while ((failed = ::fallocate(fd_, 0, reserved_, bytes - reserved_)) != 0 && errno == EINTR) {
     }
-    if (failed != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
-      fail(folder_, "cannot reserve " + bytes_text(static_cast<double>(bytes)) + " for", errno);
+    if (failed != 0 && (errno == EOPNOTSUPP || errno == ENOSYS)) failed = ::ftruncate(fd_, bytes);
+    if (failed != 0) {
+      fail("cannot reserve " + bytes_text(static_cast<double>(bytes)) + " for", errno);
     }
     reserved_ = bytes;
   }
@@ -68,7 +70,7 @@ class RealTierFile : public TierFile {
     while (bytes > 0) {
       const ssize_t done = ::pwrite(fd_, at, static_cast<size_t>(bytes), offset);
       if (done < 0 && errno == EINTR) continue;
-      if (done <= 0) fail(folder_, "cannot write to", done == 0 ? EIO : errno);
+      if (done <= 0) fail("cannot write to", done == 0 ? EIO : errno);
       at += done, offset += done, bytes -= done;
     }
   }
@@ -78,7 +80,7 @@ class RealTierFile : public TierFile {
     while (bytes > 0) {
       const ssize_t done = ::pread(fd_, at, static_cast<size_t>(bytes), offset);
       if (done < 0 && errno == EINTR) continue;
-      if (done <= 0) fail(folder_, "cannot read from", done == 0 ? EIO : errno);
+      if (done <= 0) fail("cannot read from", done == 0 ? EIO : errno);
       at += done, offset += done, bytes -= done;
     }
   }
@@ -86,13 +88,15 @@ class RealTierFile : public TierFile {
   bool direct() const override { return direct_; }
 
  private:
+  [[noreturn]] void fail(const std::string& what, int error) const { fail_in(folder_, key_, what, error); }
+
   // Whether a block can be written and read past the page cache: a file system may open a file so and want larger ones.
   bool takes_blocks() const {
     alignas(kBlock) std::array<char, kBlock> block{};
     return ::pwrite(fd_, block.data(), kBlock, 0) == kBlock && ::pread(fd_, block.data(), kBlock, 0) == kBlock;
   }
 
-  const std::string folder_;
+  const std::string folder_, key_;
   int fd_ = -1;
   bool direct_ = false;
   std::mutex mutex_;
@@ -101,8 +105,8 @@ class RealTierFile : public TierFile {
 
 }  // namespace
 
-std::unique_ptr<TierFile> TierFile::in_folder(const std::string& folder) {
-  return std::make_unique<RealTierFile>(folder);
+std::unique_ptr<TierFile> TierFile::in_folder(const std::string& folder, const std::string& key) {
+  return std::make_unique<RealTierFile>(folder, key);
 }
 
 bool lies_in_memory(const std::string& folder) {
@@ -110,9 +114,9 @@ bool lies_in_memory(const std::string& folder) {
   return ::statfs(folder.c_str(), &of) == 0 && (of.f_type == TMPFS_MAGIC || of.f_type == RAMFS_MAGIC);
 }
 
-int64_t free_bytes_in(const std::string& folder) {
+int64_t free_bytes_in(const std::string& folder, const std::string& key) {
   struct statvfs of {};
-  if (::statvfs(folder.c_str(), &of) != 0) fail(folder, "cannot make", errno);
+  if (::statvfs(folder.c_str(), &of) != 0) fail_in(folder, key, "cannot make", errno);
   return static_cast<int64_t>(of.f_bavail) * static_cast<int64_t>(of.f_frsize);
 }
 

@@ -206,6 +206,7 @@ struct OptimizerSection {
   std::string spike_action = "skip";   // "skip", "rewind"
   int64_t shard = 0;                   // 0 to 3, as ZeRO stages: what is sharded over ranks
   std::string shard_within = "world";  // "world", "host": the ranks over which it is sharded
+  std::string offload = "none";        // "none", "host", "file": where moments and master weights lie
 
   friend bool operator==(const OptimizerSection&, const OptimizerSection&) = default;
 };
@@ -253,9 +254,9 @@ struct CheckpointSection {
 struct MemorySection {
   int64_t caches = 1792;         // MiB (memory/caches.h)
   std::string offload = "none";  // "none", "host", "file": where what the forward keeps waits for the backward
-  std::string host;              // bytes of pinned memory for it that the ranks of a host may take together; empty: any
-  std::string files;             // folder of its files; empty: run.folder
-  int64_t device_layers = 2;     // the last layers, which keep theirs on the device
+  std::string host;   // bytes of pinned memory that the ranks of a host may take together for offload; empty: any
+  std::string files;  // folder of files of offload; empty: run.folder
+  int64_t device_layers = 2;  // the last layers, which keep theirs on the device
 
   friend bool operator==(const MemorySection&, const MemorySection&) = default;
 };

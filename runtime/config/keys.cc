@@ -80,7 +80,7 @@ const std::vector<Key>& keys() {
       {ANNULUS_TOP(cuda_graphs),
        "on GPUs, record a step as a CUDA graph and replay it; this needs a context axis of one "
        "rank, optimizer.shard 0 or 1, running positions, and no documents, dropout, adaptive patterns or "
-       "memory.offload",
+       "offload",
        {.choices = {"auto", "off"}}},
 
       {ANNULUS_KEY(run, name), "runs are kept in FOLDER/NAME-001, -002, ...", {.check = check_run_name}},
@@ -222,6 +222,11 @@ const std::vector<Key>& keys() {
        "the ranks over which it is sharded: \"world\", all of them; \"host\", those of each host, with sums between "
        "hosts",
        {.choices = {"world", "host"}}},
+      {ANNULUS_KEY(optimizer, offload),
+       "where AdamW's moments and the fp32 master weights lie: \"none\", on the device; \"host\", in pinned memory of "
+       "a "
+       "GPU's host; \"file\", on a disk, in memory.files",
+       {.choices = {"none", "host", "file"}}},
 
       {ANNULUS_KEY(mesh, data), "ranks along the axis that splits the batch", {.range = at_least(1, 1 << 20)}},
       {ANNULUS_KEY(mesh, context),
@@ -268,8 +273,9 @@ const std::vector<Key>& keys() {
        "GPU's host; \"file\", on a disk; needs model.recompute",
        {.choices = {"none", "host", "file"}}},
       {ANNULUS_KEY(memory, host),
-       "bytes of the host's memory that the ranks of a host may take together for offload \"host\", such as \"750GB\"; "
-       "what is beyond goes to files; empty: no limit",
+       "bytes of the host's memory that the ranks of a host may take together for offload \"host\", such as \"750GB\": "
+       "the optimizer's state first, which must fit, and of what the forward keeps the rest goes to files; empty: no "
+       "limit",
        {.check = check_bytes}},
       {ANNULUS_KEY(memory, files), "folder for offloaded files, which have no name; empty: run.folder"},
       {ANNULUS_KEY(memory, device_layers),

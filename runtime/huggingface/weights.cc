@@ -233,7 +233,8 @@ void ModelWeights::read(const std::vector<TensorSlice>& into) const {
   std::vector<char> buffer;
   for (const TensorSlice& slice : into) {
     const auto found = tensors_.find(slice.name);
-    const int64_t length = slice.values.numel();
+    const PlacedVector elements = slice.elements();
+    const int64_t length = elements.numel();
     if (found == tensors_.end() || found->second.info->shape != slice.shape) {
       throw Error(ErrorKind::kInternal, "huggingface", folder_ + " was opened for a model without " + slice.name);
     }
@@ -245,7 +246,7 @@ void ModelWeights::read(const std::vector<TensorSlice>& into) const {
       buffer.resize(std::max(buffer.size(), static_cast<size_t>(n * size)));
       file->read(*info, static_cast<uint64_t>((slice.begin + at) * size), static_cast<uint64_t>(n * size),
                  buffer.data());
-      slice.values.narrow(0, at, n).copy_(at::from_blob(buffer.data(), {n}, at::TensorOptions().dtype(info->dtype)));
+      elements.write(at, at::from_blob(buffer.data(), {n}, at::TensorOptions().dtype(info->dtype)));
     }
   }
 }

@@ -24,8 +24,9 @@ class ModelWeights {
   // a tensor is missing, transposed, fused with others, unknown, quantized or pickled; Error(kResource) for I/O errors.
   ModelWeights(const std::string& folder, const ModelShape& shape);
 
-  // Copies weights into the slices' `values`, on any device, rounding to nearest if their dtype is narrower, through
-  // kBlockBytes of host memory. Raises as the constructor does, and Error(kInternal) for a tensor that the model lacks.
+  // Copies weights into the slices' elements, on any device or in a tier, rounding to nearest if their dtype is
+  // narrower, through kBlockBytes of host memory. Raises as the constructor does, and Error(kInternal) for a tensor
+  // that the model lacks.
   void read(const std::vector<TensorSlice>& into) const;
 
   // Returns a checksum of each tensor's name, shape, dtype and first and last bytes. Ranks compare it, because their

@@ -53,8 +53,8 @@ int64_t elements_of(const TensorSlice& slice) {
 void check_slice(const TensorSlice& slice) {
   const at::Tensor& values = slice.values;
   const int64_t elements = elements_of(slice);
-  if (values.defined() && values.dim() == 1 && values.is_contiguous() && slice.begin >= 0 &&
-      slice.begin + values.numel() <= elements) {
+  const bool vector = values.defined() ? values.dim() == 1 && values.is_contiguous() : slice.in_tier.tier != nullptr;
+  if (vector && slice.begin >= 0 && slice.begin + slice.elements().numel() <= elements) {
     return;
   }
   throw Error(ErrorKind::kInternal, "checkpoint",
@@ -69,7 +69,7 @@ Parts parts_of(const std::vector<TensorSlice>& slices) {
   Parts parts;
   for (const TensorSlice& slice : slices) {
     check_slice(slice);
-    if (slice.values.numel() == 0 && elements_of(slice) > 0) continue;
+    if (slice.elements().numel() == 0 && elements_of(slice) > 0) continue;
     parts[is_optimizer(slice.name) ? 1 : 0].push_back(&slice);
   }
   return parts;
@@ -419,21 +419,21 @@ void CheckpointStore::read(const TrainingState& state, const std::vector<TensorS
     check_slice(to);
     const ManifestTensor* from = manifest_->find(to.name);
     if (!from) throw Error(ErrorKind::kInput, "checkpoint", "the checkpoint holds no tensor " + to.name + hint);
-    const bool converts = c10::isFloatingType(from->dtype) && c10::isFloatingType(to.values.scalar_type());
-    if (from->shape != to.shape || (from->dtype != to.values.scalar_type() && !converts)) {
+    const at::ScalarType dtype = to.elements().scalar_type();
+    const bool converts = c10::isFloatingType(from->dtype) && c10::isFloatingType(dtype);
+    if (from->shape != to.shape || (from->dtype != dtype && !converts)) {
       throw Error(ErrorKind::kInput, "checkpoint",
                   to.name + " is " + c10::str(from->dtype, " ", list_text(from->shape)) +
-                      ", but the configuration needs " + c10::str(to.values.scalar_type(), " ", list_text(to.shape)) +
-                      hint);
+                      ", but the configuration needs " + c10::str(dtype, " ", list_text(to.shape)) + hint);
     }
   }
   CheckpointReader reader(state.folder, *manifest_);
   for (const TensorSlice& to : into) {
-    at::Tensor values = to.values.detach();
+    const PlacedVector values = to.elements();
     const ManifestTensor& from = *manifest_->find(to.name);
     reader.read(from, to.begin, to.begin + values.numel(), [&](int64_t begin, int64_t end, const void* data) {
-      const at::Tensor piece = at::from_blob(const_cast<void*>(data), {end - begin}, at::TensorOptions(from.dtype));
-      values.narrow(0, begin - to.begin, end - begin).copy_(piece);
+      values.write(begin - to.begin,
+                   at::from_blob(const_cast<void*>(data), {end - begin}, at::TensorOptions(from.dtype)));
     });
   }
 }

@@ -57,7 +57,7 @@ class CheckpointStore {
   // message lists the steps) or is damaged; Error(kResource) as above.
   TrainingState open(int64_t step, CheckpointPart part = CheckpointPart::kAll);
 
-  // Fills the `values` of the slices from the opened checkpoint. Reads only the necessary blocks, one at a time, and
+  // Fills the elements of the slices from the opened checkpoint. Reads only the necessary blocks, one at a time, and
   // verifies their checksums. A floating-point tensor may be read into another floating-point dtype: fp32 to fp64 is
   // exact, and the reverse rounds to nearest. Raises Error(kInput), before it changes anything, if a tensor is missing
   // or has another shape or kind of dtype, or if the manifest is damaged; Error(kInput), which names file, tensor and

@@ -29,8 +29,9 @@ void write_slices(const std::string& folder, const std::string& name, const std:
   std::vector<TensorInfo> infos;
   std::map<std::string, Source> sources;
   for (const TensorSlice* slice : slices) {
-    ManifestTensor tensor{slice->name, slice->values.scalar_type(), slice->shape, {}};
-    const int64_t end = slice->begin + slice->values.numel();
+    const PlacedVector elements = slice->elements();
+    ManifestTensor tensor{slice->name, elements.scalar_type(), slice->shape, {}};
+    const int64_t end = slice->begin + elements.numel();
     tensor.slices.push_back({name, slice->begin, end, {}});
     const std::string stored = stored_name(tensor, tensor.slices[0]);
     TensorInfo info{stored, tensor.dtype, stored_shape(tensor, tensor.slices[0]), 0, 0};
@@ -43,9 +44,10 @@ void write_slices(const std::string& folder, const std::string& name, const std:
   SafetensorsWriter writer(folder + "/" + name, std::move(infos), {{"format", "pt"}}, files);
   for (const TensorInfo& info : writer.tensors()) {
     auto& [slice, tensor] = sources.at(info.name);
-    const int64_t length = slice->values.numel(), most = manifest.block_elements(tensor);
+    const PlacedVector elements = slice->elements();
+    const int64_t length = elements.numel(), most = manifest.block_elements(tensor);
     for (int64_t at = 0; at < length; at += most) {
-      const at::Tensor block = slice->values.detach().narrow(0, at, std::min(most, length - at)).to(at::kCPU);
+      const at::Tensor block = elements.read(at, std::min(most, length - at));
       // The checksum is taken before the data is written, so that errors of the disk are found.
       tensor.slices[0].blocks.push_back(checksum(block.const_data_ptr(), block.nbytes()));
       writer.write(block.const_data_ptr(), block.nbytes());

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <utility>
 
 #include "common/error.h"
 #include "common/text.h"
@@ -69,12 +70,15 @@ class Fitting {
     Config c = config_;
     c.optimizer.shard = level;
     c.model.recompute = keeps != Keeps::kAll;
-    if (keeps != Keeps::kOffloaded) {
-      c.memory.offload = "none";
-    } else if (c.memory.offload == "none" || ranks_.are != RanksAre::kGpus) {
-      c.memory.offload = ranks_.are == RanksAre::kGpus ? "host" : "file";
-    }
-    if (c.memory.offload == "host") c.device = "cuda";
+    const bool gpus = ranks_.are == RanksAre::kGpus;
+    const auto offload = [&](std::string& key, Keeps from) {
+      if (keeps >= from && key == "none") key = gpus ? "host" : "file";
+      if (key == "host" && !gpus) key = "file";
+    };
+    if (keeps < Keeps::kOffloaded) c.memory.offload = "none";
+    offload(c.memory.offload, Keeps::kOffloaded);
+    offload(c.optimizer.offload, Keeps::kOptimizer);
+    if (c.memory.offload == "host" || c.optimizer.offload == "host") c.device = "cuda";
     if (length) c.data.context = of_length(c.data, *length);
     return c;
   }
@@ -94,20 +98,28 @@ class Fitting {
     return most;
   }
 
-  FitOffload offload(const MemoryPlan& plan) const {
-    const Config c = with(0, Keeps::kOffloaded, std::nullopt);
+  // `plan` is that of offload at the highest level, `optimizer` that with the optimizer's as well.
+  FitOffload offload(const MemoryPlan& plan, const MemoryPlan& optimizer) const {
+    const auto of_host = [&](Keeps keeps, const MemoryPlan& of) {
+      return plan_offload(with(levels_ - 1, keeps, std::nullopt), of, ranks_.ranks_of_a_host, ranks_.are);
+    };
+    const OffloadPlan all = of_host(Keeps::kOptimizer, optimizer);
     const Stage& longest = *std::max_element(stages_.begin(), stages_.end(), [](const Stage& a, const Stage& b) {
       return a.batch * a.context < b.batch * b.context;
     });
     const double tokens = static_cast<double>(longest.batch) * static_cast<double>(longest.context) / ranks_.ranks;
     return {.bytes = plan.offloaded,
-            .of_host = plan_offload(c, plan, ranks_.ranks_of_a_host, ranks_.are),
-            .flops = tokens * flops_per_token(model_shape(c), longest.layers.pairs_per_token())};
+            .of_host = of_host(Keeps::kOffloaded, plan),
+            .flops = tokens * flops_per_token(model_shape(config_), longest.layers.pairs_per_token()),
+            .optimizer_bytes = optimizer.state.moved,
+            .optimizer_host = all.optimizer_host,
+            .optimizer_files = all.optimizer_files,
+            .accumulate = config_.data.accumulate.most()};
   }
 
   // A lower bound of what any plan needs, in bytes.
   double least(int level, std::optional<int64_t> length) const {
-    return least_memory(with(level, Keeps::kOffloaded, length), sharding(level), context_);
+    return least_memory(with(level, Keeps::kOptimizer, length), sharding(level), context_);
   }
   double bytes(int level, Keeps keeps, std::optional<int64_t> length) {
     return static_cast<double>(plan(level, keeps, length).total());
@@ -196,7 +208,8 @@ std::string level_text(int level, Keeps keeps) {
   return "optimizer.shard = " + std::to_string(level) +
          (keeps == Keeps::kAll          ? ""
           : keeps == Keeps::kRecomputed ? " with model.recompute"
-                                        : " with memory.offload");
+          : keeps == Keeps::kOffloaded  ? " with memory.offload"
+                                        : " with optimizer.offload");
 }
 
 std::string listed(const std::vector<std::string>& words) {
@@ -207,7 +220,17 @@ std::string listed(const std::vector<std::string>& words) {
 }  // namespace
 
 const char* to_string(Keeps keeps) {
-  return keeps == Keeps::kAll ? "all" : keeps == Keeps::kRecomputed ? "recompute" : "offload";
+  switch (keeps) {
+    case Keeps::kAll:
+      return "all";
+    case Keeps::kRecomputed:
+      return "recompute";
+    case Keeps::kOffloaded:
+      return "offload";
+    case Keeps::kOptimizer:
+      break;
+  }
+  return "optimizer";
 }
 
 FitTable what_fits(const Config& config, const FitRanks& ranks,
@@ -232,10 +255,11 @@ FitTable what_fits(const Config& config, const FitRanks& ranks,
   parameters.lay_out(cut.shards);
   const auto element = static_cast<double>(c10::elementSize(compute_dtype(config)));
   const auto wide = static_cast<double>(c10::elementSize(at::toOpMathType(compute_dtype(config))));
+  MemoryPlan offloaded;  // of the last level
   for (int level = 0; level < fitting.levels(); ++level) {
     for (const Keeps keeps : kAllKeeps) {
       say("planning " + level_text(level, keeps));
-      const MemoryPlan plan = fitting.plan(level, keeps, std::nullopt);
+      MemoryPlan plan = fitting.plan(level, keeps, std::nullopt);
       Fit fit{.level = level, .keeps = keeps, .bytes = plan.kinds()};
       fit.fits = fitting.fits(static_cast<double>(fit.bytes.total()));
       say("looking for the longest rows of " + level_text(level, keeps));
@@ -244,7 +268,8 @@ FitTable what_fits(const Config& config, const FitRanks& ranks,
       table.caches = plan.caches;
       table.caches_on_device = plan.caches_on_device;
       table.selects_what_travels = plan.selects_what_travels;
-      if (keeps == Keeps::kOffloaded) table.offload = fitting.offload(plan);
+      if (keeps == Keeps::kOptimizer) table.offload = fitting.offload(offloaded, plan);
+      if (keeps == Keeps::kOffloaded) offloaded = std::move(plan);
     }
     const StateTraffic sent =
         state_traffic(parameters, fitting.sharding(level), shape.tie_embeddings, config.data.accumulate.most());
@@ -264,9 +289,13 @@ NearestFit nearest_fit(const Config& config, const FitRanks& ranks) {
     NearestFit nearest{.found = true, .level = level, .keeps = keeps, .context = config.data.context};
     std::vector<std::string> changed;
     if (level != now) changed.push_back("optimizer.shard = " + std::to_string(level));
+    const Config with = fitting.with(level, keeps, length);
     if (keeps != Keeps::kAll && !config.model.recompute) changed.emplace_back("model.recompute = true");
-    if (keeps == Keeps::kOffloaded && keeps_now != keeps) {
-      changed.push_back("memory.offload = \"" + fitting.with(level, keeps, length).memory.offload + "\"");
+    if (keeps >= Keeps::kOffloaded && keeps_now < Keeps::kOffloaded) {
+      changed.push_back("memory.offload = \"" + with.memory.offload + "\"");
+    }
+    if (keeps == Keeps::kOptimizer && config.optimizer.offload == "none") {
+      changed.push_back("optimizer.offload = \"" + with.optimizer.offload + "\"");
     }
     if (length) {
       nearest.context = of_length(config.data, *length);
@@ -286,19 +315,19 @@ NearestFit nearest_fit(const Config& config, const FitRanks& ranks) {
       }
     }
   }
-  std::string why = "no optimizer.shard, model.recompute, memory.offload or shorter data.context makes it fit: ";
-  const std::string at = "optimizer.shard = " + std::to_string(highest) + ", model.recompute = true and memory.offload";
+  std::string why = "no optimizer.shard, model.recompute, offload or shorter data.context makes it fit: ";
+  const std::string at =
+      "optimizer.shard = " + std::to_string(highest) + ", model.recompute = true, memory.offload and optimizer.offload";
   if (fitting.beyond_planning()) {
     return {.text = why + "with " + at + " it needs at least " + bytes_text(*fitting.beyond_planning()) + " a rank"};
   }
   const int64_t shortest = fitting.unit();
-  const std::optional<int64_t> length = fitting.longest(highest, Keeps::kOffloaded, config.data.context.longest() - 1);
+  const std::optional<int64_t> length = fitting.longest(highest, Keeps::kOptimizer, config.data.context.longest() - 1);
   if (!length)
-    return {.text =
-                "no optimizer.shard, model.recompute or memory.offload makes it fit, and its patterns need these rows"};
-  if (*length > 0) return found(highest, Keeps::kOffloaded, length, fitting.bytes(highest, Keeps::kOffloaded, length));
+    return {.text = "no optimizer.shard, model.recompute or offload makes it fit, and its patterns need these rows"};
+  if (*length > 0) return found(highest, Keeps::kOptimizer, length, fitting.bytes(highest, Keeps::kOptimizer, length));
   why += "with " + at + " even rows of " + with_commas(shortest, "token") + " need ";
-  const MemoryKinds held = fitting.plan(highest, Keeps::kOffloaded, shortest).kinds();
+  const MemoryKinds held = fitting.plan(highest, Keeps::kOptimizer, shortest).kinds();
   return {.text = why + bytes_text(static_cast<double>(held.total())) + " a rank, of which weights, gradients and " +
                   "optimizer are " + bytes_text(static_cast<double>(held.weights + held.gradients + held.optimizer)) +
                   ", and the working memory is " + bytes_text(static_cast<double>(held.working))};

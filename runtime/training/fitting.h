@@ -32,14 +32,17 @@ struct FitRanks {
 // The longest rows, in tokens, that are tried.
 inline constexpr int64_t kLongestPlanned = int64_t{1} << 27;
 
-// What layers keep for the backward, from most to least memory of the device.
+// What the device keeps, from most to least. The state of the optimizer is where optimizer.offload says, but for the
+// last of them.
 enum class Keeps {
   kAll,
   kRecomputed,  // model.recompute
   kOffloaded,   // memory.offload as well: as configured, or "host" on GPUs and "file" on CPUs
+  kOptimizer,   // optimizer.offload as well, likewise
 };
-inline constexpr std::array<Keeps, 3> kAllKeeps = {Keeps::kAll, Keeps::kRecomputed, Keeps::kOffloaded};
-// Returns "all", "recompute" or "offload".
+inline constexpr std::array<Keeps, 4> kAllKeeps = {Keeps::kAll, Keeps::kRecomputed, Keeps::kOffloaded,
+                                                   Keeps::kOptimizer};
+// Returns "all", "recompute", "offload" or "optimizer".
 const char* to_string(Keeps keeps);
 
 // The result for one level.
@@ -61,11 +64,16 @@ struct FitTraffic {
   double reduced = 0, gathered = 0;
 };
 
-// What is offloaded, at any level.
+// What is offloaded.
 struct FitOffload {
   int64_t bytes = 0;         // by the rank that was planned, in each batch; they leave the device and come back
-  OffloadPlan of_host = {};  // of the ranks of a host
+  OffloadPlan of_host = {};  // of the ranks of a host, with memory.offload alone unless the configuration has both
   double flops = 0;          // that a rank computes in a batch meanwhile, forward and backward
+  // The optimizer's state, at the highest level that was planned: what a rank reads and then writes in a step, and
+  // where the ranks of a host have it.
+  int64_t optimizer_bytes = 0;
+  int64_t optimizer_host = 0, optimizer_files = 0;
+  int64_t accumulate = 1;  // batches in a step
 };
 
 struct FitTable {
@@ -91,7 +99,7 @@ FitTable what_fits(const Config& config, const FitRanks& ranks,
                    const std::function<void(const std::string&)>& progress = nullptr);
 
 // The smallest change of a configuration that makes it fit: none, a higher level, recomputation, both, offload as well,
-// or shorter rows at the highest level with recomputation and offload.
+// that of the optimizer too, or shorter rows at the highest level with all of these.
 struct NearestFit {
   bool found = false;
   int level = 0;

@@ -8,6 +8,7 @@
 #include "common/simd/instruction_set.h"
 #include "common/text.h"
 #include "runtime/tensor_files/model_dtypes.h"
+#include "runtime/training/offload_config.h"
 #include "runtime/training/state/parameter_groups.h"
 
 namespace annulus {
@@ -66,11 +67,7 @@ std::vector<Stage> check_training(const Config& c, int ranks) {
                 "memory.offload = \"" + c.memory.offload +
                     "\" offloads what layers keep with recomputation: set model.recompute = true as well");
   }
-  if (c.memory.offload == "host" && c.device == "cpu") {
-    throw Error(ErrorKind::kUsage, "train",
-                "memory.offload = \"host\" moves tensors from a GPU to its host's memory, and device is \"cpu\": use "
-                "memory.offload = \"file\"");
-  }
+  if (c.device == "cpu") require_no_host(c, "device is \"cpu\"");
   std::vector<Stage> stages = training_stages(c, context);
   for (const Stage& stage : stages) {
     if (stage.batch % data != 0) {

@@ -48,6 +48,7 @@ std::string MemoryPlan::text() const {
               : "") +
          (offloads ? "; offloaded until the backward " + bytes_text(static_cast<double>(offloaded)) : "") +
          (offloads && offloaded == 0 ? ", as memory.device_layers keeps all layers on the device" : "") +
+         (state.moved > 0 ? "; offloaded of the optimizer " + bytes_text(static_cast<double>(state.moved)) : "") +
          (selects_what_travels ? "; not included is what blocks selected at run time send" : "");
 }
 
@@ -74,6 +75,11 @@ MemoryPlan plan_stage(const Config& c, const Stage& stage, const Sharding& shard
   plan.offloads = c.memory.offload != "none";
   plan.offloaded = plan.step.offloaded();
   plan.offloaded_pinned = plan.step.offloaded(Offload::in_pinned_memory);
+  if (c.optimizer.offload != "none") {
+    Parameters parameters(described_units(shape));
+    parameters.lay_out(sharding.shards);
+    plan.state = state_tier(parameters, state_traits(c, sharding, /*recorded=*/false));
+  }
   plan.caches = c.memory.caches << 20;
   plan.caches_on_device = gpu ? cache_total_on_device(plan.caches) : 0;
   return plan;
@@ -116,52 +122,78 @@ double least_memory(const Config& c, const Sharding& s, int context_ranks) {
   }
   const double streams =
       static_cast<double>(c.model.layers - offloaded_layers(c)) * tokens * static_cast<double>(c.model.dim) * element;
-  // Weights, gradients and two moments, each of them whole or one shard of it.
-  const int whole = s.level == 0 ? 4 : s.level == 1 ? 2 : s.level == 2 ? 1 : 0;
-  const double copies = whole + static_cast<double>(4 - whole) / s.shards;
+  // Weights, gradients and, unless they are offloaded, two moments, each of them whole or one shard of it.
+  const int kinds = c.optimizer.offload == "none" ? 4 : 2;
+  const int whole = s.level == 0 ? kinds : s.level == 1 ? 2 : s.level == 2 ? 1 : 0;
+  const double copies = whole + static_cast<double>(kinds - whole) / s.shards;
   return copies * element * parameter_estimate(model_shape(c)) + streams;
 }
 
 OffloadPlan plan_offload(const Config& c, const MemoryPlan& memory, int ranks, RanksAre are) {
-  if (memory.offloaded == 0) return {};
+  OffloadPlan plan;
+  if (c.optimizer.offload == "host") plan.optimizer_host = memory.state.pinned * ranks;
+  if (c.optimizer.offload == "file") {
+    plan.optimizer_files = memory.state.in_file * ranks;
+    if (are == RanksAre::kGpus) plan.optimizer_host = memory.state.buffers * ranks;
+  }
+  plan.host = plan.optimizer_host, plan.files = plan.optimizer_files;
+  if (memory.offloaded == 0) return plan;
   const bool host = c.memory.offload == "host";
   const int64_t layer = memory.offloaded / offloaded_layers(c) + 1, pinned = memory.offloaded_pinned * ranks;
-  OffloadPlan plan;
-  if (host) plan.host = c.memory.host.empty() ? pinned : std::min(pinned, *bytes_of_text(c.memory.host));
-  if (host && plan.host == pinned) return plan;
+  int64_t in_host = 0;
+  if (host && c.memory.host.empty()) in_host = pinned;
+  if (host && !c.memory.host.empty()) {
+    const int64_t left = *bytes_of_text(c.memory.host) - (c.optimizer.offload == "host" ? plan.optimizer_host : 0);
+    in_host = std::clamp<int64_t>(left, 0, pinned);
+  }
+  plan.host += in_host;
+  if (host && in_host == pinned) return plan;
   // Whole layers go to one or the other.
-  const double share = host ? static_cast<double>(plan.host) / static_cast<double>(pinned) : 0;
-  const auto in_host = static_cast<int64_t>(share * static_cast<double>(memory.offloaded)) * ranks;
-  plan.files = memory.offloaded * ranks - in_host + (host ? layer * ranks : 0);
+  const double share = host ? static_cast<double>(in_host) / static_cast<double>(pinned) : 0;
+  const int64_t kept = static_cast<int64_t>(share * static_cast<double>(memory.offloaded)) * ranks;
+  plan.files += memory.offloaded * ranks - kept + (host ? layer * ranks : 0);
   if (are == RanksAre::kGpus) plan.host += 2 * memory.offloaded_pinned / offloaded_layers(c) * ranks;
   return plan;
 }
 
 void require_offload(const Config& c, const OffloadPlan& plan, int ranks, int64_t unit) {
   if (!switch_from_environment("ANNULUS_MEMORY_CHECK", true)) return;
-  const auto require = [&](int64_t needed, int64_t free, const std::string& what, const std::string& where,
-                           const std::string& less) {
+  const std::string skip = "; ANNULUS_MEMORY_CHECK=0 skips this check";
+  const auto require = [&](int64_t needed, int64_t of_optimizer, int64_t free, const std::string& what,
+                           const std::string& where, const std::string& less) {
     if (needed <= free) return;
-    // What is offloaded grows with the tokens of a row.
-    const double share = static_cast<double>(free) / static_cast<double>(needed);
-    const auto rows = static_cast<int64_t>(share * static_cast<double>(c.data.context.longest())) / unit * unit;
+    // What layers keep grows with the tokens of a row.
+    const double share = static_cast<double>(free - of_optimizer) / static_cast<double>(needed - of_optimizer);
+    const auto rows = needed == of_optimizer || free < of_optimizer
+                          ? 0
+                          : static_cast<int64_t>(share * static_cast<double>(c.data.context.longest())) / unit * unit;
+    const std::string keys = offload_keys(c);
     throw Error(ErrorKind::kResource, "memory",
-                "memory.offload needs " + bytes_text(static_cast<double>(needed)) + " of " + what + " for the " +
-                    counted(ranks, "rank") + " of this host, and " + bytes_text(static_cast<double>(free)) +
-                    " are free" + where + ": " +
+                keys + (keys.find(' ') == std::string::npos ? " needs " : " need ") +
+                    bytes_text(static_cast<double>(needed)) + " of " + what + " for the " + counted(ranks, "rank") +
+                    " of this host, and " + bytes_text(static_cast<double>(free)) + " are free" + where + ": " +
                     (rows > 0 ? "data.context = " + std::to_string(rows) + " needs no more than that; " : "") + less +
-                    "; ANNULUS_MEMORY_CHECK=0 skips this check");
+                    skip);
   };
-  int64_t in_memory = plan.host;
+  if (c.optimizer.offload == "host" && !c.memory.host.empty() && plan.optimizer_host > *bytes_of_text(c.memory.host)) {
+    throw Error(ErrorKind::kResource, "memory",
+                "optimizer.offload = \"host\" needs " + bytes_text(static_cast<double>(plan.optimizer_host)) +
+                    " of the host's memory for the " + counted(ranks, "rank") +
+                    " of this host, more than memory.host = " + c.memory.host +
+                    ": set optimizer.offload = \"file\", or memory.host to more" + skip);
+  }
+  int64_t in_memory = plan.host, optimizer_in_memory = plan.optimizer_host;
   if (plan.files > 0) {
     const std::string folder = offload_folder(c);
-    require(plan.files, free_bytes_in(folder), "files", " in " + folder,
+    require(plan.files, plan.optimizer_files, free_bytes_in(folder, offload_keys(c)), "files", " in " + folder,
             "memory.files may name a folder on another disk, and more hosts need less on each");
-    if (lies_in_memory(folder)) in_memory += plan.files;
+    if (lies_in_memory(folder)) in_memory += plan.files, optimizer_in_memory += plan.optimizer_files;
   }
   if (const std::optional<AvailableMemory> free = available_memory(); free && in_memory > 0) {
-    require(in_memory, free->bytes, "the host's memory", " (" + free->limit + ")",
+    const bool to_files = c.memory.offload != "host" && c.optimizer.offload == "host";
+    require(in_memory, optimizer_in_memory, free->bytes, "the host's memory", " (" + free->limit + ")",
             in_memory > plan.host ? "memory.files may name a folder on a disk; this one lies in memory (tmpfs)"
+            : to_files            ? "optimizer.offload = \"file\" needs a disk in its place"
                                   : "memory.host bounds it, and the rest goes to files");
   }
 }

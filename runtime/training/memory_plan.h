@@ -19,6 +19,7 @@
 #include "runtime/config/config.h"
 #include "runtime/training/layer_requests.h"
 #include "runtime/training/state/sharding.h"
+#include "runtime/training/state/state_tier.h"
 #include "runtime/training/training_charges.h"
 
 namespace annulus {
@@ -43,6 +44,7 @@ struct MemoryPlan {
   // What memory.offload moves away from the device until the backward, and what that takes in a host's memory.
   int64_t offloaded = 0, offloaded_pinned = 0;
   bool offloads = false;  // whether memory.offload is set
+  StateTier state = {};   // what optimizer.offload moves away from the device
   // True if there are several ranks and a pattern selects its blocks at run time. total() does not include what then
   // travels for it.
   bool selects_what_travels = false;
@@ -60,14 +62,17 @@ struct MemoryPlan {
 
 // Where the offloaded bytes of the ranks of a host lie.
 struct OffloadPlan {
-  int64_t host = 0, files = 0;  // bytes
+  int64_t host = 0, files = 0;                      // bytes
+  int64_t optimizer_host = 0, optimizer_files = 0;  // the part of them that is the optimizer's state
 };
-// Returns it for `ranks` ranks of a host with this plan. Between GPUs and files, a rank has two layers in the host's
-// memory.
+// Returns it for `ranks` ranks of a host with this plan. Between GPUs and files, a rank has two layers, and the chunks
+// of the optimizer's state that are on their way, in the host's memory. Of memory.host the optimizer's state is taken
+// first.
 OffloadPlan plan_offload(const Config& config, const MemoryPlan& plan, int ranks, RanksAre are);
 
-// Raises Error(kResource) if the ranks of this host need more memory or disk for it than is free, or if there is no
-// such folder. Does nothing with ANNULUS_MEMORY_CHECK=0. Rows may be shortened in steps of `unit` tokens.
+// Raises Error(kResource) if the ranks of this host need more memory or disk for it than is free, if the optimizer's
+// state takes more than memory.host, or if there is no such folder. Does nothing with ANNULUS_MEMORY_CHECK=0. Rows may
+// be shortened in steps of `unit` tokens.
 void require_offload(const Config& config, const OffloadPlan& plan, int ranks, int64_t unit);
 
 // Returns what the attention of each layer declares on rank `rank` of the context axis, for the first `rows` rows of

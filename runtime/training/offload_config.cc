@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <limits>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include "common/error.h"
 #include "common/text.h"
@@ -35,19 +37,45 @@ std::string offload_folder(const Config& c) {
   return c.run.folder;
 }
 
-std::unique_ptr<Offload> make_offload(const Config& c, const Communicator& world, at::Device device) {
-  OffloadSettings settings{.layers = offloaded_layers(c), .device = device};
-  if (device.is_cpu() && c.memory.offload == "host") {
+std::string offload_keys(const Config& c) {
+  std::vector<std::string> keys;
+  if (c.memory.offload != "none") keys.emplace_back("memory.offload");
+  if (c.optimizer.offload != "none") keys.emplace_back("optimizer.offload");
+  return join(keys, " and ");
+}
+
+void require_no_host(const Config& c, const std::string& where) {
+  for (const auto& [key, value] :
+       {std::pair{"memory.offload", c.memory.offload}, std::pair{"optimizer.offload", c.optimizer.offload}}) {
+    if (value != "host") continue;
     throw Error(ErrorKind::kUsage, "train",
-                "memory.offload = \"host\" moves tensors from a GPU to its host's memory, and this rank computes on a "
-                "CPU: use memory.offload = \"file\"");
+                std::string(key) + " = \"host\" moves tensors from a GPU to its host's memory, and " + where +
+                    ": use " + key + " = \"file\"");
   }
+}
+
+std::unique_ptr<Offload> make_offload(const Config& c, const Communicator& world, at::Device device, int64_t taken) {
+  OffloadSettings settings{.layers = offloaded_layers(c), .device = device};
+  if (device.is_cpu()) require_no_host(c, "this rank computes on a CPU");
   if (settings.layers == 0) return nullptr;
   if (c.memory.offload == "host") {
-    settings.host_bytes =
-        c.memory.host.empty() ? std::numeric_limits<int64_t>::max() : *bytes_of_text(c.memory.host) / ranks_here(world);
+    settings.host_bytes = c.memory.host.empty()
+                              ? std::numeric_limits<int64_t>::max()
+                              : std::max<int64_t>(0, *bytes_of_text(c.memory.host) / ranks_here(world) - taken);
   }
-  return std::make_unique<Offload>(settings, offloads_to_files(c) ? TierFile::in_folder(offload_folder(c)) : nullptr);
+  return std::make_unique<Offload>(
+      settings, offloads_to_files(c) ? TierFile::in_folder(offload_folder(c), "memory.offload") : nullptr);
+}
+
+std::unique_ptr<TieredTensors> make_optimizer_tier(const Config& c, const StateTier& state,
+                                                   const TieredTensors::Settings& settings) {
+  if (settings.device.is_cpu()) require_no_host(c, "this rank computes on a CPU");
+  std::unique_ptr<TierFile> file;
+  if (c.optimizer.offload == "file") {
+    file = TierFile::in_folder(offload_folder(c), "optimizer.offload");
+    file->reserve(state.in_file);
+  }
+  return std::make_unique<TieredTensors>(settings, std::move(file));
 }
 
 }  // namespace annulus

@@ -26,10 +26,21 @@
 #include "runtime/training/numerics.h"
 #include "runtime/training/offload_config.h"
 #include "runtime/training/state/learning_rate.h"
+#include "runtime/training/state/state_tier.h"
 #include "runtime/training/training_charges.h"
 
 namespace annulus {
 namespace {
+
+// Returns where optimizer.offload puts the state; null without it. Collective.
+std::unique_ptr<TieredTensors> make_tier(const Config& config, Communicator& world, const StateTier& state,
+                                         TieredTensors::Settings settings) {
+  settings.dtype = at::toOpMathType(settings.dtype);
+  std::unique_ptr<TieredTensors> tier;
+  if (config.optimizer.offload == "none") return tier;
+  together(world, {"preparing the offload"}, [&] { tier = make_optimizer_tier(config, state, settings); });
+  return tier;
+}
 
 // The numbers that each rank contributes to a step.
 constexpr int kLoss = 0;     // its part of the loss, divided by the number of all tokens
@@ -99,7 +110,7 @@ struct Training::Share {
 };
 
 Training::Training(const Config& config, std::vector<Stage> stages, Communicator& world, const Dataset& data,
-                   at::Device device, const Sharding& sharding)
+                   at::Device device, const Sharding& sharding, int64_t chunk)
     : config_(config),
       stages_(std::move(stages)),
       data_(data),
@@ -109,8 +120,11 @@ Training::Training(const Config& config, std::vector<Stage> stages, Communicator
                 std::all_of(stages_.begin(), stages_.end(),
                             [&](const Stage& s) { return may_be_recorded(config, s, sharding, world.size()); })),
       model_(model_shape(config), compute_dtype(config), device, Model::Unheld{sharding.shards}),
-      model_state_(model_, world, state_traits(config, sharding, recorded_), static_cast<uint64_t>(config.run.seed)),
-      optimizer_(model_state_.updated(), optimizer_settings(config)),
+      tier_(make_tier(config, world, state_tier(model_.parameters(), state_traits(config, sharding, recorded_), chunk),
+                      {compute_dtype(config), device, chunk})),
+      model_state_(model_, world, state_traits(config, sharding, recorded_), static_cast<uint64_t>(config.run.seed),
+                   tier_.get()),
+      optimizer_(model_state_.updated(), optimizer_settings(config), tier_.get()),
       spikes_(config.optimizer.spike, config.optimizer.spike_window),
       left_out_(config.optimizer.skips),
       numbers_(at::zeros({kNumbers}, at::TensorOptions(at::kDouble).device(device))),
@@ -123,7 +137,8 @@ Training::Training(const Config& config, std::vector<Stage> stages, Communicator
   if (device.is_cuda()) set_gpu_numerics({.tf32 = config.tf32, .deterministic = config.deterministic});
   model_.set_recompute(config.model.recompute);
   if (config.memory.offload != "none") {
-    together(world, {"preparing the offload"}, [&] { offload_ = make_offload(config, world, device); });
+    together(world, {"preparing the offload"},
+             [&] { offload_ = make_offload(config, world, device, tier_ ? tier_->in_host_memory() : 0); });
     model_.set_offload(offload_.get());
   }
   const int64_t first = data_.first_step();
@@ -197,7 +212,10 @@ double Training::flops_per_token() const {
 double Training::waited_for_data() const { return waited_for_data_ + (share_->reader ? share_->reader->waited() : 0); }
 
 std::optional<OffloadStats> Training::offloaded() const {
-  return offload_ ? std::optional(offload_->stats()) : std::nullopt;
+  if (!offload_ && !tier_) return std::nullopt;
+  OffloadStats all = offload_ ? offload_->stats() : OffloadStats{};
+  if (tier_) all += tier_->stats();
+  return all;
 }
 
 bool Training::replays() const { return share_->graph.recorded(); }
@@ -443,7 +461,7 @@ std::vector<TensorSlice> Training::slices(bool written) const {
 
 void Training::begin_with(const std::function<void(const std::vector<TensorSlice>& into)>& read) {
   read(model_state_.slices("", nullptr, /*written=*/false));
-  model_state_.changed();
+  model_state_.replaced();
 }
 
 void Training::restore(const TrainingState& state,
@@ -468,7 +486,7 @@ void Training::restore(const TrainingState& state,
     for (size_t i = 0; i < uses_.size(); ++i) uses_[i].add(given[i], -1);
   }
   read(slices(/*written=*/false));
-  model_state_.changed();
+  model_state_.replaced();
   optimizer_.set_updates(count);
   steps_done_ = state.step;
   // Earlier versions had rows of one length and one batch per step, and did not write the number of tokens.

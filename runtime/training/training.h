@@ -18,6 +18,7 @@
 #include "comm/communicator.h"
 #include "memory/pinned.h"
 #include "memory/tiers/offload.h"
+#include "memory/tiers/tiered_tensors.h"
 #include "runtime/config/config.h"
 #include "runtime/data/batch_reader.h"
 #include "runtime/data/dataset.h"
@@ -58,13 +59,15 @@ struct ValidationResult {
 class Training {
  public:
   // Collective. The data and the world must outlive this object. `stages` is the result of check_training for this
-  // configuration and number of ranks. The first step is data.first_step().
+  // configuration and number of ranks. The first step is data.first_step(). `chunk` is that of optimizer.offload
+  // (memory/tiers/tiered_tensors.h).
   Training(const Config& config, std::vector<Stage> stages, Communicator& world, const Dataset& data, at::Device device,
-           const Sharding& sharding);
+           const Sharding& sharding, int64_t chunk = TieredTensors::kChunk);
   // For tests and benchmarks, with all ranks on one host.
-  Training(const Config& config, Communicator& world, const Dataset& data, at::Device device)
+  Training(const Config& config, Communicator& world, const Dataset& data, at::Device device,
+           int64_t chunk = TieredTensors::kChunk)
       : Training(config, check_training(config, world.size()), world, data, device,
-                 make_sharding(config, world.size(), world.size())) {}
+                 make_sharding(config, world.size(), world.size()), chunk) {}
   ~Training();
 
   // Makes one update from data.accumulate global batches. Collective. `stop` says that this rank was asked to stop, and
@@ -98,7 +101,7 @@ class Training {
   Mesh& mesh() { return mesh_; }
   // Whether steps are replayed from a recorded CUDA graph (step_graph.h).
   bool replays() const;
-  // What memory.offload has done so far; nothing without it.
+  // What memory.offload and optimizer.offload have moved so far; nothing without both.
   std::optional<OffloadStats> offloaded() const;
 
   // For a checkpoint: the counters and the model's description, and the slices of tensors that this rank writes. The
@@ -162,6 +165,7 @@ class Training {
   bool recorded_;                     // whether steps are recorded if the device can do so (step_graph.h)
   std::unique_ptr<Offload> offload_;  // null without memory.offload
   Model model_;
+  std::unique_ptr<TieredTensors> tier_;  // null without optimizer.offload
   ModelState model_state_;
   AdamW optimizer_;
   SpikeRule spikes_;

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "memory/tiers/offload.h"
+#include "memory/tiers/transfers.h"
 #include "runtime/training/job.h"
 #include "runtime/training/offload_config.h"
 
@@ -13,8 +13,8 @@ namespace annulus {
 
 bool may_be_recorded(const Config& c, const Stage& stage, const Sharding& sharding, int ranks) {
   const std::vector<PlanRequest>& requests = stage.layers.distinct;
-  return c.cuda_graphs == "auto" && offloaded_layers(c) == 0 && sharding.level < 2 && ranks == c.mesh.data &&
-         !c.data.documents && c.data.positions == "running" && c.model.dropout == 0 &&
+  return c.cuda_graphs == "auto" && offloaded_layers(c) == 0 && c.optimizer.offload == "none" && sharding.level < 2 &&
+         ranks == c.mesh.data && !c.data.documents && c.data.positions == "running" && c.model.dropout == 0 &&
          std::none_of(requests.begin(), requests.end(),
                       [](const PlanRequest& request) { return is_adaptive(request.pattern); });
 }
@@ -25,7 +25,8 @@ StateTraits state_traits(const Config& c, const Sharding& sharding, bool recorde
           .accumulate = c.data.accumulate.most(),
           .recorded = recorded,
           .weight_decay = c.optimizer.weight_decay,
-          .groups = c.optimizer.groups};
+          .groups = c.optimizer.groups,
+          .offloaded = c.optimizer.offload != "none"};
 }
 
 std::vector<PlaceCharges> add_training_charges(const Config& c, const Stage& stage, int64_t positions, int ranks,
@@ -47,8 +48,8 @@ std::vector<PlaceCharges> add_training_charges(const Config& c, const Stage& sta
   // On a CPU a step uses its tokens in the memory that they were read into.
   const int64_t inputs = gpu ? batch : kTokenSlots * stage.accumulate * batch;
   step.lasts({"inputs", inputs + turned * shape.head_dim() * wide, When::kLasts});
-  const int64_t buffers = offloads_to_files(c) ? Offload::kBuffers * (Offload::kBuffer + TierFile::kBlock) : 0;
-  step.lasts({"buffers of files", buffers, When::kLasts});
+  const int64_t files = (offloads_to_files(c) ? 1 : 0) + (c.optimizer.offload == "file" ? 1 : 0);
+  step.lasts({"buffers of files", files * Transfers::kHeld, When::kLasts});
   // If positions restart, each step gathers a rotary table for the positions of its rows.
   step.then({"batch", {{"rotary table", restart ? rows * positions * shape.head_dim() * wide : 0, When::kKept}}});
   // A recorded step keeps its memory (step_graph.h), so the memory of a validation is added to it.

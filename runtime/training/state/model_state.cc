@@ -20,6 +20,8 @@ namespace {
 
 // The number of elements in a chunk whose squares are summed separately.
 constexpr int64_t kChunk = int64_t{1} << 14;
+// The number of elements that a digest reads at a time.
+constexpr int64_t kRead = int64_t{1} << 22;
 
 // The squares of fp32 numbers are exact in fp64, so a fused multiply-add gives the same bits as two instructions.
 template <typename T>
@@ -83,13 +85,14 @@ struct ModelState::Unit {
   std::unique_ptr<Work> whole = nullptr;     // the all_gather of the reduced gradients at level 0
 };
 
-ModelState::ModelState(Model& model, Communicator& world, const StateTraits& traits, uint64_t seed)
+ModelState::ModelState(Model& model, Communicator& world, const StateTraits& traits, uint64_t seed, TieredTensors* tier)
     : parameters_(model.parameters()),
       tied_(model.shape().tie_embeddings),
       last_layer_(static_cast<size_t>(model.shape().layers)),
       output_(last_layer_ + 1),
       world_(world),
       traits_(traits),
+      tier_(tier),
       shard_(traits.sharding.shard_of(world.rank())),
       copies_(at::toOpMathType(traits.dtype) != traits.dtype),
       whole_gradients_(traits.sharding.whole_gradients(traits.accumulate)) {
@@ -111,9 +114,17 @@ ModelState::ModelState(Model& model, Communicator& world, const StateTraits& tra
     ReleasableTensor& gradients = parameters_.gradients(unit);
     if (!gathered) values.take();
     Updated updated;
-    updated.values =
-        copies_ || gathered ? at::empty({range.count()}, wide) : values.tensor().narrow(0, range.begin, range.count());
-    parameters_.initialize(seed, unit, range.begin, updated.values);
+    if (copies_ && tier_ != nullptr) {
+      // At level 3 the leaves are released between their uses, so the shard that is gathered has memory of its own.
+      updated.leaves = gathered ? at::empty({range.count()}, wide.dtype(traits_.dtype))
+                                : values.tensor().narrow(0, range.begin, range.count());
+      updated.in_tier = tier_->add(range.count());
+      initialize_in_tier(range, seed, updated);
+    } else {
+      updated.values = copies_ || gathered ? at::empty({range.count()}, wide)
+                                           : values.tensor().narrow(0, range.begin, range.count());
+      parameters_.initialize(seed, unit, range.begin, updated.values);
+    }
     if (!copies_ && s.level == 0) u.leaves = Leaves::kThere;
     if (copies_ ? traits_.recorded : whole_gradients_) gradients.take();
     if (copies_ && whole_gradients_) u.wide = at::zeros({is.elements}, wide);
@@ -136,6 +147,23 @@ UnitRange ModelState::own(size_t unit) const {
   return {unit, shard_ * each, (shard_ + 1) * each};
 }
 
+// Returns the values that this rank updates, wherever they lie.
+PlacedVector ModelState::values(size_t unit) const {
+  const Updated& updated = updated_[unit];
+  if (!updated.in_tier) return {.tensor = updated.values};
+  return {.tier = tier_, .vector = *updated.in_tier, .count = updated.gradients.numel()};
+}
+
+void ModelState::initialize_in_tier(const UnitRange& range, uint64_t seed, const Updated& updated) {
+  for (int64_t at = 0; at < range.count(); at += tier_->chunk()) {
+    const int64_t n = std::min(tier_->chunk(), range.count() - at);
+    const at::Tensor values = at::empty({n}, at::toOpMathType(traits_.dtype));
+    parameters_.initialize(seed, range.unit, range.begin + at, values);
+    tier_->write(*updated.in_tier, at, values);
+    updated.leaves.narrow(0, at, n).copy_(values);
+  }
+}
+
 at::Tensor ModelState::wide_gradients(size_t unit) {
   return copies_ ? units_[unit]->wide : parameters_.gradients(unit).tensor();
 }
@@ -147,7 +175,8 @@ void ModelState::gather(size_t unit) {
   values.take();
   const UnitRange range = own(unit);
   const at::Tensor mine = values.tensor().narrow(0, range.begin, range.count());
-  if (!mine.is_alias_of(updated_[unit].values)) at::Tensor(mine).copy_(updated_[unit].values);
+  const at::Tensor& from = updated_[unit].in_tier ? updated_[unit].leaves : updated_[unit].values;
+  if (!mine.is_alias_of(from)) at::Tensor(mine).copy_(from);
   u.leaves = Leaves::kThere;
   if (traits_.sharding.level == 0) return;
   u.coming = sharers_->begin_all_gather(values.tensor().view({traits_.sharding.shards, -1}), mine,
@@ -304,28 +333,42 @@ void ModelState::changed() {
   for (const auto& u : units_) u->leaves = Leaves::kOld;
 }
 
+void ModelState::replaced() {
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    const Updated& updated = updated_[unit];
+    if (!updated.in_tier) continue;
+    for (int64_t at = 0; at < updated.leaves.numel(); at += tier_->chunk()) {
+      const int64_t n = std::min(tier_->chunk(), updated.leaves.numel() - at);
+      updated.leaves.narrow(0, at, n).copy_(tier_->read(*updated.in_tier, at, n));
+    }
+  }
+  changed();
+}
+
 void ModelState::progress() {
   for (Communicator* comm : {sharers_.get(), replicas_.get()}) {
     if (comm != nullptr) comm->progress();
   }
 }
 
-std::vector<TensorSlice> ModelState::slices(const std::string& prefix, const std::vector<at::Tensor>* of,
+std::vector<TensorSlice> ModelState::slices(const std::string& prefix, const std::vector<PlacedVector>* of,
                                             bool written) const {
   std::vector<TensorSlice> slices;
   if (written && traits_.sharding.replica_of(world_.rank()) > 0) return slices;
   const std::vector<UnitRange> shard = shard_ranges(parameters_, traits_.sharding.shards, shard_);
   for (size_t unit = 0; unit < units_.size(); ++unit) {
     const UnitRange held = own(unit), range = written ? shard[unit] : held;
-    const at::Tensor& values = of != nullptr ? (*of)[unit] : updated_[unit].values;
+    const PlacedVector all = of != nullptr ? (*of)[unit] : values(unit);
     for (size_t i = units_[unit]->is.first; i < units_[unit]->is.last; ++i) {
       const ParameterInfo& p = parameters_.list()[i];
       const int64_t begin = std::max(range.begin, p.offset), end = std::min(range.end, p.offset + p.count());
       if (begin >= end) continue;
+      const PlacedVector part = all.narrow(begin - held.begin, end - begin);
       slices.push_back({.name = prefix + p.name,
                         .shape = p.shape,
                         .begin = begin - p.offset,
-                        .values = values.narrow(0, begin - held.begin, end - begin)});
+                        .values = part.tensor,
+                        .in_tier = part.tier != nullptr ? part : PlacedVector{}});
     }
   }
   return slices;
@@ -336,9 +379,13 @@ std::string ModelState::digest() const {
   const auto of_shard = [&](int shard) {
     std::string text;
     for (const UnitRange& range : shard_ranges(parameters_, s.shards, shard)) {
-      const at::Tensor values =
-          updated_[range.unit].values.narrow(0, range.begin - own(range.unit).begin, range.count()).cpu();
-      text += checksum(values.const_data_ptr(), values.nbytes());
+      const PlacedVector part = values(range.unit).narrow(range.begin - own(range.unit).begin, range.count());
+      Checksum sum;
+      for (int64_t at = 0; at < part.numel(); at += kRead) {
+        const at::Tensor read = part.read(at, std::min(kRead, part.numel() - at));
+        sum.update(read.const_data_ptr(), read.nbytes());
+      }
+      text += sum.hex();
     }
     return checksum(text.data(), text.size());
   };

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "memory/tiers/tiered_tensors.h"
 #include "runtime/model/model.h"
 #include "runtime/run/tensor_slice.h"
 #include "runtime/training/state/optimizer.h"
@@ -29,9 +30,11 @@ namespace annulus {
 class ModelState final : public WeightUse {
  public:
   // Fills the weights from `seed`. The model must have been made without weights (Model::Unheld) for as many parts as
-  // there are shards. It and the world must outlive this object. If steps are not recorded, the model calls this object
-  // before and after it uses weights.
-  ModelState(Model& model, Communicator& world, const StateTraits& traits, uint64_t seed);
+  // there are shards. It, the world and the tier must outlive this object. If steps are not recorded, the model calls
+  // this object before and after it uses weights. With a tier, values that are not leaves lie there; it is null unless
+  // traits.offloaded is set.
+  ModelState(Model& model, Communicator& world, const StateTraits& traits, uint64_t seed,
+             TieredTensors* tier = nullptr);
   ~ModelState() override;
 
   // A step consists of passes forward and backward, each between begin_pass and end_pass, followed by squares() and
@@ -51,12 +54,14 @@ class ModelState final : public WeightUse {
   // Says that the values of updated() have changed; the leaves are brought up to date when they are next used. No
   // collective is in progress between a step and that use.
   void changed();
+  // Says that the values of slices() have been replaced.
+  void replaced();
   // Advances the collectives in progress and raises the errors that they have met.
   void progress();
   // Returns the names (after `prefix`) and whole shapes of parameters, with views of this rank's part of `of`, which
   // has one vector for each of updated(); null stands for the values themselves. `written` selects what this rank
   // writes to a checkpoint; otherwise all that it holds is returned.
-  std::vector<TensorSlice> slices(const std::string& prefix, const std::vector<at::Tensor>* of, bool written) const;
+  std::vector<TensorSlice> slices(const std::string& prefix, const std::vector<PlacedVector>* of, bool written) const;
   // Returns a digest of all weights that are updated, which is equal on all ranks if their weights are. Collective if
   // the weights are sharded.
   std::string digest() const;
@@ -78,6 +83,8 @@ class ModelState final : public WeightUse {
 
   size_t unit_of(size_t place) const { return tied_ && place == output_ ? 0 : place; }
   UnitRange own(size_t unit) const;
+  PlacedVector values(size_t unit) const;
+  void initialize_in_tier(const UnitRange& range, uint64_t seed, const Updated& updated);
   at::Tensor wide_gradients(size_t unit);
   void gather(size_t unit);
   void need(size_t unit);
@@ -93,6 +100,7 @@ class ModelState final : public WeightUse {
   const size_t last_layer_, output_;  // places
   Communicator& world_;
   const StateTraits traits_;
+  TieredTensors* const tier_;
   const int shard_;
   const bool copies_;  // whether leaves have another dtype than what is updated
   const bool whole_gradients_;

@@ -9,6 +9,7 @@
 #include "comm/rank_order.h"
 #include "common/error.h"
 #include "common/text.h"
+#include "runtime/training/state/state_tier.h"
 
 namespace annulus {
 
@@ -61,9 +62,11 @@ std::vector<PlaceCharges> add_state_charges(const Parameters& parameters, bool t
   const auto wide = static_cast<int64_t>(c10::elementSize(at::toOpMathType(t.dtype)));
   const bool copies = e != wide, whole = t.sharding.whole_gradients(t.accumulate), gathered = t.sharding.level == 3;
   const int64_t all = parameters.elements(), own = t.sharding.level == 0 ? all : all / t.sharding.shards;
-  step.lasts({"weights", (gathered ? 0 : all * e) + (copies || gathered ? own * wide : 0), When::kLasts});
+  // Where values lie in a tier, what is gathered is their shard in the leaves' dtype.
+  const int64_t shard = copies && t.offloaded ? (gathered ? own * e : 0) : copies || gathered ? own * wide : 0;
+  step.lasts({"weights", (gathered ? 0 : all * e) + shard, When::kLasts});
   step.lasts({"gradients", (whole ? all : own) * wide + (copies && t.recorded ? all * e : 0), When::kLasts});
-  step.lasts({"optimizer", 2 * own * wide, When::kLasts});
+  step.lasts({"optimizer", t.offloaded ? state_tier(parameters, t).buffers : 2 * own * wide, When::kLasts});
 
   const std::vector<ParameterUnit>& units = parameters.units();
   const size_t last = last_layer(parameters, tied), output = last + 1;  // places

@@ -58,6 +58,7 @@ struct StateTraits {
   bool messages = false;  // whether ranks exchange CPU tensors in messages, so that summing takes memory
   double weight_decay = 0;
   ParameterGroups groups = {};
+  bool offloaded = false;  // whether moments, and values that are not leaves, lie in a tier (state_tier.h)
 };
 
 // Declares the memory of the state on each rank (memory/charge.h). Adds what lasts to `step` as "weights", "gradients"

@@ -7,8 +7,6 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <atomic>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -17,46 +15,12 @@
 #include "common/error.h"
 #include "memory/peak_bytes.h"
 #include "tests/common/expect_error.h"
+#include "tests/memory/tiers/counted_file.h"
 
 namespace annulus::offload_test {
 namespace {
 
 std::string folder() { return ::testing::TempDir(); }
-
-// A file in memory that counts, and fails at a given transfer.
-class CountedFile : public TierFile {
- public:
-  explicit CountedFile(bool direct) : direct_(direct) {}
-  void reserve(int64_t bytes) override {
-    if (bytes > most_) throw Error(ErrorKind::kResource, "memory", "the disk is full");
-    bytes_.resize(static_cast<size_t>(std::max<int64_t>(bytes, static_cast<int64_t>(bytes_.size()))));
-  }
-  void write(int64_t offset, const void* data, int64_t bytes) override {
-    check(offset, data, bytes);
-    if (writes_++ == fail_write_) throw Error(ErrorKind::kResource, "memory", "the disk failed at a write");
-    std::copy_n(static_cast<const char*>(data), bytes, bytes_.begin() + offset);
-  }
-  void read(int64_t offset, void* data, int64_t bytes) override {
-    check(offset, data, bytes);
-    if (reads_++ == fail_read_) throw Error(ErrorKind::kResource, "memory", "the disk failed at a read");
-    std::copy_n(bytes_.begin() + offset, bytes, static_cast<char*>(data));
-  }
-  bool direct() const override { return direct_; }
-
-  int64_t most_ = int64_t{1} << 40;
-  int fail_write_ = -1, fail_read_ = -1;
-
- private:
-  void check(int64_t offset, const void* data, int64_t bytes) const {
-    if (!direct_) return;
-    EXPECT_EQ(offset % kBlock, 0);
-    EXPECT_EQ(bytes % kBlock, 0);
-    EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % kBlock, 0U);
-  }
-  const bool direct_;
-  std::atomic<int> writes_ = 0, reads_ = 0;
-  std::vector<char> bytes_;
-};
 
 std::vector<at::Tensor> some_tensors(int64_t i) {
   return {at::randn({3, 100 + i}),
@@ -98,7 +62,7 @@ void expect_bits_return(std::unique_ptr<TierFile> file) {
   EXPECT_LT(stats.most_in_files, stats.bytes_out / 3 + 18 * TierFile::kBlock);  // the passes use the same part
 }
 
-TEST(Offload, BitsReturnFromARealFile) { expect_bits_return(TierFile::in_folder(folder())); }
+TEST(Offload, BitsReturnFromARealFile) { expect_bits_return(TierFile::in_folder(folder(), "memory.offload")); }
 TEST(Offload, BitsReturnPastThePageCache) { expect_bits_return(std::make_unique<CountedFile>(/*direct=*/true)); }
 TEST(Offload, BitsReturnThroughThePageCache) { expect_bits_return(std::make_unique<CountedFile>(/*direct=*/false)); }
 
@@ -106,9 +70,9 @@ TEST(Offload, BitsReturnThroughThePageCache) { expect_bits_return(std::make_uniq
 TEST(Offload, HoldsTheTensorsOfTwoLayersAtMost) {
   const auto bytes = std::make_shared<PeakBytes>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, bytes);
-  Offload offload({.layers = 8}, TierFile::in_folder(folder()));
+  Offload offload({.layers = 8}, TierFile::in_folder(folder(), "memory.offload"));
   const int64_t before = bytes->alive(), one = int64_t{4} << 20;
-  EXPECT_LE(before, Offload::kBuffers * (Offload::kBuffer + TierFile::kBlock));
+  EXPECT_LE(before, Transfers::kHeld);
   std::vector<int64_t> tickets;
   for (int i = 0; i < 8; ++i) tickets.push_back(offload.put({at::empty({one / 4})}));
   offload.settle();
@@ -154,20 +118,22 @@ TEST(Offload, FailuresAreRaisedByTheNextCall) {
 TEST(Offload, FileHasNoName) {
   const std::string in = folder() + "/offload-no-name";
   std::filesystem::create_directory(in);
-  const std::unique_ptr<TierFile> file = TierFile::in_folder(in);
+  const std::unique_ptr<TierFile> file = TierFile::in_folder(in, "memory.offload");
   file->reserve(1 << 20);
   EXPECT_TRUE(std::filesystem::is_empty(in));
-  EXPECT_GT(free_bytes_in(in), 0);
+  EXPECT_GT(free_bytes_in(in, "memory.offload"), 0);
   EXPECT_TRUE(lies_in_memory("/dev/shm"));
   EXPECT_FALSE(lies_in_memory("/proc"));
 }
 
 TEST(Offload, RefusesFoldersAndSizesThatCannotBe) {
   const std::string missing = folder() + "/no-such-folder";
-  expect_error(ErrorKind::kResource, {"cannot make a file in " + missing, "No such file", "memory.files"},
-               [&] { TierFile::in_folder(missing); });
-  expect_error(ErrorKind::kResource, {missing}, [&] { free_bytes_in(missing); });
-  const std::unique_ptr<TierFile> file = TierFile::in_folder(folder());
+  expect_error(ErrorKind::kResource,
+               {"optimizer.offload: cannot make a file in " + missing, "No such file", "memory.files",
+                "optimizer.offload = \"none\""},
+               [&] { TierFile::in_folder(missing, "optimizer.offload"); });
+  expect_error(ErrorKind::kResource, {missing}, [&] { free_bytes_in(missing, "memory.offload"); });
+  const std::unique_ptr<TierFile> file = TierFile::in_folder(folder(), "memory.offload");
   expect_error(ErrorKind::kResource, {"cannot reserve", folder()}, [&] { file->reserve(int64_t{1} << 60); });
   char byte = 0;
   expect_error(ErrorKind::kResource, {"cannot read"}, [&] { file->read(int64_t{1} << 40, &byte, 1); });

@@ -219,7 +219,7 @@ TEST(Model, OffloadedLayersComputeTheSameBits) {
       const double want = loss_and_gradient(model, x, y);
       const at::Tensor right = flat(model.parameters().gradient_views());
       for (const int64_t layers : {1, 3, 5}) {
-        Offload offload({.layers = layers}, TierFile::in_folder(::testing::TempDir()));
+        Offload offload({.layers = layers}, TierFile::in_folder(::testing::TempDir(), "memory.offload"));
         model.set_offload(&offload);
         // A forward without a backward is forgotten.
         model.loss(x, y.flatten(), model.rotary(at::arange(65, at::kLong)), dense_causal(), 1);

@@ -37,7 +37,9 @@ class Fitting : public ::testing::Test {
   static int64_t planned(Config c, int level, Keeps keeps, int64_t context, const FitRanks& ranks) {
     c.optimizer.shard = level;
     c.model.recompute = keeps != Keeps::kAll;
-    if (keeps == Keeps::kOffloaded) c.memory.offload = ranks.are == RanksAre::kGpus ? "host" : "file";
+    const std::string tier = ranks.are == RanksAre::kGpus ? "host" : "file";
+    if (keeps >= Keeps::kOffloaded) c.memory.offload = tier;
+    if (keeps == Keeps::kOptimizer) c.optimizer.offload = tier;
     if (ranks.are == RanksAre::kGpus) c.device = "cuda";
     c.data.context = context;
     const int along = ranks.ranks / static_cast<int>(c.mesh.data);
@@ -47,6 +49,11 @@ class Fitting : public ::testing::Test {
   }
   int64_t planned(int level, Keeps keeps, int64_t context, const FitRanks& ranks) const {
     return planned(config_, level, keeps, context, ranks);
+  }
+  int64_t padded_elements() const {
+    Parameters parameters(described_units(model_shape(config_)));
+    parameters.lay_out(4);
+    return parameters.elements();
   }
   NearestFit nearest(double memory) const { return nearest_fit(config_, four(memory)); }
   static FitRanks four(double memory) {
@@ -60,24 +67,33 @@ class Fitting : public ::testing::Test {
 // A higher sharding level takes no more memory, and recomputed activations take less than kept ones.
 TEST_F(Fitting, HigherLevelsAndRecomputationTakeLessMemory) {
   const FitTable table = what_fits(config_, four(1e9));
-  ASSERT_EQ(table.fits.size(), 12U);
+  ASSERT_EQ(table.fits.size(), 16U);
   EXPECT_EQ(table.parameters, parameter_count(model_shape(config_)));
   EXPECT_EQ(table.context, 4);
   EXPECT_EQ(table.shards, 4);
   for (size_t i = 0; i < table.fits.size(); ++i) {
     const Fit& fit = table.fits[i];
-    EXPECT_EQ(fit.level, static_cast<int>(i / 3));
-    EXPECT_EQ(fit.keeps, kAllKeeps[i % 3]);
+    EXPECT_EQ(fit.level, static_cast<int>(i / 4));
+    EXPECT_EQ(fit.keeps, kAllKeeps[i % 4]);
     EXPECT_EQ(fit.bytes.total(), planned(fit.level, fit.keeps, 512, four(0)));
     EXPECT_TRUE(fit.fits);
+    const auto state = [](const Fit& of) { return of.bytes.weights + of.bytes.gradients + of.bytes.optimizer; };
     if (fit.keeps != Keeps::kAll) {
-      EXPECT_LT(fit.bytes.activations, table.fits[i - 1].bytes.activations);
       EXPECT_GT(fit.longest, table.fits[i - 1].longest);
     }
-    if (i < 3) continue;
-    EXPECT_LT(fit.bytes.weights + fit.bytes.gradients + fit.bytes.optimizer,
-              table.fits[i - 3].bytes.weights + table.fits[i - 3].bytes.gradients + table.fits[i - 3].bytes.optimizer);
+    if (fit.keeps == Keeps::kOptimizer) {
+      EXPECT_LT(state(fit), state(table.fits[i - 1]));
+    } else if (fit.keeps != Keeps::kAll) {
+      EXPECT_LT(fit.bytes.activations, table.fits[i - 1].bytes.activations);
+    }
+    if (i >= 4) {
+      EXPECT_LT(state(fit), state(table.fits[i - 4]));
+    }
   }
+  // In bf16 what is updated and its moments are fp32, at level 3 a quarter of them on each rank.
+  EXPECT_EQ(table.offload.optimizer_bytes, 3 * 4 * padded_elements() / 4);
+  EXPECT_EQ(table.offload.optimizer_files, 0);
+  EXPECT_GE(table.offload.optimizer_host, 4 * table.offload.optimizer_bytes);
 }
 
 // Rows of the reported longest length fit, and rows longer by one unit (lengths are multiples of it) do not.
@@ -132,7 +148,7 @@ TEST_F(Fitting, PatternsOfFixedLengthHaveNoLongestContext) {
 TEST_F(Fitting, SingleRankHasOnlyLevelZero) {
   const FitTable table =
       what_fits(config_, {.ranks = 1, .ranks_of_a_host = 1, .are = RanksAre::kProcesses, .memory = 1e9, .planned = {}});
-  EXPECT_EQ(table.fits.size(), 3U);
+  EXPECT_EQ(table.fits.size(), 4U);
   EXPECT_EQ(table.traffic.size(), 1U);
   EXPECT_EQ(table.traffic[0].reduced + table.traffic[0].gathered, 0);
 }
@@ -229,14 +245,26 @@ TEST_F(Fitting, NearestFitChangesTheFewestSettings) {
   EXPECT_NE(offloaded.text.find("model.recompute = true and memory.offload = \"host\" fit ("), std::string::npos)
       << offloaded.text;
 
-  const NearestFit shorter = nearest(of(3, kOffloaded) - 1);
+  double offload = of(0, kOffloaded);
+  for (const int level : {1, 2, 3}) offload = std::min(offload, of(level, kOffloaded));
+  const NearestFit optimizer = nearest(offload - 1);
+  EXPECT_EQ(optimizer.keeps, Keeps::kOptimizer);
+  EXPECT_EQ(optimizer.context, config_.data.context);
+  EXPECT_NE(
+      optimizer.text.find("model.recompute = true, memory.offload = \"host\" and optimizer.offload = \"host\" fit ("),
+      std::string::npos)
+      << optimizer.text;
+
+  const NearestFit shorter = nearest(of(3, Keeps::kOptimizer) - 1);
   EXPECT_TRUE(shorter.found);
   EXPECT_EQ(shorter.level, 3);
   EXPECT_LT(shorter.context.longest(), 512);
   EXPECT_EQ(shorter.text,
-            "optimizer.shard = 3, model.recompute = true, memory.offload = \"host\" and data.context = " +
+            "optimizer.shard = 3, model.recompute = true, memory.offload = \"host\", optimizer.offload = \"host\" and "
+            "data.context = " +
                 shorter.context.text() + " fit (" +
-                bytes_text(static_cast<double>(planned(3, kOffloaded, shorter.context.longest(), ranks))) + " a rank)");
+                bytes_text(static_cast<double>(planned(3, Keeps::kOptimizer, shorter.context.longest(), ranks))) +
+                " a rank)");
 
   // A configured level is never lowered.
   config_.optimizer.shard = 2;
@@ -253,7 +281,7 @@ TEST_F(Fitting, ShortensTheLongestStageOfASchedule) {
   config_.data.context.stages = {{.step = 0, .context = 128}, {.step = 5, .context = 512, .batch = 1}};
   Config longest = config_;
   longest.data.batch = 1;
-  const NearestFit found = nearest(static_cast<double>(planned(longest, 3, Keeps::kOffloaded, 512, four(0))) * 0.98);
+  const NearestFit found = nearest(static_cast<double>(planned(longest, 3, Keeps::kOptimizer, 512, four(0))) * 0.98);
   ASSERT_TRUE(found.found) << found.text;
   ASSERT_EQ(found.context.stages.size(), 1U);
   EXPECT_EQ(found.context.stages[0].batch, 1);
@@ -262,10 +290,11 @@ TEST_F(Fitting, ShortensTheLongestStageOfASchedule) {
 TEST_F(Fitting, ExplainsWhyNothingFits) {
   const NearestFit nothing = nearest(1e5);
   EXPECT_FALSE(nothing.found);
-  EXPECT_NE(nothing.text.find(
-                "no optimizer.shard, model.recompute, memory.offload or shorter data.context makes it fit: with "
-                "optimizer.shard = 3, model.recompute = true and memory.offload even rows of 8 tokens need "),
-            std::string::npos)
+  EXPECT_NE(
+      nothing.text.find(
+          "no optimizer.shard, model.recompute, offload or shorter data.context makes it fit: with optimizer.shard "
+          "= 3, model.recompute = true, memory.offload and optimizer.offload even rows of 8 tokens need "),
+      std::string::npos)
       << nothing.text;
   EXPECT_NE(nothing.text.find("of which weights, gradients and optimizer are "), std::string::npos) << nothing.text;
   for (const Fit& fit : what_fits(config_, four(1e5)).fits) {

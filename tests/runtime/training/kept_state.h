@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/error.h"
+#include "memory/tiers/tiered_tensors.h"
 #include "runtime/training/training.h"
 
 namespace annulus {
@@ -25,14 +26,16 @@ class KeptState {
     state = training.state();
     for (const TensorSlice& slice : training.slices_to_write()) {
       at::Tensor& whole = tensors[slice.name];
-      if (!whole.defined()) whole = at::zeros(slice.shape, slice.values.options().device(at::kCPU));
-      whole.view({-1}).narrow(0, slice.begin, slice.values.numel()).copy_(slice.values);
+      const PlacedVector part = slice.elements();
+      if (!whole.defined()) whole = at::zeros(slice.shape, part.scalar_type());
+      whole.view({-1}).narrow(0, slice.begin, part.numel()).copy_(part.read(0, part.numel()));
     }
   }
   void restore(Training& training) const {
     training.restore(state, [&](const std::vector<TensorSlice>& into) {
       for (const TensorSlice& slice : into) {
-        at::Tensor(slice.values).copy_(tensors.at(slice.name).view({-1}).narrow(0, slice.begin, slice.values.numel()));
+        const PlacedVector part = slice.elements();
+        part.write(0, tensors.at(slice.name).view({-1}).narrow(0, slice.begin, part.numel()));
       }
     });
   }

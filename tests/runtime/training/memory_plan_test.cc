@@ -15,6 +15,7 @@
 #include "attention/kernels/choose_kernel.h"
 #include "comm/threads/threads.h"
 #include "memory/peak_bytes.h"
+#include "memory/tiers/tiered_tensors.h"
 #include "runtime/training/training.h"
 #include "tests/runtime/training/tiny_run.h"
 
@@ -46,6 +47,7 @@ struct Taken {
   int64_t kept = 0;     // in addition, when the backward begins
   int64_t peak = 0;
   int64_t weights = 0, gradients = 0, optimizer = 0;  // parts of `lasting`
+  int64_t in_files = 0, moved = 0;                    // by an update, with optimizer.offload
 };
 
 // Counts the storage of tensors; shared storage counts once.
@@ -114,6 +116,7 @@ std::vector<Taken> taken_by_a_step(const Config& config, int ranks, bool lending
       weights.add(parameters.values(unit).tensor());
       weights.add(updated[unit].values);
       gradients.add(parameters.gradients(unit).tensor());
+      weights.add(updated[unit].leaves);
       gradients.add(updated[unit].gradients);
     }
     mine.weights = weights.bytes();
@@ -123,8 +126,21 @@ std::vector<Taken> taken_by_a_step(const Config& config, int ranks, bool lending
     mine.kept = at_backward.taken() - mine.lasting;
     mine.peak = bytes->peak();
     const int64_t before = bytes->alive();
-    const AdamW another(updated, {});
-    mine.optimizer = bytes->alive() - before;
+    if (config.optimizer.offload == "none") {
+      const AdamW another(updated, {});
+      mine.optimizer = bytes->alive() - before;
+    } else {
+      TieredTensors tier({.dtype = updated[0].gradients.scalar_type()},
+                         TierFile::in_folder(config.memory.files, "optimizer.offload"));
+      for (const Updated& u : updated) {
+        if (u.in_tier) tier.add(u.gradients.numel());
+      }
+      AdamW another(updated, {}, &tier);
+      another.update(1, 1, 0);
+      mine.optimizer = bytes->alive() - before - Transfers::kHeld;
+      mine.in_files = tier.stats().most_in_files;
+      mine.moved = tier.stats().bytes_out;
+    }
   });
   return taken;
 }
@@ -169,6 +185,8 @@ void expect_planned(const Config& config, int ranks, const std::string& what, do
     compare("gradients", mine.gradients, plan.step.lasting("gradients"), 1.002);
     compare("optimizer", mine.optimizer, plan.step.lasting("optimizer"), 1.002);
     compare("kept", mine.kept, plan.step.kept(), 1.002);
+    EXPECT_EQ(mine.in_files, plan.state.in_file) << what;
+    EXPECT_EQ(mine.moved, plan.state.moved) << what;
     int64_t most = plan.total();
     if (at.part == kAttentionPart) {  // without the scratch that is not seen, another part may have the peak
       most -= scratch_of_attention(config, ranks, at.backward);
@@ -224,6 +242,30 @@ TEST(MemoryPlan, CountsWhatIsOffloaded) {
       for (const int ranks : {1, 2}) {
         expect_planned(config, ranks, dtype + ", " + std::to_string(on_device) + " layers on the device");
       }
+    }
+  }
+}
+
+// With optimizer.offload the device has neither moments nor master weights, but the buffers of some chunks. The plan
+// says how many bytes the file holds and an update moves.
+TEST(MemoryPlan, CountsTheOptimizersStateInATier) {
+  const TestFolder folder;
+  for (const std::string dtype : {"fp32", "bf16", "fp64"}) {
+    for (const int64_t level : {0, 1, 2, 3}) {
+      Config config = config_of(folder, {"", 12, 64, 4, 2, 256, 256, 256, 2});
+      config.model.dtype = dtype;
+      config.optimizer.shard = level;
+      config.memory.files = folder.path();
+      const auto lasting = [&] {
+        return plan_memory(config, check_training(config, 2), make_sharding(config, 2, 2), 2, 0, RanksAre::kThreads)
+            .step;
+      };
+      const StepCharges without = lasting();
+      config.optimizer.offload = "file";
+      const StepCharges with = lasting();
+      EXPECT_LT(with.lasting("weights") + with.lasting("optimizer"),
+                without.lasting("weights") + without.lasting("optimizer"));
+      for (const int ranks : {1, 2}) expect_planned(config, ranks, dtype + ", level " + std::to_string(level));
     }
   }
 }

@@ -76,6 +76,22 @@ TEST(ModelImport, StartsWithTheFoldersBitsAtEveryWorldSizeAndLevel) {
   }
 }
 
+TEST(ModelImport, WeightsAreReadIntoATier) {
+  const TestFolder folder;
+  Config config = config_of(folder, model_folder(folder));
+  config.run.steps = 1;
+  still(config.optimizer);
+  config.model.dtype = "bf16";
+  config.optimizer.shard = 3;
+  config.optimizer.offload = "file";
+  const Result result = train(config, 2);
+  EXPECT_EQ(result.code, 0) << result.out;
+  const Tensors expected = weights_of(shape(), at::kBFloat16);
+  for (const auto& [name, values] : checkpoint_weights(config.run.folder + "/tiny-001", 1)) {
+    EXPECT_TRUE(at::equal(values, expected.at(name).to(at::kFloat).view({-1}))) << name;
+  }
+}
+
 TEST(ModelImport, ResumeDoesNotNeedTheFolder) {
   const TestFolder folder;
   const Config config = config_of(folder, model_folder(folder));

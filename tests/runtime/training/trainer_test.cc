@@ -401,14 +401,15 @@ TEST(Trainer, RefusesRunsThatDoNotFitIntoMemory) {
   config.data.batch = 1 << 24;
   expect_in(refused(config, 1'000'000'000, 2),
             {"at least 137.4 GB a rank", "1.0 GB are free",
-             "no optimizer.shard, model.recompute, memory.offload or shorter data.context makes it fit: with "
-             "optimizer.shard = 3, model.recompute = true and memory.offload even rows of 4 tokens need "});
+             "no optimizer.shard, model.recompute, offload or shorter data.context makes it fit: with "
+             "optimizer.shard = 3, model.recompute = true, memory.offload and optimizer.offload even rows of 4 tokens "
+             "need "});
   config = tiny_config(folder);
   config.model.layers = 100000;
   config.model.dim = 1 << 24;
   config.model.ffn = 1 << 24;
   const std::string absurd = refused(config, 1'000'000'000, 1);
-  expect_in(absurd, {"T parameters", "at least ", " EB a rank", "memory.offload it needs at least "});
+  expect_in(absurd, {"T parameters", "at least ", " EB a rank", "optimizer.offload it needs at least "});
   ::setenv("ANNULUS_MEMORY_CHECK", "0", 1);
   expect_in(refused(config, 1'000'000'000, 1), {"EB a rank, more than any machine has"});
   ::unsetenv("ANNULUS_MEMORY_CHECK");
