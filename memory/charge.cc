@@ -41,7 +41,9 @@ int64_t StepCharges::lasting(std::string_view what) const {
 int64_t StepCharges::kept() const {
   int64_t bytes = 0;
   for (const Group& group : groups_) {
-    for (const Part& part : group.parts) bytes += group.offloaded ? 0 : sum(part, When::kKept);
+    for (const Part& part : group.parts) {
+      bytes += sum(part, When::kStays) + (group.offloaded ? 0 : sum(part, When::kKept));
+    }
   }
   return bytes;
 }
@@ -49,10 +51,10 @@ int64_t StepCharges::kept() const {
 int64_t StepCharges::kept(std::string_view what) const {
   int64_t bytes = 0;
   for (const Group& group : groups_) {
-    if (group.offloaded) continue;
     for (const Part& part : group.parts) {
       for (const Charge& charge : part.charges) {
-        bytes += charge.what == what && charge.when == When::kKept ? charge.bytes : 0;
+        const bool kept = charge.when == When::kStays || (charge.when == When::kKept && !group.offloaded);
+        bytes += charge.what == what && kept ? charge.bytes : 0;
       }
     }
   }
@@ -106,6 +108,7 @@ std::vector<StepCharges::Most> StepCharges::moments() const {
     for (size_t p = group.parts.size(); p-- > 0;) {
       begin(group.parts[p], /*backward=*/true);
       const int64_t bytes = sum(group.parts[p], When::kKept);
+      hold(sum(group.parts[p], When::kStays), begins[i][p], now());
       if (!group.offloaded) {
         hold(bytes, begins[i][p], now());
       } else {

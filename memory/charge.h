@@ -13,6 +13,7 @@ namespace annulus {
 enum class When {
   kLasts,     // for the whole job
   kKept,      // from its part's forward to the end of its backward (saved activations)
+  kStays,     // as kKept, but never offloaded
   kForward,   // while its part's forward runs, in addition to kKept (workspace)
   kBackward,  // while its part's backward runs, in addition to kKept
 };

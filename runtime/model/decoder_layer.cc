@@ -113,7 +113,10 @@ struct LayerRun : torch::CustomClassHolder {
         length(rows / std::max<int64_t>(1, setting.batch)),
         tiles(row_tiles(setting.batch, length, setting.tile)),
         several(tiles.size() > 1),
-        rows(rows) {}
+        rows(rows),
+        before(place_before_attention(layer)),
+        after(place_after_attention(layer)),
+        last(layer + 1 == setting.shape.layers) {}
 
   std::vector<at::Tensor> forward(at::Tensor x, at::Tensor delta, const Attend& attend, bool keeps);
   at::Tensor backward(at::Tensor dsum, at::Tensor ddelta);
@@ -133,7 +136,9 @@ struct LayerRun : torch::CustomClassHolder {
   const std::vector<RowTile> tiles;
   const bool several;
   const int64_t rows;
-  at::Tensor input;  // the sum of the layer's inputs
+  const size_t before, after;  // places
+  const bool last;             // whether it is the last layer
+  at::Tensor input;            // the sum of the layer's inputs
   Attended attention;
   Heads heads;                       // unless they are made again
   std::vector<HeadsTile> projected;  // of each tile, unless it is made again
@@ -190,6 +195,7 @@ MlpTile LayerRun::mlp(const RowTile& tile, bool keeps) const {
 
 std::vector<at::Tensor> LayerRun::forward(at::Tensor x, at::Tensor delta, const Attend& attend, bool keeps) {
   const bool whole = keeps && !s.recompute;
+  if (s.use != nullptr) s.use->before_forward(before);
   Rows sum(rows), q(rows), k(rows), v(rows);
   for (const RowTile& tile : tiles) {
     const at::Tensor part = rows_of(x, tile), added = rows_of(delta, tile);
@@ -202,6 +208,7 @@ std::vector<at::Tensor> LayerRun::forward(at::Tensor x, at::Tensor delta, const 
     q.put(tile, h.q), k.put(tile, h.k), v.put(tile, h.v);
     if (whole) projected.push_back(std::move(made));
   }
+  if (s.use != nullptr) s.use->after_forward(before);
   // Not the tensor of autograd itself, which would keep the graph before this node.
   input = delta.defined() ? sum.all : x.detach();
   sum.all.reset(), x.reset(), delta.reset();
@@ -209,6 +216,7 @@ std::vector<at::Tensor> LayerRun::forward(at::Tensor x, at::Tensor delta, const 
   q.all.reset(), k.all.reset(), v.all.reset();
   attention = attend(heads.q, heads.k, heads.v, layer);
   if (!whole) heads = {};
+  if (s.use != nullptr) s.use->before_forward(after);
   Rows next(rows), added(rows);
   for (const RowTile& tile : tiles) {
     MlpTile m = mlp(tile, whole);
@@ -217,6 +225,7 @@ std::vector<at::Tensor> LayerRun::forward(at::Tensor x, at::Tensor delta, const 
     m.sum = whole ? m.sum.detach() : at::Tensor();  // the node must not own its output
     if (whole) mlps.push_back(std::move(m));
   }
+  if (s.use != nullptr && !last) s.use->after_forward(after);
   if (!keeps) {
     attention = {};
   } else if (s.offload != nullptr && s.offload->takes(layer)) {
@@ -249,6 +258,7 @@ at::Tensor LayerRun::backward(at::Tensor dsum, at::Tensor ddelta) {
     attention.kept.pop_back();
   }
   if (s.offload != nullptr && s.offload->takes(layer - 1)) s.offload->fetch_next();
+  if (s.use != nullptr && !last) s.use->before_backward(after);
   dsum = dsum.contiguous(), ddelta = ddelta.contiguous();
   Rows dx(rows), dout(rows);
   {
@@ -288,6 +298,10 @@ at::Tensor LayerRun::backward(at::Tensor dsum, at::Tensor ddelta) {
     for (GradientSum* sum : {&down, &down_bias, &gate_up, &gate_up_bias, &norm, &out, &out_bias}) sum->finish();
   }
   dsum.reset(), ddelta.reset(), mlps.clear();
+  if (s.use != nullptr) {
+    s.use->after_backward(after);
+    s.use->before_backward(before);
+  }
   Heads d;
   {
     const Heads of = heads.q.defined() ? std::exchange(heads, {}) : make_heads();
@@ -335,6 +349,7 @@ at::Tensor LayerRun::backward(at::Tensor dsum, at::Tensor ddelta) {
     for (GradientSum* sum : {&qkv, &qkv_bias, &norm, &q_norm, &k_norm}) sum->finish();
   }
   input.reset(), projected.clear();
+  if (s.use != nullptr) s.use->after_backward(before);
   return dx.all;
 }
 

@@ -26,13 +26,14 @@
 #include "runtime/model/decoder_ops.h"
 #include "runtime/model/fused_ops.h"
 #include "runtime/model/model_shape.h"
+#include "runtime/model/weight_use.h"
 
 namespace annulus {
 
 class Offload;
 
-// Tensors that the shape lacks are undefined. The gradients of a leaf that requires them must be held when its
-// backward runs.
+// Tensors that the shape lacks are undefined. The values of a leaf must be held while its place runs, and in the
+// backward the gradients, too, if it requires them (weight_use.h).
 struct LayerWeights {
   at::Tensor attention_norm;         // [dim]
   at::Tensor qkv, qkv_bias;          // [(heads + 2 kv_heads) head_dim, dim]
@@ -62,6 +63,7 @@ struct LayerSetting {
   bool recompute = false;
   int64_t tile = 0;            // rows of a tile at most
   Offload* offload = nullptr;  // null: what is kept stays; must outlive the backward
+  WeightUse* use = nullptr;    // told of both places of a layer; null: nobody is; must outlive the backward
 };
 
 // Returns the most rows of a tile, from shape, dtype and device alone: as many as have about kTileBytes (on a GPU) or
@@ -69,7 +71,8 @@ struct LayerSetting {
 inline constexpr int64_t kTileBytes = int64_t{256} << 20, kTileBytesOnCpu = int64_t{16} << 20;
 int64_t tile_rows(const ModelShape& shape, const Computes& on);
 
-// Runs layer `layer`. x and delta [rows, dim], where rows are batch * n; the layer's input is their sum, or x alone if
+// Runs layer `layer`. The last layer leaves the end of its second place's forward, and the beginning of its backward,
+// to the final norm. x and delta [rows, dim], where rows are batch * n; the layer's input is their sum, or x alone if
 // delta is undefined. Returns two such tensors, whose sum is the layer's output. Differentiable in x and delta; the
 // gradients of the weights are added to the leaves'.
 std::vector<at::Tensor> decoder_layer(const LayerSetting& setting, const LayerWeights& weights, int64_t layer,
@@ -79,10 +82,15 @@ struct AttentionCharges {
   Part part;             // without q, k, v and the gradient of the output (attention/execution/attention_charges.h)
   bool divided = false;  // whether the layer divides the output
 };
+// What the holder of the weights takes at a layer's places.
+struct LayerPlaces {
+  PlaceCharges before_attention, after_attention;
+};
 // Returns the charges of a layer in the order of the forward; q, k and v that the backward makes again are a part of
-// their own, without a forward. `with_delta`: the input is a sum.
+// their own, without a forward, as are the ends of places (kSumsOfGradients). `with_delta`: the input is a sum.
 std::vector<Part> decoder_layer_charges(const ModelShape& shape, int64_t batch, int64_t length, const Computes& on,
-                                        bool recompute, bool with_delta, AttentionCharges attention);
+                                        bool recompute, bool with_delta, AttentionCharges attention,
+                                        const LayerPlaces& places);
 // Returns the most bytes that the forward of a layer holds, its input included, if nothing is kept for a backward.
 int64_t layer_forward_bytes(const ModelShape& shape, int64_t batch, int64_t length, const Computes& on);
 

@@ -51,7 +51,8 @@ int64_t temporaries(const Part& part, When when, std::initializer_list<std::stri
 }  // namespace
 
 std::vector<Part> decoder_layer_charges(const ModelShape& s, int64_t batch, int64_t length, const Computes& on,
-                                        bool recompute, bool with_delta, AttentionCharges attention) {
+                                        bool recompute, bool with_delta, AttentionCharges attention,
+                                        const LayerPlaces& places) {
   const Sizes z(s, batch, length, on);
   const int64_t e = on.element(), wide = on.wide(), t = z.tile_rows_most;
   const int64_t of_heads = s.q_width() + 2 * s.kv_width();
@@ -80,6 +81,8 @@ std::vector<Part> decoder_layer_charges(const ModelShape& s, int64_t batch, int6
   const Charge given_gradient{"gradient of the layer's output", z.stream, When::kBackward};
   const Charge stream_gradient{"gradient of the residual stream", z.stream, When::kBackward};
   const Charge given{"the layer's inputs", (with_delta ? 2 : 0) * z.stream, When::kForward};
+  const auto taken = [](int64_t bytes, When when) { return Charge{kWeightsOfPlaces, bytes, when}; };
+  const PlaceCharges &first = places.before_attention, &second = places.after_attention;
 
   // The norm, the projection, the norm of heads, the rotation.
   // Without recomputation, most of what they make is kept.
@@ -109,7 +112,9 @@ std::vector<Part> decoder_layer_charges(const ModelShape& s, int64_t batch, int6
                  given_gradient,
                  stream_gradient,
                  {"statistics", recompute ? statistics + head_statistics : 0, When::kBackward},
-                 {"operands and results", backward, When::kBackward}}};
+                 {"operands and results", backward, When::kBackward},
+                 taken(first.forward, When::kForward),
+                 taken(first.backward, When::kBackward)}};
   std::vector<Charge>& of_attention = attention.part.charges;
   of_attention.push_back(given);
   of_attention.push_back({"q, k and v", recompute ? z.heads : 0, When::kForward});
@@ -119,6 +124,8 @@ std::vector<Part> decoder_layer_charges(const ModelShape& s, int64_t batch, int6
   of_attention.push_back(
       {"normed input, projection", recompute ? y + of_qkv + statistics + head_statistics : 0, When::kBackward});
   of_attention.push_back({"gradient of the output", z.out, When::kBackward});
+  of_attention.push_back(taken(first.after, When::kForward));
+  of_attention.push_back(taken(first.backward, When::kBackward));
 
   Part again{"q, k and v again", {}};
   if (recompute) {
@@ -130,7 +137,8 @@ std::vector<Part> decoder_layer_charges(const ModelShape& s, int64_t batch, int6
                       z.assembled(z.heads) + (z.several ? of_qkv : 0) +
                           std::max({2 * ts + norm_forward, ts + th, y + (s.qk_norm ? 2 * th + heads_forward : 0),
                                     y + (s.qk_norm && !z.several ? th : 0) + 2 * th + rotary_forward}),
-                      When::kBackward}};
+                      When::kBackward},
+                     taken(first.backward, When::kBackward)};
   }
 
   // The projection of heads, the norm, gate and up, their product, the last projection.
@@ -158,9 +166,21 @@ std::vector<Part> decoder_layer_charges(const ModelShape& s, int64_t batch, int6
             {"operands and results", recompute ? z.assembled(2 * z.stream) + after : td + 2 * ts + norm_forward,
              When::kForward},
             given_gradient,
-            {"operands and results", back, When::kBackward}}};
-  std::vector<Part> parts = {std::move(to_heads), std::move(attention.part)};
+            {"operands and results", back, When::kBackward},
+            {kWeightsKept, second.kept, When::kStays},
+            taken(second.forward, When::kForward),
+            taken(second.backward, When::kBackward)}};
+  std::vector<Part> parts;
+  const auto end_of = [&](const PlaceCharges& place, int64_t gradients) {
+    if (place.ends == 0) return;
+    parts.push_back(
+        {kSumsOfGradients, {taken(place.ends, When::kBackward), {"gradients of tensors", gradients, When::kBackward}}});
+  };
+  end_of(first, 2 * z.stream);  // of the layer's output and input
+  parts.push_back(std::move(to_heads));
+  parts.push_back(std::move(attention.part));
   if (recompute) parts.push_back(std::move(again));
+  end_of(second, 2 * z.stream + z.out);  // also of attention's output
   parts.push_back(std::move(mlp));
   return parts;
 }

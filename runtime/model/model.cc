@@ -54,12 +54,6 @@ Model::Model(const ModelShape& shape, at::ScalarType dtype, at::Device device, U
   head_ = shape.tie_embeddings ? embedding_ : p.leaf("lm_head.weight");
 }
 
-namespace {
-
-constexpr std::string_view kWeightsOfPlaces = "weights and gradients that are not there all the time";
-
-}  // namespace
-
 void add_model_charges(const ModelShape& s, const StepRows& of, const Computes& on,
                        const std::vector<AttentionCharges>& attention, const std::vector<PlaceCharges>& places,
                        StepCharges& step) {
@@ -70,28 +64,28 @@ void add_model_charges(const ModelShape& s, const StepRows& of, const Computes& 
     part.charges.push_back({kWeightsOfPlaces, taken_at(place).backward, When::kBackward});
     return part;
   };
-  const auto begin = [&](size_t place) {
-    if (taken_at(place).ends > 0)
-      step.then({"sums of gradients", {{kWeightsOfPlaces, taken_at(place).ends, When::kBackward}}});
+  const auto end_of = [&](size_t place) {
+    if (const int64_t bytes = taken_at(place).ends; bytes > 0)
+      step.then({kSumsOfGradients, {{kWeightsOfPlaces, bytes, When::kBackward}}});
   };
-  begin(0);
-  step.then(at_place(0, {"embedding",
-                         {{"result", stream, When::kForward},
-                          {kGivenGradient, stream, When::kBackward},
-                          {"gradient of the weight", s.vocab * s.dim * e, When::kBackward}}}));
-  for (size_t i = 0; i < attention.size(); ++i) {
-    const size_t place = i + 1;
-    begin(place);
-    step.then({kWeightsKept, {{kWeightsKept, taken_at(place).kept, When::kKept}}});
-    std::vector<Part> parts = decoder_layer_charges(s, of.batch, of.length, on, of.recompute, i > 0, attention[i]);
-    for (Part& part : parts) part = at_place(place, std::move(part));
-    static_cast<int64_t>(i) < of.offloaded ? step.then_offloaded(std::move(parts)) : step.then_all(std::move(parts));
+  end_of(kEmbeddingPlace);
+  step.then(at_place(kEmbeddingPlace, {"embedding",
+                                       {{"result", stream, When::kForward},
+                                        {kGivenGradient, stream, When::kBackward},
+                                        {"gradient of the weight", s.vocab * s.dim * e, When::kBackward}}}));
+  const auto layers = static_cast<int64_t>(attention.size());
+  for (int64_t i = 0; i < layers; ++i) {
+    std::vector<Part> parts =
+        decoder_layer_charges(s, of.batch, of.length, on, of.recompute, i > 0, attention[static_cast<size_t>(i)],
+                              {taken_at(place_before_attention(i)), taken_at(place_after_attention(i))});
+    i < of.offloaded ? step.then_offloaded(std::move(parts)) : step.then_all(std::move(parts));
   }
   Part norm = norm_charges(rows, s.dim, /*with_sum=*/false, on);
   norm.charges.push_back({"the residual stream", stream, When::kForward});
-  step.then(at_place(attention.size(), std::move(norm)));
-  begin(attention.size() + 1);
-  step.then(at_place(attention.size() + 1, loss_charges(rows, s.dim, s.vocab, on)));
+  const size_t output = output_place(layers);
+  step.then(at_place(output - 1, std::move(norm)));
+  end_of(output);
+  step.then(at_place(output, loss_charges(rows, s.dim, s.vocab, on)));
 }
 
 RotaryTable Model::rotary(const at::Tensor& positions) const {
@@ -126,20 +120,20 @@ class OnTheWayBack : public torch::autograd::Function<OnTheWayBack> {
 }  // namespace
 
 // Autograd runs the node after every node that was made later and whose gradients are ready, so after all that read the
-// weights of the next place or add to their gradients.
-void Model::pass_from(size_t place, std::vector<at::Tensor>& between) const {
+// output's weights or add to their gradients.
+void Model::pass_from(size_t place, std::vector<at::Tensor>& made) const {
   if (use_ == nullptr || !at::GradMode::is_enabled()) return;
-  const auto call = [use = use_, place, is_last = place > layers_.size()] {
-    if (!is_last) use->after_backward(place + 1);
+  const auto call = [use = use_, place, output = output_place(shape_.layers)] {
+    if (place + 1 == output) use->after_backward(output);
     use->before_backward(place);
   };
-  between = OnTheWayBack::apply(at::TensorList(between), c10::make_intrusive<OnTheWayBack::Held>(call));
+  made = OnTheWayBack::apply(at::TensorList(made), c10::make_intrusive<OnTheWayBack::Held>(call));
 }
 
 at::Tensor Model::logits(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend,
                          bool last_only) const {
   const at::Tensor read = hidden(tokens, table, attend, last_only);
-  const size_t output = layers_.size() + 1;
+  const size_t output = output_place(shape_.layers);
   if (use_ != nullptr) use_->before_forward(output);
   at::Tensor logits = linear_layer(read, head_, at::Tensor());
   if (use_ != nullptr) use_->after_forward(output);
@@ -152,7 +146,7 @@ at::Tensor Model::wide_logits(const at::Tensor& hidden) const {
 }
 
 at::Tensor Model::loss_of(const at::Tensor& hidden, const at::Tensor& targets, double scale) const {
-  const size_t output = layers_.size() + 1;
+  const size_t output = output_place(shape_.layers);
   if (use_ != nullptr) use_->before_forward(output);
   std::vector<at::Tensor> loss = {linear_cross_entropy_sum(hidden, head_, targets, scale)};
   if (use_ != nullptr) use_->after_forward(output);
@@ -174,27 +168,27 @@ at::Tensor Model::hidden(const at::Tensor& tokens, const RotaryTable& table, con
                              .batch = batch,
                              .recompute = recompute_,
                              .tile = tile_ > 0 ? tile_ : tile_rows(shape_, {parameters_.dtype(), embedding_.is_cuda()}),
-                             .offload = recompute_ ? offload_ : nullptr};
+                             .offload = recompute_ ? offload_ : nullptr,
+                             .use = use_};
   // Nothing is left of a forward whose backward did not run.
   if (setting.offload != nullptr && at::GradMode::is_enabled()) setting.offload->clear();
-  if (use_ != nullptr) use_->before_forward(0);
+  if (use_ != nullptr) use_->before_forward(kEmbeddingPlace);
   std::vector<at::Tensor> stream = {at::embedding(embedding_, tokens.reshape({batch * n}))};  // and what is added to it
-  if (use_ != nullptr) use_->after_forward(0);
+  if (use_ != nullptr) use_->after_forward(kEmbeddingPlace);
+  pass_from(kEmbeddingPlace, stream);
   for (size_t i = 0; i < layers_.size(); ++i) {
-    pass_from(i, stream);
-    if (use_ != nullptr) use_->before_forward(i + 1);
     at::Tensor delta = stream.size() > 1 ? std::move(stream[1]) : at::Tensor();
     stream =
         decoder_layer(setting, layers_[i], static_cast<int64_t>(i), attend, std::move(stream[0]), std::move(delta));
-    if (use_ != nullptr && i + 1 < layers_.size()) use_->after_forward(i + 1);
   }
   if (setting.offload != nullptr) setting.offload->settle();
   if (last_only) {
     for (at::Tensor& t : stream) t = t.view({batch, n, shape_.dim}).select(1, n - 1).contiguous();
   }
   std::vector<at::Tensor> read = {add_rms_norm(stream[0], stream[1], norm_, shape_.norm_eps).y};
-  if (use_ != nullptr) use_->after_forward(layers_.size());
-  pass_from(layers_.size(), read);
+  const size_t last = output_place(shape_.layers) - 1;
+  if (use_ != nullptr) use_->after_forward(last);
+  pass_from(last, read);
   return read[0];
 }
 

@@ -16,35 +16,9 @@
 #include "runtime/model/fused_ops.h"
 #include "runtime/model/model_shape.h"
 #include "runtime/model/parameters.h"
+#include "runtime/model/weight_use.h"
 
 namespace annulus {
-
-// Callbacks of the model to the holder of the weights, before a place uses its weights and after it no longer does, in
-// the forward and in the backward. Place 0 is the embedding, place 1 + i is layer i (the last one with the final norm),
-// and place 1 + layers is the output. A place uses the unit of the same number, except that a tied output uses the
-// embedding's.
-//
-// An exception from a callback propagates out of the model. Callbacks run on the thread that runs the model, or on
-// autograd's. The last layer's weights, which the backward needs first, are in use from its forward to the end of its
-// backward. The output's, whose gradient the forward computes, and the embedding's are in use only in the forward.
-// after_backward is not called for the embedding, with which the backward ends.
-class WeightUse {
- public:
-  virtual ~WeightUse() = default;
-  virtual void before_forward(size_t place) = 0;
-  virtual void after_forward(size_t place) = 0;
-  virtual void before_backward(size_t place) = 0;
-  // The gradients of this place are complete.
-  virtual void after_backward(size_t place) = 0;
-};
-
-// Bytes that the holder of the weights takes while a place runs, forward and backward.
-struct PlaceCharges {
-  int64_t forward = 0, backward = 0;
-  int64_t kept = 0;  // from its forward to its backward
-  int64_t ends = 0;  // at the end of its backward, after the place has released all else
-};
-inline constexpr std::string_view kWeightsKept = "weights that the backward reads first";
 
 // What the charges of a step depend on besides the model.
 struct StepRows {
@@ -107,9 +81,9 @@ class Model {
                   double scale) const;
 
  private:
-  // Marks the tensors between `place` and the next place or the loss. When the backward reaches them, the use of the
-  // next place ends and that of `place` begins.
-  void pass_from(size_t place, std::vector<at::Tensor>& between) const;
+  // Marks the tensors that a place outside of the layers, or the final norm, makes. When the backward reaches them, the
+  // use of the output ends if `place` is the last before it, and that of `place` begins.
+  void pass_from(size_t place, std::vector<at::Tensor>& made) const;
 
   ModelShape shape_;
   bool recompute_ = false;

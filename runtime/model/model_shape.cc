@@ -27,32 +27,40 @@ DescribedUnit embedding(const ModelShape& s) {
   return {"the embedding", {matrix("model.embed_tokens.weight", s.vocab, s.dim)}};
 }
 
-DescribedUnit layer(const ModelShape& s, int64_t i) {
-  // Matrices whose results are added to the residual stream begin smaller, by the number of additions (Radford et al.
-  // 2019).
-  const double residual = kStd / std::sqrt(2.0 * static_cast<double>(s.layers));
-  const std::string prefix = "model.layers." + std::to_string(i) + ".", attention = prefix + "self_attn.",
-                    mlp = prefix + "mlp.";
+std::string layer_prefix(int64_t i) { return "model.layers." + std::to_string(i) + "."; }
+
+DescribedUnit before_attention(const ModelShape& s, int64_t i) {
+  const std::string prefix = layer_prefix(i), attention = prefix + "self_attn.";
   DescribedUnit group{
-      "layer " + std::to_string(i),
+      "q, k and v of layer " + std::to_string(i),
       {matrix(attention + "q_proj.weight", s.q_width(), s.dim),
        matrix(attention + "k_proj.weight", s.kv_width(), s.dim),
-       matrix(attention + "v_proj.weight", s.kv_width(), s.dim),
-       matrix(attention + "o_proj.weight", s.dim, s.q_width(), residual),
-       matrix(mlp + "gate_proj.weight", s.ffn, s.dim), matrix(mlp + "up_proj.weight", s.ffn, s.dim),
-       matrix(mlp + "down_proj.weight", s.dim, s.ffn, residual), vector(prefix + "input_layernorm.weight", s.dim, 1),
-       vector(prefix + "post_attention_layernorm.weight", s.dim, 1)}};
+       matrix(attention + "v_proj.weight", s.kv_width(), s.dim), vector(prefix + "input_layernorm.weight", s.dim, 1)}};
   std::vector<ParameterShape>& p = group.parameters;
   if (s.qkv_bias) {
     p.push_back(vector(attention + "q_proj.bias", s.q_width(), 0));
     p.push_back(vector(attention + "k_proj.bias", s.kv_width(), 0));
     p.push_back(vector(attention + "v_proj.bias", s.kv_width(), 0));
   }
-  if (s.out_bias) p.push_back(vector(attention + "o_proj.bias", s.dim, 0));
   if (s.qk_norm) {
     p.push_back(vector(attention + "q_norm.weight", s.head_dim(), 1));
     p.push_back(vector(attention + "k_norm.weight", s.head_dim(), 1));
   }
+  return group;
+}
+
+DescribedUnit after_attention(const ModelShape& s, int64_t i) {
+  // Matrices whose results are added to the residual stream begin smaller, by the number of additions (Radford et al.
+  // 2019).
+  const double residual = kStd / std::sqrt(2.0 * static_cast<double>(s.layers));
+  const std::string prefix = layer_prefix(i), out = prefix + "self_attn.o_proj.", mlp = prefix + "mlp.";
+  DescribedUnit group{
+      "the output projection and MLP of layer " + std::to_string(i),
+      {matrix(out + "weight", s.dim, s.q_width(), residual), matrix(mlp + "gate_proj.weight", s.ffn, s.dim),
+       matrix(mlp + "up_proj.weight", s.ffn, s.dim), matrix(mlp + "down_proj.weight", s.dim, s.ffn, residual),
+       vector(prefix + "post_attention_layernorm.weight", s.dim, 1)}};
+  std::vector<ParameterShape>& p = group.parameters;
+  if (s.out_bias) p.push_back(vector(out + "bias", s.dim, 0));
   if (s.mlp_bias) {
     p.push_back(vector(mlp + "gate_proj.bias", s.ffn, 0));
     p.push_back(vector(mlp + "up_proj.bias", s.ffn, 0));
@@ -76,9 +84,15 @@ Number elements(const DescribedUnit& group, bool matrices_only = false) {
 }
 
 template <typename Number>
+Number elements_of_layers(const ModelShape& s, bool matrices_only = false) {
+  return static_cast<Number>(s.layers) * (elements<Number>(before_attention(s, 0), matrices_only) +
+                                          elements<Number>(after_attention(s, 0), matrices_only));
+}
+
+template <typename Number>
 Number count_of(const ModelShape& s) {
-  return elements<Number>(embedding(s)) + static_cast<Number>(s.layers) * elements<Number>(layer(s, 0)) +
-         static_cast<Number>(s.dim) + (s.tie_embeddings ? 0 : elements<Number>(output(s)));
+  return elements<Number>(embedding(s)) + elements_of_layers<Number>(s) + static_cast<Number>(s.dim) +
+         (s.tie_embeddings ? 0 : elements<Number>(output(s)));
 }
 
 }  // namespace
@@ -107,7 +121,10 @@ int64_t ParameterShape::count() const {
 
 std::vector<DescribedUnit> described_units(const ModelShape& s) {
   std::vector<DescribedUnit> groups = {embedding(s)};
-  for (int64_t i = 0; i < s.layers; ++i) groups.push_back(layer(s, i));
+  for (int64_t i = 0; i < s.layers; ++i) {
+    groups.push_back(before_attention(s, i));
+    groups.push_back(after_attention(s, i));
+  }
   groups.back().parameters.push_back(vector("model.norm.weight", s.dim, 1));
   if (!s.tie_embeddings) groups.push_back(output(s));
   return groups;
@@ -117,8 +134,7 @@ int64_t parameter_count(const ModelShape& s) { return count_of<int64_t>(s); }
 double parameter_estimate(const ModelShape& s) { return count_of<double>(s); }
 
 double flops_per_token(const ModelShape& s, double pairs) {
-  const double weights = static_cast<double>(s.layers) * elements<double>(layer(s, 0), /*matrices_only=*/true) +
-                         elements<double>(output(s));
+  const double weights = elements_of_layers<double>(s, /*matrices_only=*/true) + elements<double>(output(s));
   return 6 * weights + 12 * static_cast<double>(s.head_dim()) * pairs;
 }
 

@@ -52,11 +52,14 @@ struct ParameterShape {
   int64_t count() const;
 };
 
-// Parameters that are used together: the embedding, each layer (the last one with the final norm), and the output
-// unless it is tied. In each unit, all matrices precede the vectors. The query, key and value projections are adjacent,
-// as are the gate and up projections, and their biases.
+// Parameters that are used together (runtime/model/weight_use.h): the embedding, two units for each layer, and the
+// output unless it is tied. The first unit of a layer has the norm before attention and the projections of q, k and v,
+// with their biases and norms. The second has attention's output projection and the MLP with its norm, and in the last
+// layer the final norm. In each unit, all matrices precede the vectors. The query, key and value projections are
+// adjacent, as are the gate and up projections, and their biases.
 struct DescribedUnit {
-  std::string name;  // "the embedding", "layer 3", "the output"
+  // "the embedding", "q, k and v of layer 3", "the output projection and MLP of layer 3", "the output"
+  std::string name;
   std::vector<ParameterShape> parameters;
 };
 std::vector<DescribedUnit> described_units(const ModelShape& shape);

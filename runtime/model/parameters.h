@@ -2,12 +2,12 @@
 // view. Used by model.cc, which declares and reads them, by runtime/training/state, which holds the trained weights,
 // shards them over ranks and fills the leaves, and by the memory plan, which needs their sizes before allocation.
 //
-// A unit is used as a whole: the embedding, a layer, the output. Its values are one flat vector and its gradients
-// another: matrices first, then vectors (without weight decay). Each of these two groups is padded with zeros to a
-// multiple of kAlign, and the unit to a multiple of kAlign times the number of parts, so that vectorized loops over the
-// parts use the same vectors as loops over the whole. With a matrix [3, 5], a vector [3] and 2 parts, the matrix has
-// elements 0 to 14, the vector 16 to 18, and the unit 32 elements. The memory of values and of gradients may be
-// released and allocated again.
+// A unit is used as a whole: the embedding, a half of a layer, the output. Its values are one flat vector and its
+// gradients another: matrices first, then vectors (without weight decay). Each of these two groups is padded with zeros
+// to a multiple of kAlign, and the unit to a multiple of kAlign times the number of parts, so that vectorized loops
+// over the parts use the same vectors as loops over the whole. With a matrix [3, 5], a vector [3] and 2 parts, the
+// matrix has elements 0 to 14, the vector 16 to 18, and the unit 32 elements. The memory of values and of gradients may
+// be released and allocated again.
 //
 // Names and shapes are those of Hugging Face's Llama layout. Not thread safe.
 #pragma once
@@ -32,7 +32,7 @@ struct ParameterInfo : ParameterShape {
 };
 
 struct ParameterUnit {
-  std::string name;            // "the embedding", "layer 3", "the output"
+  std::string name;            // as DescribedUnit::name
   size_t first = 0, last = 0;  // parameters [first, last) of list()
   int64_t decayed = 0;         // leading elements with weight decay, padding included
   int64_t elements = 0;        // with padding

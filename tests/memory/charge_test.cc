@@ -57,6 +57,21 @@ TEST(StepCharges, OffloadedBytesLeaveBesideTheNextLayer) {
   EXPECT_EQ(step.most_in_backward_of("a"), 100 + 5);
 }
 
+TEST(StepCharges, WhatStaysIsNotOffloaded) {
+  StepCharges step;
+  Part b = part("b", 200, 2, 40);
+  b.charges.push_back({"weights", 7, When::kStays});
+  step.then_offloaded({part("a", 100, 1, 5), b});
+  step.then_all({part("c", 1000, 0, 0), part("d", 0, 0, 0)});
+  step.then(part("loss", 0, 100, 0));
+  EXPECT_EQ(step.kept(), 1007);
+  EXPECT_EQ(step.kept("weights"), 7);
+  EXPECT_EQ(step.offloaded(), 300);
+  EXPECT_EQ(step.most_in_backward_of("loss"), 1007);
+  EXPECT_EQ(step.most_in_backward_of("b"), 300 + 7 + 40);
+  EXPECT_EQ(step.most_in_backward_of("a"), 100 + 5);  // from the end of b's backward
+}
+
 TEST(StepCharges, WithoutPartsOnlyLastingBytesCount) {
   EXPECT_EQ(StepCharges().most().bytes, 0);
   StepCharges step;

@@ -88,8 +88,7 @@ struct ModelState::Unit {
 ModelState::ModelState(Model& model, Communicator& world, const StateTraits& traits, uint64_t seed, TieredTensors* tier)
     : parameters_(model.parameters()),
       tied_(model.shape().tie_embeddings),
-      last_layer_(static_cast<size_t>(model.shape().layers)),
-      output_(last_layer_ + 1),
+      output_(output_place(model.shape().layers)),
       world_(world),
       traits_(traits),
       tier_(tier),
@@ -206,13 +205,13 @@ void ModelState::before_forward(size_t place) {
 }
 
 void ModelState::after_forward(size_t place) {
-  if (c10::GradMode::is_enabled() && place == last_layer_) return;  // the backward reads it first
+  if (c10::GradMode::is_enabled() && place + 1 == output_) return;  // the backward reads it first
   let_go(unit_of(place));
 }
 
 void ModelState::before_backward(size_t place) {
   hold_gradients(unit_of(place));
-  if (place == 0 || place == output_) return;  // the backward of these reads no gathered weights
+  if (place == kEmbeddingPlace || place == output_) return;  // the backward of these reads no gathered weights
   need(unit_of(place));
   if (place > 1) gather(unit_of(place - 1));
 }

@@ -1,6 +1,12 @@
 // ModelState holds what is trained on one rank: the weights that are updated, their gradients, and the copies that the
 // model computes with, each of them whole or sharded (sharding.h). It also runs the collectives that sum gradients
-// while the backward runs and that gather weights before their layers need them. training.cc uses it.
+// while the backward runs and that gather weights before their places need them. training.cc uses it.
+//
+// A unit (runtime/model/parameters.h) is gathered and summed at once. While a place of the model (weight_use.h) runs,
+// at level 3 the unit of the next place is gathered, in the backward that of the place before, and the gradients of the
+// place that ran last are summed. A place begins after the one that ran last has let its unit go, so at most the
+// weights of two neighbouring places are there at once: those of one layer, unless the output or the embedding is one
+// of them.
 //
 // Every level of sharding computes the same numbers in the same order: gradients are summed by a reduce_scatter (which
 // level 0 follows by an all_gather), the squares of each shard are summed separately, and updates are element by
@@ -81,7 +87,7 @@ class ModelState final : public WeightUse {
   enum class Leaves { kOld, kComing, kThere };  // kOld: not the updated values, or not held; kComing: being gathered
   struct Unit;
 
-  size_t unit_of(size_t place) const { return tied_ && place == output_ ? 0 : place; }
+  size_t unit_of(size_t place) const { return tied_ && place == output_ ? kEmbeddingPlace : place; }
   UnitRange own(size_t unit) const;
   PlacedVector values(size_t unit) const;
   void initialize_in_tier(const UnitRange& range, uint64_t seed, const Updated& updated);
@@ -97,7 +103,7 @@ class ModelState final : public WeightUse {
 
   Parameters& parameters_;
   const bool tied_;
-  const size_t last_layer_, output_;  // places
+  const size_t output_;  // its place
   Communicator& world_;
   const StateTraits traits_;
   TieredTensors* const tier_;

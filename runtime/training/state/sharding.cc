@@ -51,8 +51,8 @@ int64_t summing_holds(const RankGroups& groups, int64_t bytes) {
   return most;
 }
 
-// Returns the unit, and place, of the last layer. A tied output has no unit of its own.
-size_t last_layer(const Parameters& parameters, bool tied) { return parameters.units().size() - (tied ? 1 : 2); }
+// Returns the last place before the output, and its unit. A tied output has no unit of its own.
+size_t last_of_layers(const Parameters& parameters, bool tied) { return parameters.units().size() - (tied ? 1 : 2); }
 
 }  // namespace
 
@@ -69,7 +69,7 @@ std::vector<PlaceCharges> add_state_charges(const Parameters& parameters, bool t
   step.lasts({"optimizer", t.offloaded ? state_tier(parameters, t).buffers : 2 * own * wide, When::kLasts});
 
   const std::vector<ParameterUnit>& units = parameters.units();
-  const size_t last = last_layer(parameters, tied), output = last + 1;  // places
+  const size_t last = last_of_layers(parameters, tied), output = last + 1;  // places
   const auto elements = [&](size_t place) { return units[tied && place == output ? 0 : place].elements; };
   const Sharding& s = t.sharding;
   const RankGroups sharers(s.groups.empty() ? std::vector<int>{s.shards} : s.groups), replicas({s.replicas});
@@ -89,7 +89,8 @@ std::vector<PlaceCharges> add_state_charges(const Parameters& parameters, bool t
     if (gathered) {
       // The weights of the next place are gathered meanwhile; in the backward, those of the place before.
       if (place == last) charge.kept = elements(place) * e;
-      charge.forward = ((place == last ? 0 : elements(place)) + (place < output ? elements(place + 1) : 0)) * e;
+      if (place < output) charge.after = elements(place + 1) * e;
+      charge.forward = (place == last ? 0 : elements(place)) * e + charge.after;
       if (place > 0 && place < last) charge.backward = elements(place) * e;
       if (place > 1 && place <= last) charge.backward += elements(place - 1) * e;
     }
@@ -115,8 +116,8 @@ StateTraffic state_traffic(const Parameters& parameters, const Sharding& s, bool
   double gathered = static_cast<double>(parameters.elements());
   if (s.level == 3) {
     if (tied) gathered += static_cast<double>(units[0].elements);
-    // The last layer's weights stay from the forward to the backward, so they are gathered once.
-    for (size_t unit = 1; unit < last_layer(parameters, tied); ++unit)
+    // The weights that the backward reads first stay from the forward to it, so they are gathered once.
+    for (size_t unit = 1; unit < last_of_layers(parameters, tied); ++unit)
       gathered += static_cast<double>(units[unit].elements);
     gathered *= static_cast<double>(accumulate);
   }

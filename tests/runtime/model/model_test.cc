@@ -280,7 +280,7 @@ TEST(Model, UnitsHoldEachParameterOnce) {
     for (const int parts : {1, 3, 4}) {
       Parameters parameters(described_units(shape));
       parameters.lay_out(parts);
-      ASSERT_EQ(parameters.units().size(), shape.tie_embeddings ? 3U : 4U);
+      ASSERT_EQ(parameters.units().size(), shape.tie_embeddings ? 5U : 6U);
       std::set<std::string> names;
       size_t next = 0;
       for (const ParameterUnit& unit : parameters.units()) {

@@ -175,7 +175,9 @@ TEST(HostChannel, TrainingSendsOnlyAttentionAndSumsOverTheDevice) {
   // Operations are named by the step under way, counted from 1 as in the progress lines.
   const std::string last = std::to_string(config.run.steps);
   for (const std::string& step : {std::string("1"), last}) {
-    EXPECT_EQ(names.count("summing the gradients of layer 1, step " + step), 1U) << ::testing::PrintToString(names);
+    EXPECT_EQ(names.count("summing the gradients of q, k and v of layer 1, step " + step), 1U)
+        << ::testing::PrintToString(names);
+    EXPECT_EQ(names.count("summing the gradients of the output projection and MLP of layer 0, step " + step), 1U);
     EXPECT_EQ(names.count("gathering the gradients of the embedding, step " + step), 1U);
     EXPECT_EQ(names.count("exchanging step results, step " + step), 1U);
     EXPECT_EQ(names.count("step " + step + ", attention, layer 0 forward"), 1U);
@@ -186,6 +188,32 @@ TEST(HostChannel, TrainingSendsOnlyAttentionAndSumsOverTheDevice) {
                 name.starts_with("validation loss, batch ") || name.find(", attention, layer ") != std::string::npos)
         << name;
   }
+}
+
+// What is gathered and summed at once is a half of a layer.
+TEST(HostChannel, ShardedTrainingNamesWhatItGathersAndSums) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.run.steps = 1;
+  config.optimizer.shard = 3;
+  const std::set<std::string> names = carried(2, [&](Communicator& world) {
+    std::ostringstream out;
+    TrainOptions options;
+    options.out = &out;
+    EXPECT_EQ(run_training(config, world, options), 0);
+  });
+  std::set<std::string> want;
+  for (const std::string unit : {"the embedding", "q, k and v of layer 0", "the output projection and MLP of layer 0",
+                                 "q, k and v of layer 1", "the output projection and MLP of layer 1", "the output"}) {
+    for (const char* what : {"gathering the weights of ", "summing the gradients of "}) {
+      want.insert(what + unit + ", step 1");
+    }
+  }
+  std::set<std::string> of_units;
+  for (const std::string& name : names) {
+    if (name.starts_with("gathering the ") || name.starts_with("summing the ")) of_units.insert(name);
+  }
+  EXPECT_EQ(of_units, want);
 }
 
 TEST(HostChannel, TrainingConnectsOnlyRanksThatTransfer) {
