@@ -80,7 +80,8 @@ USES = {
     "python/ops": [],
     "python/tokenizer": [],
     "benchmarks/gpu": ["benchmarks"],
-    "benchmarks/program": ["benchmarks/gpu", "benchmarks"],
+    "benchmarks/seeds": ["benchmarks"],
+    "benchmarks/program": ["benchmarks/gpu", "benchmarks/seeds", "benchmarks"],
 }
 
 # Packages that are an inside of their layer: no other layer may use them.

@@ -1,5 +1,5 @@
 // The two sides that benchmarks of attention compare: a call through the executor, and LibTorch's own operator. Used by
-// ring.cc, patterns.cc, attention.cc and gpu/attention.cc.
+// ring.cc, patterns.cc, attention.cc, gpu/attention.cc and seeds/.
 #pragma once
 
 #include <ATen/core/Tensor.h>

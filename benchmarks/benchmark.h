@@ -1,6 +1,6 @@
 // Benchmark is a subcommand of `annulus bench`, such as ring or train: it declares its options and measures. Each has a
-// file here or in gpu/. program/bench_subcommand.cc has the table of them, and does what they have in common: --json,
-// the ranks and the report.
+// file here, in gpu/ or in seeds/. program/bench_subcommand.cc has the table of them, and does what they have in
+// common: --json, the ranks and the report.
 #pragma once
 
 #include <ATen/ops/tensor.h>
@@ -47,6 +47,7 @@ std::unique_ptr<Benchmark> make_longest_benchmark();
 std::unique_ptr<Benchmark> make_operator_benchmark();
 std::unique_ptr<Benchmark> make_patterns_benchmark();
 std::unique_ptr<Benchmark> make_ring_benchmark();
+std::unique_ptr<Benchmark> make_seeds_benchmark();
 std::unique_ptr<Benchmark> make_shard_benchmark();
 std::unique_ptr<Benchmark> make_train_benchmark();
 

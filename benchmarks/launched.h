@@ -1,5 +1,5 @@
 // What benchmarks need that start ranks of their own: the job, and a folder for files that its ranks write. Used by
-// comm.cc and program/bench_subcommand.cc.
+// comm.cc, seeds/ and program/bench_subcommand.cc.
 #pragma once
 
 #include <string>

@@ -1,6 +1,6 @@
 // `annulus bench patterns`: whether the cost of attention follows the mask. For each pattern it compares one attention
-// call, forward and backward, with the same call without a mask. Used by gpu/attention.cc and attention.cc, which
-// measure some of the same patterns, and by tests.
+// call, forward and backward, with the same call without a mask. Used by gpu/attention.cc, attention.cc and seeds/,
+// which measure some of the same patterns, and by tests.
 #pragma once
 
 #include <cstdint>

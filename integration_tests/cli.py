@@ -190,7 +190,7 @@ class CliTest(unittest.TestCase):
         self.addCleanup(stop)
         return running
 
-    def annulus(self, *args, **env):
+    def annulus(self, *args, limit=LIMIT, **env):
         """Runs annulus to the end; returns (exit code, standard output, standard error). Of the output, which may be a
         model's text, what is not UTF-8 is replaced."""
         done = subprocess.run(
@@ -199,7 +199,7 @@ class CliTest(unittest.TestCase):
             env=environment(**env),
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=LIMIT,
+            timeout=limit,
         )
         return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode()
 

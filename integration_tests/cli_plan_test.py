@@ -232,15 +232,39 @@ class BenchTest(cli.CliTest):
         self.assertEqual(len(re.findall(r"^  \{ kind", out, re.M)), 2, out)
 
     def test_all_writes_one_report_that_equals_itself(self):
-        code, out, err = self.annulus("bench", "all", "--length", "256", "--rounds", "1", "--json", "all.json")
+        code, out, err = self.annulus("bench", "all", "--length", "256", "--rounds", "1", "--json", "all.json", limit=240)
         self.assertEqual(code, 0, err)
         names = [r["name"] for r in self.report("all.json")["ratios"]]
-        for benchmark in ("ring/2 ", "ring/4 ", "train/", "patterns/"):
+        all_of_them = ("ring/2 ", "ring/4 ", "train/", "shard/", "longest/", "operator/", "patterns/", "attention/", "comm/", "seeds/")
+        for benchmark in all_of_them:
             self.assertTrue(any(n.startswith(benchmark) for n in names), names)
+        self.assertRegex(out, r"\n== gpu \n(left out: .*GPU|.*\n)")
         code, out, err = self.annulus("bench", "compare", "all.json", "all.json", "--margin", "0")
         self.assertEqual(code, 0, err)
         for name in names:
             self.assertRegex(out, re.escape(name) + r" .* same\n")
+
+    def test_seeds_prints_every_row_beside_theirs(self):
+        code, out, err = self.annulus("bench", "seeds", "--shorten", "64", "--rounds", "1", "--json", "seeds.json")
+        self.assertEqual(code, 0, err)
+        # Over processes, too, and no rank holds more than its part and two blocks.
+        for ranks in (2, 4, 8, 16):
+            row = re.search(rf"^  RingAttentionCorrectV2, {ranks} .*threads .* MB \(([\d.]+)\); processes .* MB \(([\d.]+)\), ", out, re.M)
+            self.assertTrue(row, out)
+            self.assertLessEqual(max(float(row[1]), float(row[2])), 1, out)
+        names = {r["name"] for r in self.report("seeds.json")["ratios"]}
+        for name in ("exponent of window of 256", "exponent of causal", "planned anew, 8192 tokens"):
+            self.assertIn("seeds/" + name, names)
+
+    def test_seeds_over_long_rows_runs_on_the_ranks_of_launch(self):
+        sizes = ["--long", "--length", "1024", "--length", "2048", "--most-pairs", "1e6"]
+        code, out, err = self.annulus("launch", "-n", "2", "bench", "seeds", *sizes)
+        self.assertEqual(code, 0, err)
+        self.assertIn("2 processes", out)
+        for pattern in ("blocks, 99 % sparse", "blocks, 6 a row"):
+            self.assertRegex(out, rf"(?m)^ +1,024  {pattern} +[\d.e+]+( +[\d.]+){{4}}$")
+        self.assertRegex(out, r"(?m)^ +2,048  causal +2\.1e\+06  left out: more pairs")
+        self.assert_refused(2, "run it without launch", "launch", "-n", "2", "bench", "seeds")
 
     def test_compare_names_worse_ratios_and_exits_with_10(self):
         def report(name, **ratios):
@@ -272,7 +296,7 @@ class BenchTest(cli.CliTest):
 
     def test_refuses_unknown_benchmark(self):
         self.assert_refused(2, 'did you mean "ring"', "bench", "rign")
-        self.assert_refused(2, "ring, train, shard, longest, operator, patterns, attention, comm, gpu, all or compare;", "bench")
+        self.assert_refused(2, "ring, train, shard, longest, operator, patterns, attention, comm, seeds, gpu, all or compare;", "bench")
         self.assert_refused(2, 'did you mean "--length"', "bench", "ring", "--lenght", "9")
 
 

@@ -1,4 +1,5 @@
-// Counts the bytes that LibTorch's CPU allocator hands out. Used by tests, and by `annulus bench longest`.
+// Counts the bytes that LibTorch's CPU allocator hands out. Used by tests, and by `annulus bench longest` and `bench
+// seeds`.
 #pragma once
 
 #include <c10/core/Allocator.h>

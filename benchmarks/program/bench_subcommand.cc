@@ -1,9 +1,9 @@
 // The subcommand `annulus bench`, which compares costs with a baseline within one run: the table of its benchmarks, and
 // what they have in common. The measuring itself is in benchmarks/ and benchmarks/gpu/.
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <array>
 #include <iostream>
+#include <sstream>
 #include <utility>
 
 #include "benchmarks/benchmark.h"
@@ -26,27 +26,31 @@ namespace {
 struct Measurement {
   const char* name;
   const char* help;
-  int ranks;  // that are started if `launch` has not started any; with 1, it refuses to run in a job of several
+  int ranks;  // that are started if `launch` has not started any; 1: it refuses to run in a job of several; 0: none
+  const char* in_all;  // its options in `bench all`; R stands for the rounds there, "--length L" for its length, if any
   std::unique_ptr<Benchmark> (*make)();
 };
 
-constexpr std::array<Measurement, 9> kMeasurements = {{
-    {"ring", "CPU seconds of a ring over those of one process; its bytes, waiting and memory", 4, make_ring_benchmark},
+constexpr std::array<Measurement, 10> kMeasurements = {{
+    {"ring", "CPU seconds of a ring over those of one process; its bytes, waiting and memory", 4,
+     "--rounds R --length L", make_ring_benchmark},
     {"train", "tokens per CPU second for a 3M-parameter Llama; CPU time outside matrix products and attention", 1,
-     make_train_benchmark},
+     "--rounds R", make_train_benchmark},
     {"shard", "a training step whose ranks share its state, compared with one whose ranks hold all of it", 2,
-     make_shard_benchmark},
+     "--rounds R", make_shard_benchmark},
     {"longest", "the longest row that fits into a given memory, planned and confirmed, with and without offload", 2,
-     make_longest_benchmark},
-    {"operator", "the cost of torch.ops.annulus.attention over that of the C++ call that it makes", 1,
+     "--memory 60MB --layers 12 --window 32 --rounds R", make_longest_benchmark},
+    {"operator", "the cost of torch.ops.annulus.attention over that of the C++ call that it makes", 1, "--seconds 1",
      make_operator_benchmark},
     {"patterns", "the cost of attention with each pattern over that of the same call without a mask", 1,
-     make_patterns_benchmark},
+     "--rounds R --length L", make_patterns_benchmark},
     {"attention", "attention on one core, compared with the core's peak and with LibTorch's operator", 1,
-     make_attention_benchmark},
+     "--length 1024 --dim 64 --mask causal --dtype fp32 --seconds 1", make_attention_benchmark},
     {"comm", "exchanges and collectives between ranks compared with plain MPI, and how long a job takes to start", 2,
-     make_comm_benchmark},
-    {"gpu", "on a GPU: attention over LibTorch's operator, a ring over one call, patterns, training steps", 1,
+     "--rounds R --largest 1048576", make_comm_benchmark},
+    {"seeds", "the tables of the reports that this project grew out of, ours beside theirs; growth with the length", 0,
+     "--rounds R --shorten 16", make_seeds_benchmark},
+    {"gpu", "on a GPU: attention over LibTorch's operator, a ring over one call, patterns, training steps", 1, "",
      make_gpu_benchmark},
 }};
 
@@ -90,7 +94,11 @@ class MeasureSubcommand : public Subcommand {
       keep(measure());
       return 0;
     }
-    if (!launch_info().launched) return launch_ranks(it_.ranks, command_arguments());
+    if (!launch_info().launched) {
+      if (it_.ranks > 0) return launch_ranks(it_.ranks, command_arguments());
+      keep(measure());
+      return 0;
+    }
     Job job =
         bootstrap({.fingerprint = {{"version", kVersion}, {"benchmark", it_.name + (" " + benchmark_->request())}}});
     std::vector<BenchRatio> ratios = benchmark_->run(*job.world, std::cout);
@@ -127,28 +135,30 @@ class AllSubcommand : public Subcommand {
         ->check(CLI::PositiveNumber);
     add(app, "--rounds,--repeats", rounds_, "rounds that count");
     add(app, "--baseline", baseline_, std::string("for train: ") + kBaselineHelp)->type_name("COMMAND");
-    app.footer(
-        "Without mpirun it leaves the ring out, and without --baseline the comparison of training.\n"
-        "Example:\n  ./annulus bench all --json bench.json");
+    std::string shorter;
+    for (const Measurement& m : kMeasurements) shorter += std::string("  bench ") + m.name + " " + m.in_all + "\n";
+    app.footer("It runs, with R and L as given here:\n" + shorter +
+               "Without mpirun it leaves out those that start ranks, without a GPU gpu, and without --baseline the\n"
+               "comparison of training.\n"
+               "Example:\n  ./annulus bench all --json bench.json");
   }
 
   void check() override { check_json(json_); }
 
   int run() override {
     refuse_ranks("all");
-    std::vector<std::string> ring = {"bench", "ring"}, train = {"train"}, patterns = {"patterns"};
-    for (std::vector<std::string>* words : {&ring, &train, &patterns}) {
-      words->insert(words->end(), {"--rounds", std::to_string(rounds_)});
-      if (length_ > 0 && words != &train) words->insert(words->end(), {"--length", std::to_string(length_)});
-    }
-    if (!baseline_.empty()) train.insert(train.end(), {"--baseline", baseline_});
-    std::cout << "== ring\n" << std::flush;
     std::vector<BenchRatio> ratios;
-    if (const int code = add_ring(std::move(ring), ratios); code != 0) return code;
-    for (const std::vector<std::string>& words : {train, patterns}) {
-      std::cout << "\n== " << words[0] << "\n" << std::flush;
-      const std::vector<BenchRatio> more = measured(words);
-      ratios.insert(ratios.end(), more.begin(), more.end());
+    for (const Measurement& m : kMeasurements) {
+      std::cout << (&m == kMeasurements.data() ? "" : "\n") << "== " << m.name << " " << join(options_of(m), " ")
+                << "\n"
+                << std::flush;
+      try {
+        if (const int code = add_ratios(m, ratios); code != 0) return code;
+      } catch (const Error& error) {  // no mpirun, or no GPU
+        const bool may_lack = m.ranks > 1 || m.make == make_gpu_benchmark;
+        if (error.kind() != ErrorKind::kUnavailable || !may_lack) throw;
+        std::cout << "left out: " << error.what() << "\n";
+      }
     }
     std::cout << "\n" << ratios.size() << " ratios written to " << json_ << std::endl;
     write_report(report_of(std::move(ratios)), json_);
@@ -156,31 +166,41 @@ class AllSubcommand : public Subcommand {
   }
 
  private:
-  // Ranks of its own measure the ring and write their ratios to a file.
-  static int add_ring(std::vector<std::string> words, std::vector<BenchRatio>& ratios) {
-    const ScratchFolder scratch;
-    words.insert(words.end(), {"--json", scratch.file("ring.json")});
-    try {
-      if (const int code = launch_ranks(4, std::move(words)); code != 0) return code;
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::kUnavailable) throw;
-      std::cout << "left out: " << error.what() << "\n";
-      return 0;
+  std::vector<std::string> options_of(const Measurement& m) const {
+    std::vector<std::string> options;
+    std::istringstream words(m.in_all);
+    for (std::string word; words >> word;) {
+      if (word == "R") word = std::to_string(rounds_);
+      if (word == "L" && length_ == 0) {
+        options.pop_back();
+        continue;
+      }
+      options.push_back(word == "L" ? std::to_string(length_) : word);
     }
-    ratios = read_report(scratch.file("ring.json")).ratios;
-    return 0;
+    if (m.make == make_train_benchmark && !baseline_.empty()) {
+      options.insert(options.end(), {"--baseline", baseline_});
+    }
+    return options;
   }
 
-  // As `bench WORDS` would.
-  static std::vector<BenchRatio> measured(const std::vector<std::string>& words) {
-    const auto found = std::find_if(kMeasurements.begin(), kMeasurements.end(),
-                                    [&](const Measurement& m) { return words[0] == m.name; });
+  // As `bench NAME OPTIONS` would. Ranks of a job of their own write their ratios to a file. Returns the exit code.
+  int add_ratios(const Measurement& m, std::vector<BenchRatio>& ratios) const {
+    std::vector<std::string> words = options_of(m);
+    if (m.ranks > 1) {
+      const ScratchFolder scratch;
+      words.insert(words.begin(), {"bench", m.name});
+      words.insert(words.end(), {"--json", scratch.file("ratios.json")});
+      if (const int code = launch_ranks(m.ranks, std::move(words)); code != 0) return code;
+      for (BenchRatio& r : read_report(scratch.file("ratios.json")).ratios) ratios.push_back(std::move(r));
+      return 0;
+    }
     CLI::App app;
-    MeasureSubcommand subcommand(*found);
+    MeasureSubcommand subcommand(m);
     subcommand.declare(app);
-    app.parse(std::vector<std::string>(words.rbegin(), words.rend() - 1));  // as CLI11 wants them, the last one first
+    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // as CLI11 wants them, the last one first
     subcommand.check();
-    return subcommand.measure();
+    for (BenchRatio& r : subcommand.measure()) ratios.push_back(std::move(r));
+    return 0;
   }
 
   std::string json_, baseline_;
@@ -218,8 +238,8 @@ class BenchSubcommand : public Subcommand {
   BenchSubcommand() {
     for (const Measurement& m : kMeasurements)
       words_.push_back({m.name, m.help, std::make_unique<MeasureSubcommand>(m)});
-    words_.push_back(
-        {"all", "ring, train and patterns, with their ratios in one file", std::make_unique<AllSubcommand>()});
+    words_.push_back({"all", "every benchmark, some in a short form, with their ratios in one file",
+                      std::make_unique<AllSubcommand>()});
     words_.push_back(
         {"compare", "show which ratios got worse from one file to another", std::make_unique<CompareSubcommand>()});
   }

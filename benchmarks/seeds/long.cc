@@ -1,0 +1,75 @@
+// Implements long.h.
+#include "benchmarks/seeds/long.h"
+
+#include <string>
+
+#include "benchmarks/measure.h"
+#include "benchmarks/patterns.h"
+#include "benchmarks/seeds/calls.h"
+#include "common/text.h"
+
+namespace annulus {
+namespace {
+
+PatternSpec long_causal(int64_t) { return causal_pattern(); }
+PatternSpec long_window(int64_t) { return parse_pattern("{ kind = 'window', left = 1023, right = 0 }", "bench"); }
+PatternSpec long_dilated(int64_t) {
+  return parse_pattern("{ kind = 'dilated', segment_lengths = [2048, 8192], dilation_rates = [1, 4], causal = true }",
+                       "bench");
+}
+PatternSpec long_blocks(int64_t) {
+  return parse_pattern(
+      "{ kind = 'blocks', map = 'bigbird', block = 128, window_blocks = 1, global_blocks = 0, random_blocks = 3, "
+      "per_head = false }",
+      "bench");
+}
+PatternSpec long_sparse(int64_t length) { return random_blocks(128, 1, length, 0.01); }
+
+}  // namespace
+
+const std::vector<LongCase>& long_cases() {
+  static const std::vector<LongCase> cases = {
+      {"causal", LayoutKind::kZigzag, [](double n) { return n * n / 2; }, long_causal},
+      {"blocks, 99 % sparse", LayoutKind::kContiguous, [](double n) { return 0.01 * n * n; }, long_sparse},
+      {"blocks, 6 a row", LayoutKind::kContiguous, [](double n) { return 6 * 128 * n; }, long_blocks},
+      {"dilated", LayoutKind::kContiguous, [](double n) { return (2048 + 8192 / 16) / 2 * n; }, long_dilated},
+      {"window of 1,024", LayoutKind::kContiguous, [](double n) { return 1024 * n; }, long_window},
+  };
+  return cases;
+}
+
+void run_long(const LongOptions& options, Communicator& world, std::ostream& out) {
+  const bool prints = world.rank() == 0;
+  if (prints) {
+    out << line("one head of 64, fp32, one forward and backward, %s; of the rank with the most:\n",
+                counted(world.size(), "process"))
+        << "MB held: keys, values and their gradients; MB added: all that the process added to its resident memory\n\n"
+        << line("  %9s  %-19s  %9s  %8s  %8s  %8s  %8s\n", "tokens", "pattern", "pairs", "CPU s", "forward", "MB held",
+                "MB added")
+        << std::flush;
+  }
+  for (const int64_t length : options.lengths) {
+    for (const LongCase& c : long_cases()) {
+      const double pairs = c.pairs(static_cast<double>(length));
+      const std::string name = line("  %9s  %-19s  %9s", with_commas(length), c.name, scientific(pairs, 1));
+      if (pairs > options.most_pairs) {
+        if (prints) out << name << "  left out: more pairs than --most-pairs\n" << std::flush;
+        continue;
+      }
+      CallWanted wanted;
+      wanted.request.shape = {1, 1, 1, length, length, 0};
+      wanted.request.pattern = c.pattern(length);
+      wanted.request.layout = c.layout;
+      wanted.request.ranks = world.size();
+      wanted.rounds = 0;
+      wanted.backward = wanted.processes = true;
+      const CallFigures f = measure_call(wanted, world);
+      if (!prints) continue;
+      out << name << line("  %8.2f  %8.2f  %8.1f  %8.1f\n", f.cpu, f.forward_wall, f.held_bytes / 1e6, f.resident / 1e6)
+          << std::flush;
+    }
+  }
+  if (prints) out << "\nforward: wall seconds of the forward\n" << std::flush;
+}
+
+}  // namespace annulus
