@@ -4,8 +4,8 @@
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -59,7 +59,7 @@ class GradientSum {
   void add_product(const at::Tensor& a, const at::Tensor& b) {
     if (!gradient_.defined()) return;
     if (!apart_) {
-      gradient_.add_(at::mm(a.t(), b));
+      at::addmm_out(gradient_, gradient_, a.t(), b);
     } else if (sum_.defined()) {
       add_wide_product(sum_, a.t(), b);
     } else {

@@ -68,7 +68,7 @@ struct LayerSetting {
 
 // Returns the most rows of a tile, from shape, dtype and device alone: as many as have about kTileBytes (on a GPU) or
 // kTileBytesOnCpu of gate and up, or of projected heads, in a multiple of 128.
-inline constexpr int64_t kTileBytes = int64_t{256} << 20, kTileBytesOnCpu = int64_t{16} << 20;
+inline constexpr int64_t kTileBytes = int64_t{256} << 20, kTileBytesOnCpu = int64_t{64} << 20;
 int64_t tile_rows(const ModelShape& shape, const Computes& on);
 
 // Runs layer `layer`. The last layer leaves the end of its second place's forward, and the beginning of its backward,

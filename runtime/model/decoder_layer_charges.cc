@@ -69,9 +69,9 @@ std::vector<Part> decoder_layer_charges(const ModelShape& s, int64_t batch, int6
   const int64_t rotary_forward = temporaries(rotary, When::kForward, {kRotaryOperands});
   const int64_t rotary_backward = temporaries(rotary, When::kBackward, {kGivenGradient, kProjectionGradient});
   const int64_t swiglu_backward = on.single_passes() ? 0 : tf;
-  // Sums of the weights' gradients in the wider dtype, and the product that is added to them or to the gradient.
+  // Sums of the weights' gradients in the wider dtype, and a product that is not added to them in place.
   const bool apart = z.several && e != wide;
-  const int64_t of_product = apart ? (on.gpu ? 0 : wide) : e;
+  const int64_t of_product = apart && !on.gpu ? wide : 0;
   const auto widened = [&](int64_t elements) { return apart && !on.gpu ? wide * elements : 0; };
   const int64_t mlp_sums = apart ? wide * (3 * s.ffn * s.dim + s.dim * s.q_width()) : 0;
   const int64_t heads_sums = apart ? wide * of_heads * s.dim : 0;
