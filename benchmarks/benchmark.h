@@ -42,6 +42,7 @@ class Benchmark {
 
 std::unique_ptr<Benchmark> make_attention_benchmark();
 std::unique_ptr<Benchmark> make_comm_benchmark();
+std::unique_ptr<Benchmark> make_counts_benchmark();
 std::unique_ptr<Benchmark> make_gpu_benchmark();
 std::unique_ptr<Benchmark> make_longest_benchmark();
 std::unique_ptr<Benchmark> make_operator_benchmark();

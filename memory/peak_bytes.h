@@ -35,6 +35,7 @@ class PeakBytes : public c10::MemoryReportingInfoBase {
     if (bytes > 0) {
       all.taken[memory] = {this, bytes};
       alive_ += bytes;
+      ++allocations_;
       peak_ = std::max(peak_, alive_);
     } else if (const auto found = all.taken.find(memory); found != all.taken.end()) {
       found->second.first->alive_ -= found->second.second;
@@ -44,6 +45,7 @@ class PeakBytes : public c10::MemoryReportingInfoBase {
   bool memoryProfilingEnabled() const override { return true; }
   int64_t peak() const { return peak_; }
   int64_t alive() const { return alive_; }
+  int64_t allocations() const { return allocations_; }  // how often memory was taken
 
  private:
   struct Ledger {
@@ -55,7 +57,7 @@ class PeakBytes : public c10::MemoryReportingInfoBase {
     return ledger;
   }
 
-  int64_t alive_ = 0, peak_ = 0;
+  int64_t alive_ = 0, peak_ = 0, allocations_ = 0;
 };
 
 }  // namespace annulus

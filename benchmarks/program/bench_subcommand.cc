@@ -31,7 +31,7 @@ struct Measurement {
   std::unique_ptr<Benchmark> (*make)();
 };
 
-constexpr std::array<Measurement, 10> kMeasurements = {{
+constexpr std::array<Measurement, 11> kMeasurements = {{
     {"ring", "CPU seconds of a ring over those of one process; its bytes, waiting and memory", 4,
      "--rounds R --length L", make_ring_benchmark},
     {"train", "tokens per CPU second for a 3M-parameter Llama; CPU time outside matrix products and attention", 1,
@@ -50,6 +50,8 @@ constexpr std::array<Measurement, 10> kMeasurements = {{
      "--rounds R --largest 1048576", make_comm_benchmark},
     {"seeds", "the tables of the reports that this project grew out of, ours beside theirs; growth with the length", 0,
      "--rounds R --shorten 16", make_seeds_benchmark},
+    {"counts", "bytes, messages, allocations and plans of small cases, which tests compare with those kept", 1, "",
+     make_counts_benchmark},
     {"gpu", "on a GPU: attention over LibTorch's operator, a ring over one call, patterns, training steps", 1, "",
      make_gpu_benchmark},
 }};

@@ -56,9 +56,9 @@ TEST(Options, ListsAreReplacedAndNumbersMustBePositive) {
 }
 
 TEST(Benchmarks, DeclareTheirOptionsAndAnExample) {
-  for (auto* const make :
-       {make_attention_benchmark, make_comm_benchmark, make_operator_benchmark, make_patterns_benchmark,
-        make_ring_benchmark, make_seeds_benchmark, make_shard_benchmark, make_train_benchmark}) {
+  for (auto* const make : {make_attention_benchmark, make_comm_benchmark, make_counts_benchmark,
+                           make_operator_benchmark, make_patterns_benchmark, make_ring_benchmark, make_seeds_benchmark,
+                           make_shard_benchmark, make_train_benchmark}) {
     CLI::App app;
     app.add_option("--json");  // which bench declares for all of them
     make()->declare(app);
