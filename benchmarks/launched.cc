@@ -1,6 +1,8 @@
 // Implements launched.h.
 #include "benchmarks/launched.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <filesystem>
 #include <utility>
@@ -10,8 +12,34 @@
 #include "launcher/launch/launch.h"
 
 namespace annulus {
+namespace {
+
+// While it exists, this process may change its environment, which is as before afterwards. run_launch sets variables
+// for the ranks that it starts (ANNULUS_WORLD_SIZE); what runs here after them is no rank.
+class KeepsEnvironment {
+ public:
+  KeepsEnvironment() {
+    for (char** entry = environ; *entry != nullptr; ++entry) {
+      const std::string text = *entry;
+      const size_t end = text.find('=');
+      if (end != std::string::npos) variables_.emplace_back(text.substr(0, end), text.substr(end + 1));
+    }
+  }
+  ~KeepsEnvironment() {
+    clearenv();
+    for (const auto& [name, value] : variables_) setenv(name.c_str(), value.c_str(), 1);
+  }
+  KeepsEnvironment(const KeepsEnvironment&) = delete;
+  KeepsEnvironment& operator=(const KeepsEnvironment&) = delete;
+
+ private:
+  std::vector<std::pair<std::string, std::string>> variables_;
+};
+
+}  // namespace
 
 int launch_ranks(int ranks, std::vector<std::string> arguments) {
+  const KeepsEnvironment kept;
   LaunchOptions launch;
   launch.ranks = launch.context = ranks;
   launch.program = std::move(arguments);

@@ -8,6 +8,7 @@
 namespace annulus {
 
 // Starts this program's ranks with these arguments, all in one ring, and returns the exit code (launcher/launch).
+// The environment is as before afterwards.
 int launch_ranks(int ranks, std::vector<std::string> arguments);
 
 // A temporary folder. Its destructor removes it. The constructor raises Error(kResource).

@@ -240,7 +240,8 @@ class SeedsBenchmark : public Benchmark {
     CallWanted longest = wanted_of("DilatedAttention", shortened(16384), 1);
     longest.rounds = 0;
     figure("implementations", "peak memory") =
-        line("%.0f MB at 16,384 tokens, with q, k, v and out", measure_threads(longest).allocated / 1e6);
+        line("%.0f MB at %s, with q, k, v and out", measure_threads(longest).allocated / 1e6,
+             with_commas(longest.request.shape.q_len, "token"));
   }
 
   void throughput() {
