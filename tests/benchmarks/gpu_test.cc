@@ -1,18 +1,20 @@
 // Tests benchmarks/gpu/gpu.h in its tiny version on the CPU: what is measured and written, not how long it takes.
 #include "benchmarks/gpu/gpu.h"
 
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include "common/error.h"
 #include "tests/common/exactness.h"
@@ -211,23 +213,59 @@ TEST(GpuBench, MemoryIsPlannedByPurpose) {
   EXPECT_LT(gib("longest 512, planned activations"), gib("training, planned activations"));
 }
 
-// While it exists, this process may take only so many bytes more.
+// LibTorch's allocator, until its tensors take more than a limit: then it fails as it does where memory ends. A limit
+// of the process would also refuse the little memory that other libraries take, which fail in other words.
+class LimitedAllocator : public c10::Allocator {
+ public:
+  // It is never destroyed, because tensors may outlive the limit.
+  static LimitedAllocator& one() {
+    static LimitedAllocator* const one = new LimitedAllocator;
+    return *one;
+  }
+
+  c10::DataPtr allocate(size_t bytes) override {
+    const std::lock_guard lock(mutex_);
+    if (held_ + bytes > most_) return from_->allocate(size_t{1} << 50);
+    void* const memory = from_->raw_allocate(bytes);
+    if (memory != nullptr) sizes_[memory] = bytes;
+    held_ += bytes;
+    return {memory, memory, &release, at::kCPU};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, size_t bytes) const override { from_->copy_data(to, from, bytes); }
+
+ private:
+  friend class LittleMemory;
+
+  static void release(void* memory) {
+    if (memory == nullptr) return;
+    LimitedAllocator& it = one();
+    const std::lock_guard lock(it.mutex_);
+    const auto taken = it.sizes_.find(memory);
+    it.held_ -= taken->second;
+    it.sizes_.erase(taken);
+    it.from_->raw_deallocate(memory);
+  }
+
+  c10::Allocator* const from_ = c10::GetCPUAllocator();
+  std::mutex mutex_;
+  size_t most_ = 0, held_ = 0;
+  std::map<void*, size_t> sizes_;
+};
+
+// While it exists, LibTorch's tensors may take only so many bytes.
 class LittleMemory {
  public:
-  explicit LittleMemory(int64_t more) {
-    EXPECT_EQ(getrlimit(RLIMIT_AS, &before_), 0);
-    int64_t pages = 0;
-    std::ifstream("/proc/self/statm") >> pages;
-    rlimit little = before_;
-    little.rlim_cur = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE) + more);
-    EXPECT_EQ(setrlimit(RLIMIT_AS, &little), 0);
+  explicit LittleMemory(size_t most) {
+    LimitedAllocator::one().most_ = most;
+    c10::SetCPUAllocator(&LimitedAllocator::one(), kPriority);
   }
-  ~LittleMemory() { EXPECT_EQ(setrlimit(RLIMIT_AS, &before_), 0); }
+  ~LittleMemory() { c10::SetCPUAllocator(LimitedAllocator::one().from_, kPriority); }
   LittleMemory(const LittleMemory&) = delete;
   LittleMemory& operator=(const LittleMemory&) = delete;
 
  private:
-  rlimit before_{};
+  static constexpr uint8_t kPriority = 255;
 };
 
 // Too little memory ends the search.
@@ -235,13 +273,12 @@ TEST(GpuBench, LongestRowSearchEndsWhenMemoryDoes) {
   GpuBenchOptions options = gpu_bench_options(at::kCPU);
   options.parts = {"longest"};
   options.config = model_file(1 << 16);
-  // Tiles of a layer take the same for rows of any length; what grows are the layer's input and output. They are the
-  // largest tensors here, so they fail first, and not a small one of a library that says so in other words.
-  options.sets = {"model.dim=8192", "model.head_dim=8", "model.ffn=8"};
+  // Tiles of a layer take the same for rows of any length; what grows with the row are the layer's input and output.
+  options.sets = {"model.dim=2048", "model.head_dim=8", "model.ffn=8"};
   options.length = 128;
   std::ostringstream out;
   {
-    const LittleMemory limit(int64_t{600} << 20);
+    const LittleMemory limit(size_t{64} << 20);
     run_gpu_bench(options, out);
   }
   const auto entries = entries_in(out.str());
