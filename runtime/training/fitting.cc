@@ -128,10 +128,12 @@ class Fitting {
 
   // Returns the length of the longest rows, of at most `most` tokens, that fit; 0 if none do, nothing if rows of some
   // length are impossible. Memory is nearly affine in the length, so the next length to try is the one at which the
-  // line through two known plans reaches the available memory.
+  // line through two known plans reaches the available memory; or, where the line bends and the estimates come from one
+  // side alone, the middle.
   std::optional<int64_t> longest(int level, Keeps keeps, int64_t most) {
     int64_t fit = 0, too_long = most / unit() + 1;  // in units
     std::map<int64_t, double> known;
+    int fitted = 0;  // how many of the last plans fit, or, negative, did not
     for (int64_t next = 1; too_long - fit > 1;) {
       if (least(level, next * unit()) >= kAnyMachine) {
         too_long = next;
@@ -142,12 +144,15 @@ class Fitting {
           if (e.kind() != ErrorKind::kPlan) throw;
           return std::nullopt;
         }
-        (fits(known[next]) ? fit : too_long) = next;
+        const bool fits_now = fits(known[next]);
+        (fits_now ? fit : too_long) = next;
+        fitted = fits_now ? std::max(fitted, 0) + 1 : std::min(fitted, 0) - 1;
       }
       const int64_t configured = config_.data.context.longest() / unit();
-      next = known.size() == 1 && next == 1 ? std::max<int64_t>(2, configured)
-             : known.size() < kEstimates    ? estimate(known)
-                                            : (fit + too_long) / 2;
+      const bool one_sided = std::abs(fitted) > 2 && known.contains(fit) && known.contains(too_long);
+      next = known.size() == 1 && next == 1            ? std::max<int64_t>(2, configured)
+             : known.size() < kEstimates && !one_sided ? estimate(known)
+                                                       : (fit + too_long) / 2;
       next = std::clamp(next, fit + 1, std::max(fit + 1, too_long - 1));
     }
     return fit * unit();
