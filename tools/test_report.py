@@ -140,7 +140,8 @@ class Run:
     def add(self, event):
         kind, key = next(iter(event["id"].items()))
         label = key.get("label", "") if isinstance(key, dict) else ""
-        aborted = event.get("aborted")
+        aborted = "aborted" in event
+        abortion = event.get("aborted", {})  # empty for an unknown reason
         if kind == "started":
             self.options = event.get("started", {}).get("optionsDescription", "")
         elif kind == "targetConfigured" and not aborted:
@@ -158,15 +159,15 @@ class Run:
                 self.broken.append(label)
         elif kind == "buildFinished" and not aborted:
             self.exit_code = event["finished"].get("exitCode", {}).get("code", 0)
-        elif aborted and aborted.get("reason") == "SKIPPED":
+        elif abortion.get("reason") == "SKIPPED":
             if label and label not in self.incompatible:
                 self.incompatible.append(label)
-        elif aborted and aborted.get("reason") not in ("NO_BUILD", "INCOMPLETE", "USER_INTERRUPTED"):
+        elif abortion and abortion.get("reason") not in ("NO_BUILD", "INCOMPLETE", "USER_INTERRUPTED"):
             name = label or " ".join(key.get("pattern", [])) if isinstance(key, dict) else kind
             if kind == "targetCompleted" and label and label not in self.broken:
                 self.broken.append(label)
             elif kind in ("pattern", "configuredLabel", "unconfiguredLabel", "targetConfigured") and name:
-                self.problems.append((name, aborted.get("description", "").strip()))
+                self.problems.append((name, abortion.get("description", "").strip()))
 
     def is_test(self, label):
         return self.kinds.get(label, "").endswith("_test rule") or label in self.results

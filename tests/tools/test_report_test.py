@@ -259,6 +259,12 @@ OK (skipped=6)
         self.assertEqual((code, self.last(out)), (1, "0 passed, 1 failed"))
         self.assertIn("//x/...", out)
 
+    def test_target_that_ended_for_an_unknown_reason_counts_as_nothing_but_the_build_as_failed(self):
+        self.events.append({"id": {"targetCompleted": {"label": "//t:t"}}, "aborted": {}})
+        code, out = self.report("--bazel-exit=1", said="missing input file\n")
+        self.assertEqual((code, self.last(out)), (1, "0 passed, 1 failed"))
+        self.assertIn("missing input file", out)
+
     def test_lists_the_slowest_of_many_targets(self):
         for i in range(10):
             self.target("//t:t%d" % i)
