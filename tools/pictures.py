@@ -13,12 +13,16 @@ loss.svg: the losses of the README's first command, from docs/pictures/quickstar
 speed.svg: attention on one core over LibTorch's, and training over eager PyTorch's, from tables of
 benchmarks/results (README.md, docs/explanation/performance.md).
 
+long.svg: CPU seconds and memory of attention against the length, from what `bench seeds --long` printed
+(benchmarks/results/machine-f.md; docs/explanation/performance.md).
+
 layers.svg: the layers and packages of bazel/layers.bzl, and the way of a training step through them (docs/internals/architecture.md).
 
 tests/tools/pictures_test.py checks that the files are what this draws.
 """
 
 import ast
+import math
 import os
 import re
 import sys
@@ -227,6 +231,51 @@ def speed():
     return "\n".join(out + ["</svg>", ""])
 
 
+def long_rows():
+    """The calls that `bench seeds --long` printed, by pattern: lists of (tokens, CPU seconds, MB added)."""
+    path = os.path.join(ROOT, "benchmarks", "results", "machine-f.md")
+    with open(path, encoding="utf-8") as f:
+        printed = f.read().split("bench seeds --long", 1)[1].split("```", 2)[1]
+    rows = {}
+    for tokens, pattern, cpu, added in re.findall(
+            r"(?m)^ +([\d,]+)  (\S.*?) {2,}[\d.e+]+ +([\d.]+) +[\d.]+ +[\d.]+ +([\d.]+)$", printed):
+        rows.setdefault(pattern, []).append((int(tokens.replace(",", "")), float(cpu), float(added)))
+    return rows
+
+
+def growth(left, title, column, rows, colours):
+    """One panel with logarithmic axes: the numbers of a column against the tokens, a line for each pattern."""
+    wide, high, top = 320, 190, 30
+    tokens, values = [r[0] for c in rows.values() for r in c], [r[column] for c in rows.values() for r in c]
+    spans = [(math.floor(math.log10(min(v))), math.ceil(math.log10(max(v)))) for v in (tokens, values)]
+    scale = lambda v, span, size: size * (math.log10(v) - span[0]) / (span[1] - span[0])
+    x, y = lambda v: left + 50 + scale(v, spans[0], wide), lambda v: top + high - scale(v, spans[1], high)
+    out = [text(left, 16, title, "start", ' font-weight="bold"')]
+    for power in range(spans[1][0], spans[1][1] + 1):
+        out.append('<path class="line" stroke-opacity="0.25" d="M%d %.1fH%d"/>' % (left + 50, y(10 ** power), left + 50 + wide))
+        out.append(text(left + 44, y(10 ** power) + 4, "{:,g}".format(10 ** power), "end"))
+    for power in range(spans[0][0], spans[0][1] + 1):
+        tokens_text = "%dM" % 10 ** (power - 6) if power >= 6 else "{:,}".format(10 ** power)
+        out.append(text(x(10 ** power), top + high + 18, tokens_text, "middle"))
+    for (pattern, calls), colour in zip(rows.items(), colours):
+        points = [(x(c[0]), y(c[column])) for c in calls]
+        out.append('<polyline fill="none" stroke="%s" stroke-width="2" points="%s"/>' % (
+            colour, " ".join("%.1f,%.1f" % p for p in points)))
+        out += ['<circle cx="%.1f" cy="%.1f" r="3" fill="%s"/>' % (px, py, colour) for px, py in points]
+    return out
+
+
+def long():
+    rows, colours = long_rows(), STEPS + ("#805ad5",)
+    out = ['<svg xmlns="http://www.w3.org/2000/svg" width="800" height="290" viewBox="0 0 800 290">', ON_PAGE]
+    out += growth(0, "CPU seconds, forward and backward, by tokens in a row", 1, rows, colours)
+    out += growth(410, "MB that a process adds, by tokens in a row", 2, rows, colours)
+    for i, (pattern, colour) in enumerate(zip(rows, colours)):
+        out.append('<rect x="%d" y="266" width="12" height="12" fill="%s"/>' % (50 + 150 * i, colour))
+        out.append(text(68 + 150 * i, 276, pattern))
+    return "\n".join(out + ["</svg>", ""])
+
+
 # The way of a training step, by the numbers of docs/internals/architecture.md ("The path of a training step").
 STEP = [("1", "launcher/launch"), ("2", "launcher/topology"), ("2", "comm/bootstrap"), ("3", "runtime/training"),
         ("3", "runtime/data"), ("4", "runtime/model"), ("5", "attention/execution"), ("5", "attention/kernels"),
@@ -292,7 +341,7 @@ def layers():
     return "\n".join(out + ["</svg>", ""])
 
 
-PICTURES = {"layers.svg": layers, "loss.svg": loss, "masks.svg": masks, "ring-steps.svg": ring_steps,
+PICTURES = {"layers.svg": layers, "long.svg": long, "loss.svg": loss, "masks.svg": masks, "ring-steps.svg": ring_steps,
             "speed.svg": speed}
 
 
