@@ -1,5 +1,4 @@
-// Counts the bytes that LibTorch's CPU allocator hands out. Used by tests, and by `annulus bench longest` and `bench
-// seeds`.
+// Counts the bytes that LibTorch's CPU allocator hands out. Used by tests, and by `annulus bench`.
 #pragma once
 
 #include <c10/core/Allocator.h>

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/pattern/pattern.h"
 #include "attention/plan/layout.h"
 #include "benchmarks/benchmark.h"
 #include "benchmarks/measure.h"
@@ -52,6 +53,13 @@ AttentionInputs drawn(const AttentionShape& s, int64_t head_dim) {
 }
 
 }  // namespace
+
+PatternSpec six_blocks_a_row(int64_t) {
+  return parse_pattern(
+      "{ kind = 'blocks', map = 'bigbird', block = 128, window_blocks = 1, global_blocks = 0, random_blocks = 3, "
+      "per_head = false }",
+      "bench");
+}
 
 ResidentPeak::ResidentPeak() {
   malloc_trim(0);

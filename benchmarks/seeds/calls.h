@@ -24,6 +24,10 @@ class AllocatedPeak {
   const c10::DebugInfoGuard guard_{c10::DebugInfoKind::PROFILER_STATE, peak_};
 };
 
+// The pattern, at any length, of which a row of blocks has at most six: its own, its neighbours and three that are
+// drawn.
+PatternSpec six_blocks_a_row(int64_t length);
+
 // The most resident memory that this process has had since this was made, beyond what it had then. Memory that was
 // freed before is given back to the system first. bytes() is 0 where the system does not reset the high-water mark.
 class ResidentPeak {

@@ -23,12 +23,6 @@ PatternSpec narrow_window(int64_t) { return parse_pattern("{ kind = 'window', le
 PatternSpec fixed_segments(int64_t) {
   return parse_pattern("{ kind = 'dilated', segment_lengths = [512, 2048], dilation_rates = [1, 4] }", "bench");
 }
-PatternSpec fixed_blocks(int64_t) {
-  return parse_pattern(
-      "{ kind = 'blocks', map = 'bigbird', block = 128, window_blocks = 1, global_blocks = 0, random_blocks = 3, "
-      "per_head = false }",
-      "bench");
-}
 PatternSpec fixed_density(int64_t length) { return random_blocks(128, 1, length, 0.1); }
 PatternSpec causal_growth(int64_t) { return causal_pattern(); }
 
@@ -60,7 +54,7 @@ const std::vector<GrowthCase>& growth_cases() {
   static const std::vector<GrowthCase> cases = {
       {"window of 256", kLinearGoal, narrow_window, 8192},
       {"dilated, segments 512 and 2,048", kLinearGoal, fixed_segments, 8192},
-      {"blocks of 128, 6 a row", kLinearGoal, fixed_blocks, 8192},
+      {"blocks of 128, 6 a row", kLinearGoal, six_blocks_a_row, 8192},
       {"blocks of 128, density 0.1", {}, fixed_density, 4096},
       {"causal", {}, causal_growth, 2048},
   };

@@ -17,12 +17,6 @@ PatternSpec long_dilated(int64_t) {
   return parse_pattern("{ kind = 'dilated', segment_lengths = [2048, 8192], dilation_rates = [1, 4], causal = true }",
                        "bench");
 }
-PatternSpec long_blocks(int64_t) {
-  return parse_pattern(
-      "{ kind = 'blocks', map = 'bigbird', block = 128, window_blocks = 1, global_blocks = 0, random_blocks = 3, "
-      "per_head = false }",
-      "bench");
-}
 PatternSpec long_sparse(int64_t length) { return random_blocks(128, 1, length, 0.01); }
 
 }  // namespace
@@ -31,7 +25,7 @@ const std::vector<LongCase>& long_cases() {
   static const std::vector<LongCase> cases = {
       {"causal", LayoutKind::kZigzag, [](double n) { return n * n / 2; }, long_causal},
       {"blocks, 99 % sparse", LayoutKind::kContiguous, [](double n) { return 0.01 * n * n; }, long_sparse},
-      {"blocks, 6 a row", LayoutKind::kContiguous, [](double n) { return 6 * 128 * n; }, long_blocks},
+      {"blocks, 6 a row", LayoutKind::kContiguous, [](double n) { return 6 * 128 * n; }, six_blocks_a_row},
       {"dilated", LayoutKind::kContiguous, [](double n) { return (2048 + 8192 / 16) / 2 * n; }, long_dilated},
       {"window of 1,024", LayoutKind::kContiguous, [](double n) { return 1024 * n; }, long_window},
   };
