@@ -262,7 +262,7 @@ class BenchTest(cli.CliTest):
         self.assertEqual(code, 0, err)
         self.assertIn("2 processes", out)
         for pattern in ("blocks, 99 % sparse", "blocks, 6 a row"):
-            self.assertRegex(out, rf"(?m)^ +1,024  {pattern} +[\d.e+]+( +[\d.]+){{4}}$")
+            self.assertRegex(out, rf"(?m)^ +1,024  {pattern} +[\d.e+]+( +[\d.]+){{4}} +[\d.e-]+ %$")
         self.assertRegex(out, r"(?m)^ +2,048  causal +2\.1e\+06  left out: more pairs")
         self.assert_refused(2, "run it without launch", "launch", "-n", "2", "bench", "seeds")
 

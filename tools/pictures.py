@@ -238,7 +238,7 @@ def long_rows():
         printed = f.read().split("bench seeds --long", 1)[1].split("```", 2)[1]
     rows = {}
     for tokens, pattern, cpu, added in re.findall(
-            r"(?m)^ +([\d,]+)  (\S.*?) {2,}[\d.e+]+ +([\d.]+) +[\d.]+ +[\d.]+ +([\d.]+)$", printed):
+            r"(?m)^ +([\d,]+)  (\S.*?) {2,}[\d.e+]+ +([\d.]+) +[\d.]+ +[\d.]+ +([\d.]+)(?: +[\d.e-]+ %)?$", printed):
         rows.setdefault(pattern, []).append((int(tokens.replace(",", "")), float(cpu), float(added)))
     return rows
 

@@ -1,10 +1,12 @@
 // Implements calls.h.
 #include "benchmarks/seeds/calls.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <malloc.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <optional>
 #include <sstream>
@@ -17,6 +19,7 @@
 #include "benchmarks/benchmark.h"
 #include "benchmarks/measure.h"
 #include "comm/threads/threads.h"
+#include "common/splitmix64.h"
 
 namespace annulus {
 namespace {
@@ -39,17 +42,26 @@ double kv_bytes_of_part(const PlanRequest& request, int64_t head_dim) {
   return 2.0 * 4.0 * static_cast<double>(s.batch * s.kv_heads * s.k_len * head_dim) / request.ranks;
 }
 
-// Uniform numbers, which are quicker to draw than normal ones. The gradient of the result has the values of q.
-AttentionInputs drawn(const AttentionShape& s, int64_t head_dim) {
-  const auto made = [&](int64_t rows, int64_t heads) {
-    return at::empty({s.batch, rows, heads, head_dim}, at::kFloat).uniform_(-1, 1);
-  };
-  AttentionInputs in;
-  in.q = made(s.q_len, s.heads);
-  in.k = made(s.k_len, s.kv_heads);
-  in.v = made(s.k_len, s.kv_heads);
-  in.dout = in.q;
-  return in;
+// Tensor `number`, of `length` positions in all, at those of the spans.
+at::Tensor drawn_tensor(uint64_t number, int64_t batch, int64_t length, int64_t heads, int64_t head_dim,
+                        const std::vector<Span>& spans) {
+  int64_t count = 0;
+  for (const Span& span : spans) count += span.count;
+  at::Tensor drawn = at::empty({batch, count, heads, head_dim}, at::kFloat);
+  auto* to = drawn.mutable_data_ptr<float>();
+  for (int64_t b = 0; b < batch; ++b) {
+    for (const Span& span : spans) {
+      for (int64_t i = 0; i < span.count; ++i) {
+        const uint64_t row = splitmix64(splitmix64(number) ^ static_cast<uint64_t>(b * length + span.at(i)));
+        for (int64_t e = 0; e < heads * head_dim; ++e) {
+          // 24 bits, as many as fp32 has.
+          const uint64_t bits = splitmix64(row + kSplitmix64Step * static_cast<uint64_t>(e)) >> 40;
+          *to++ = static_cast<float>(bits) * 0x1p-23F - 1;
+        }
+      }
+    }
+  }
+  return drawn;
 }
 
 }  // namespace
@@ -59,6 +71,16 @@ PatternSpec six_blocks_a_row(int64_t) {
       "{ kind = 'blocks', map = 'bigbird', block = 128, window_blocks = 1, global_blocks = 0, random_blocks = 3, "
       "per_head = false }",
       "bench");
+}
+
+AttentionInputs drawn_inputs(const AttentionShape& s, int64_t head_dim, const std::vector<Span>& queries,
+                             const std::vector<Span>& keys) {
+  AttentionInputs in;
+  in.q = drawn_tensor(0, s.batch, s.q_len, s.heads, head_dim, queries);
+  in.k = drawn_tensor(1, s.batch, s.k_len, s.kv_heads, head_dim, keys);
+  in.v = drawn_tensor(2, s.batch, s.k_len, s.kv_heads, head_dim, keys);
+  in.dout = in.q;
+  return in;
 }
 
 ResidentPeak::ResidentPeak() {
@@ -82,20 +104,40 @@ double held_over_two_blocks(const AttentionStats& forward, const AttentionStats*
   return over;
 }
 
+RowsReport check_call(const CallWanted& wanted, const PatternSpec& ran, const AttendResults& mine, Communicator& comm) {
+  const PlanRequest& request = wanted.request;
+  const AttentionShape& shape = request.shape;
+  AttendProblem problem;
+  problem.asked = request.pattern;
+  problem.pattern = ran;
+  problem.shape = shape;
+  problem.head_dim = wanted.head_dim;
+  problem.scale = 1 / std::sqrt(static_cast<double>(wanted.head_dim));
+  problem.queries = query_layout(request);
+  problem.keys = key_layout(request);
+  // The call was given the gradient of what it returned, the check is given that of the divided result.
+  const auto divisor = static_cast<double>(output_divisor(ran));
+  problem.inputs = [&shape, divisor, dim = wanted.head_dim](const auto& queries, const auto& keys) {
+    const AttentionInputs in = drawn_inputs(shape, dim, queries, keys);
+    return RandomTensors{in.q, in.k, in.v, in.dout.to(at::kDouble) * divisor};
+  };
+  return check_rows(comm, problem, mine, {.rows = wanted.check_rows});
+}
+
 CallFigures measure_call(const CallWanted& wanted, Communicator& comm) {
   const PlanRequest& request = wanted.request;
   const OpLabel label = {"bench seeds", 0};
   std::optional<ResidentPeak> resident;
   if (wanted.processes) resident.emplace();
   const AllocatedPeak allocated;
-  AttentionShape mine = request.shape;
-  mine.q_len = query_layout(request).count(comm.rank());
-  mine.k_len = key_layout(request).count(comm.rank());
+  const auto rank = static_cast<size_t>(comm.rank());
   AttentionCall call;
   call.request = request;
   call.comm = &comm;
   call.label = "bench seeds";
-  ExecutorCall attention(drawn(mine, wanted.head_dim), call);
+  ExecutorCall attention(
+      drawn_inputs(request.shape, wanted.head_dim, query_layout(request).spans[rank], key_layout(request).spans[rank]),
+      call);
   // A rank that is a thread counts its own CPU seconds.
   const auto cpu_now = [&] { return wanted.processes || comm.size() == 1 ? cpu_seconds() : thread_cpu_seconds(); };
   CallFigures figures;
@@ -138,6 +180,18 @@ CallFigures measure_call(const CallWanted& wanted, Communicator& comm) {
   figures.allocated = most[2];
   figures.resident = most[3];
   figures.resident_over = most[4];
+  if (wanted.check_rows > 0) {
+    const PatternSpec& ran = attention.output().program().request.pattern;
+    const int64_t divisor = output_divisor(ran);
+    AttendResults mine;
+    mine.out = divisor == 1 ? attention.output().out : attention.output().out / divisor;
+    mine.lse = attention.output().lse;
+    if (wanted.backward) {
+      const AttentionGradients& gradients = attention.gradients();
+      mine.dq = gradients.dq, mine.dk = gradients.dk, mine.dv = gradients.dv;
+    }
+    figures.check = check_call(wanted, ran, mine, comm);
+  }
   return figures;
 }
 

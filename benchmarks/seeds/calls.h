@@ -1,16 +1,23 @@
 // What the measurements of `bench seeds` have in common: memory of a process and of a thread, and one call of attention
-// over the ranks of a communicator with its costs. Used by the sources of this package and by tests.
+// over the ranks of a communicator with its costs and, if asked for, a check of its results. Used by the sources of
+// this package and by tests.
 #pragma once
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <vector>
 
+#include "attention/pattern/pattern.h"
+#include "attention/pattern/span.h"
 #include "attention/plan/plan.h"
 #include "benchmarks/attention_calls.h"
 #include "comm/communicator.h"
 #include "memory/peak_bytes.h"
+#include "runtime/attend/attend_check.h"
+#include "runtime/attend/check_rows.h"
 
 namespace annulus {
 
@@ -49,6 +56,7 @@ struct CallFigures {
   double allocated = 0;                      // bytes by LibTorch for this rank, inputs among them
   double resident = 0;                       // bytes that the process added, inputs among it; 0 for threads
   double resident_over = 0;                  // that over 8 tensors of S/P and two travelling blocks of 4
+  std::optional<RowsReport> check = {};      // of the last round's results, if a check was asked for
 };
 
 struct CallWanted {
@@ -57,14 +65,25 @@ struct CallWanted {
   int64_t rounds = 2;  // that count; one runs before them
   bool backward = false;
   bool processes = false;  // whether each rank is a process
+  int64_t check_rows = 0;  // how many rows and keys are drawn and checked in fp64 after all is measured; 0: none
 };
+
+// The inputs of a call at these positions, fp32: uniform numbers in [-1, 1), each of which depends on its tensor and
+// position alone, so that each rank can make those of others. The gradient of the result has the values of q.
+AttentionInputs drawn_inputs(const AttentionShape& shape, int64_t head_dim, const std::vector<Span>& queries,
+                             const std::vector<Span>& keys);
+
+// Collective. Checks this rank's results of a call over drawn_inputs() by drawn rows and keys. `ran` is the pattern
+// with the block maps that were selected; out has been divided by its output_divisor; dq, dk and dv are undefined if
+// there was no backward. All ranks get the same report.
+RowsReport check_call(const CallWanted& wanted, const PatternSpec& ran, const AttendResults& mine, Communicator& comm);
 
 // The executor's count for a call of this request, over what a rank's own part and two blocks of S/P, in keys, values
 // and, after a backward, their gradients, would take: at most 1 on a ring whose ranks have equal parts.
 double held_over_two_blocks(const AttentionStats& forward, const AttentionStats* backward, const PlanRequest& request,
                             int64_t head_dim);
 
-// Collective. Measures with LibTorch's number of threads. All ranks get the same figures.
+// Collective. Measures with LibTorch's number of threads, then checks. All ranks get the same figures.
 CallFigures measure_call(const CallWanted& wanted, Communicator& comm);
 
 // The same over ranks that are threads of this process.

@@ -2,10 +2,11 @@
 #include "benchmarks/seeds/long.h"
 
 #include <string>
+#include <vector>
 
 #include "benchmarks/measure.h"
 #include "benchmarks/patterns.h"
-#include "benchmarks/seeds/calls.h"
+#include "common/error.h"
 #include "common/text.h"
 
 namespace annulus {
@@ -32,16 +33,17 @@ const std::vector<LongCase>& long_cases() {
   return cases;
 }
 
-void run_long(const LongOptions& options, Communicator& world, std::ostream& out) {
+void run_long(const LongOptions& options, Communicator& world, std::ostream& out, const MeasureCall& measure) {
   const bool prints = world.rank() == 0;
   if (prints) {
     out << line("one head of 64, fp32, one forward and backward, %s; of the rank with the most:\n",
                 counted(world.size(), "process"))
         << "MB held: keys, values and their gradients; MB added: all that the process added to its resident memory\n\n"
-        << line("  %9s  %-19s  %9s  %8s  %8s  %8s  %8s\n", "tokens", "pattern", "pairs", "CPU s", "forward", "MB held",
-                "MB added")
+        << line("  %9s  %-19s  %9s  %8s  %8s  %8s  %8s  %8s\n", "tokens", "pattern", "pairs", "CPU s", "forward",
+                "MB held", "MB added", "of bound")
         << std::flush;
   }
+  std::vector<std::string> wrong;
   for (const int64_t length : options.lengths) {
     for (const LongCase& c : long_cases()) {
       const double pairs = c.pairs(static_cast<double>(length));
@@ -57,13 +59,33 @@ void run_long(const LongOptions& options, Communicator& world, std::ostream& out
       wanted.request.ranks = world.size();
       wanted.rounds = 0;
       wanted.backward = wanted.processes = true;
-      const CallFigures f = measure_call(wanted, world);
+      wanted.check_rows = options.check_rows;
+      const CallFigures f = measure(wanted, world);
+      if (f.check && !f.check->passed()) {
+        wrong.push_back(with_commas(length, "token") + ", " + c.name + ": " + f.check->errors());
+      }
       if (!prints) continue;
-      out << name << line("  %8.2f  %8.2f  %8.1f  %8.1f\n", f.cpu, f.forward_wall, f.held_bytes / 1e6, f.resident / 1e6)
+      out << name
+          << line("  %8.2f  %8.2f  %8.1f  %8.1f  %8s\n", f.cpu, f.forward_wall, f.held_bytes / 1e6, f.resident / 1e6,
+                  f.check ? significant(100 * f.check->share(), 3) + " %" : "-")
           << std::flush;
     }
   }
-  if (prints) out << "\nforward: wall seconds of the forward\n" << std::flush;
+  if (prints) {
+    out << "\nforward: wall seconds of the forward\nof bound: "
+        << (options.check_rows == 0
+                ? "no result was checked"
+                : line("the largest error of out, lse and dq of %s and of dk and dv of as many keys, and of those at "
+                       "the\nborders of ranks' parts, against fp64, over what rounding allows",
+                       with_commas(options.check_rows, "drawn row")))
+        << "\n"
+        << std::flush;
+  }
+  if (!wrong.empty()) {
+    throw Error(ErrorKind::kInternal, "bench",
+                "seeds --long: results differ from fp64 attention in drawn rows: " + join(wrong, "; ") +
+                    "; please report this command");
+  }
 }
 
 }  // namespace annulus

@@ -78,6 +78,11 @@ class SeedsBenchmark : public Benchmark {
     app.add_flag("--long", long_, "measure instead up to 4,194,304 tokens, on as many ranks as `launch` starts");
     add(app, "--length", options_.lengths, "tokens of --long");
     add(app, "--most-pairs", options_.most_pairs, "with --long: leave calls out that count more pairs");
+    app.add_option("--check-rows", options_.check_rows,
+                   "with --long: check this many drawn rows and keys of each call in fp64, besides what is measured; "
+                   "0: none (default: " +
+                       std::to_string(options_.check_rows) + ")")
+        ->check(CLI::NonNegativeNumber);
     app.add_option("--measure", measure_path_, "")->group("");  // for ranks of the tables: the file to write
     app.add_option("--measure-length", measure_length_, "")->group("");
     app.add_option("--measure-pattern", measure_pattern_, "")->group("");
@@ -89,7 +94,7 @@ class SeedsBenchmark : public Benchmark {
   std::string request() const override {
     std::string text = line("%lld %lld %s", rounds_, measure_length_, measure_pattern_);
     for (const int64_t length : options_.lengths) text += " " + std::to_string(length);
-    return text + " " + exact(options_.most_pairs);
+    return text + " " + exact(options_.most_pairs) + line(" %lld", options_.check_rows);
   }
 
   std::vector<BenchRatio> run(Communicator& world, std::ostream& out) override {

@@ -77,6 +77,7 @@ struct RowsReport {
   std::vector<std::string> unchecked;        // one sentence's part each
   std::string selection_fault;               // what an adaptive map should not have selected for the drawn rows
 
+  double share() const;  // the largest of the parts
   bool passed() const;
   // The most that a fault in this share of all rows (or keys), wherever they are, is missed with: (1 - share)^rows.
   double missed(double share) const;

@@ -1,10 +1,12 @@
-// Tests benchmarks/seeds: that every row of the reports' tables is there, that exponents are computed right, and that a
-// ring holds no more than its part and two blocks. No times.
+// Tests benchmarks/seeds: that every row of the reports' tables is there, that exponents are computed right, that a
+// ring holds no more than its part and two blocks, and that results of long calls are checked. No times.
+#include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <initializer_list>
 #include <map>
+#include <memory>
 #include <set>
 #include <sstream>
 #include <string>
@@ -12,12 +14,18 @@
 #include <vector>
 
 #include "attention/pattern/pattern.h"
+#include "attention/pattern/span.h"
+#include "attention/plan/layout.h"
 #include "attention/plan/plan.h"
+#include "benchmarks/attention_calls.h"
 #include "benchmarks/seeds/calls.h"
 #include "benchmarks/seeds/growth.h"
 #include "benchmarks/seeds/long.h"
 #include "benchmarks/seeds/tables.h"
+#include "comm/threads/threads.h"
 #include "common/error.h"
+#include "runtime/attend/attend_check.h"
+#include "tests/common/expect_error.h"
 
 namespace annulus::seeds_test {
 namespace {
@@ -148,6 +156,116 @@ TEST(Long, CasesCountAboutThePairsThatTheySay) {
         static_cast<double>(count_pairs(make_pattern(c.pattern(kLength), {1, 1, 1, kLength, kLength, 0})));
     EXPECT_NEAR(pairs / c.pairs(kLength), 1, 0.05) << c.name;
   }
+}
+
+size_t count_of_text(const std::string& text, const std::string& part) {
+  size_t n = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+  return n;
+}
+
+TEST(Long, EveryRowIsCheckedAndAFaultFailsAfterTheTable) {
+  const std::shared_ptr<Communicator> alone = make_self_communicator();
+  LongOptions options{.lengths = {1024, 2048}, .check_rows = 4};
+  const size_t calls = options.lengths.size() * long_cases().size();
+  std::ostringstream out;
+  run_long(options, *alone, out);
+  EXPECT_EQ(count_of_text(out.str(), " %\n"), calls) << out.str();
+
+  const MeasureCall wrong_once = [](const CallWanted& wanted, Communicator& comm) {
+    CallFigures figures = measure_call(wanted, comm);
+    EXPECT_EQ(figures.check->draw.rows, 4);
+    if (wanted.request.shape.q_len == 1024 && wanted.request.pattern.text() == long_cases()[0].pattern(1024).text()) {
+      figures.check->parts.back().share = 3;
+    }
+    return figures;
+  };
+  std::ostringstream table;
+  expect_error(ErrorKind::kInternal, {"1,024 tokens, " + long_cases()[0].name, "off by 3 times"},
+               [&] { run_long(options, *alone, table, wrong_once); });
+  EXPECT_EQ(count_of_text(table.str(), " %\n"), calls) << table.str();
+  EXPECT_NE(table.str().find("  300 %\n"), std::string::npos) << table.str();
+
+  options.check_rows = 0;
+  std::ostringstream unchecked;
+  run_long(options, *alone, unchecked);
+  EXPECT_EQ(count_of_text(unchecked.str(), " -\n"), calls) << unchecked.str();
+  EXPECT_NE(unchecked.str().find("no result was checked"), std::string::npos);
+}
+
+CallWanted small_call(const char* pattern, int ranks) {
+  CallWanted wanted;
+  wanted.request.shape = {2, 4, 2, 192, 192, 0};
+  wanted.request.pattern = parse_pattern(pattern, "test");
+  wanted.request.layout = LayoutKind::kZigzag;
+  wanted.request.ranks = ranks;
+  wanted.head_dim = 8;
+  wanted.rounds = 0;
+  wanted.backward = true;
+  return wanted;
+}
+
+TEST(Check, IsNoPartOfWhatIsMeasured) {
+  CallWanted wanted = small_call("{ kind = 'causal' }", 1);
+  const CallFigures without = measure_threads(wanted);
+  EXPECT_FALSE(without.check);
+  wanted.check_rows = 64;
+  const CallFigures with = measure_threads(wanted);
+  ASSERT_TRUE(with.check);
+  EXPECT_TRUE(with.check->passed()) << with.check->text();
+  EXPECT_EQ(with.check->rows, 64);
+  EXPECT_EQ(with.check->keys, 64);
+  EXPECT_EQ(with.allocated, without.allocated);
+}
+
+// Each result is wrong in turn. With 'mean' the result is divided.
+TEST(Check, FindsEachWrongResult) {
+  for (const char* const pattern :
+       {"{ kind = 'window', left = 20, right = 3 }",
+        "{ kind = 'dilated', segment_lengths = [32, 96], dilation_rates = [1, 3], combine = 'mean' }"}) {
+    CallWanted wanted = small_call(pattern, 2);
+    wanted.check_rows = 16;
+    run_ranks(2, [&](Communicator& comm) {
+      const auto rank = static_cast<size_t>(comm.rank());
+      AttentionCall call;
+      call.request = wanted.request;
+      call.comm = &comm;
+      call.label = "test";
+      ExecutorCall attention(
+          drawn_inputs(wanted.request.shape, wanted.head_dim, query_layout(wanted.request).spans[rank],
+                       key_layout(wanted.request).spans[rank]),
+          call);
+      attention.run();
+      const PatternSpec& ran = wanted.request.pattern;
+      const auto divisor = static_cast<double>(output_divisor(ran));
+      const AttendResults right{attention.output().out / divisor, attention.output().lse, attention.gradients().dq,
+                                attention.gradients().dk, attention.gradients().dv};
+      EXPECT_TRUE(check_call(wanted, ran, right, comm).passed()) << pattern;
+      at::Tensor AttendResults::*const results[] = {&AttendResults::out, &AttendResults::lse, &AttendResults::dq,
+                                                    &AttendResults::dk, &AttendResults::dv};
+      for (at::Tensor AttendResults::*const result : results) {
+        AttendResults wrong = right;
+        wrong.*result = wrong.*result * 1.01;
+        EXPECT_FALSE(check_call(wanted, ran, wrong, comm).passed()) << pattern;
+      }
+    });
+  }
+}
+
+TEST(Check, InputsOfAPositionAreThoseOfTheWhole) {
+  const AttentionShape shape = {2, 2, 1, 40, 48, 0};
+  const AttentionInputs whole = drawn_inputs(shape, 3, {Span::range(0, 40)}, {Span::range(0, 48)});
+  const AttentionInputs part = drawn_inputs(shape, 3, {{5, 10, 3}, Span::range(39, 40)}, {Span::range(7, 9)});
+  ASSERT_EQ(part.q.size(1), 4);
+  for (const auto& [here, there] : {std::pair(0, 5), {1, 15}, {2, 25}, {3, 39}}) {
+    EXPECT_TRUE(part.q.select(1, here).equal(whole.q.select(1, there))) << there;
+  }
+  EXPECT_TRUE(part.k.equal(whole.k.narrow(1, 7, 2)));
+  EXPECT_TRUE(part.v.equal(whole.v.narrow(1, 7, 2)));
+  EXPECT_FALSE(whole.k.equal(whole.v));
+  EXPECT_FALSE(whole.q.select(0, 0).equal(whole.q.select(0, 1)));
+  EXPECT_GE(whole.q.min().item<float>(), -1);
+  EXPECT_LT(whole.q.max().item<float>(), 1);
 }
 
 }  // namespace
