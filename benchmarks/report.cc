@@ -1,7 +1,6 @@
 // Implements report.h.
 #include "benchmarks/report.h"
 
-#include <ATen/Version.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include "benchmarks/measure.h"
 #include "common/error.h"
 #include "common/files.h"
+#include "common/simd/instruction_set.h"
 #include "common/text.h"
 #include "common/version.h"
 
@@ -107,7 +107,7 @@ std::string BenchMachine::text() const { return counted(cores, "core") + ", " + 
 BenchReport report_of(std::vector<BenchRatio> ratios) {
   // Counts the cores of the whole machine, because the rank that writes the report may be bound to some of them.
   const int64_t cores = std::max<int64_t>(1, sysconf(_SC_NPROCESSORS_ONLN));
-  return {{cores, at::get_cpu_capability()}, kVersion, now(), std::move(ratios)};
+  return {{cores, instruction_set_name(instruction_set())}, kVersion, now(), std::move(ratios)};
 }
 
 void write_report(const BenchReport& report, const std::string& path) {
@@ -163,25 +163,25 @@ BenchReport parse_report(std::string_view text, const std::string& source) {
 
 BenchReport read_report(const std::string& path) { return parse_report(read_small_file("bench", path), path); }
 
-namespace {
-
-const BenchRatio* find(const BenchReport& report, const std::string& name) {
+const BenchRatio* find_ratio(const BenchReport& report, const std::string& name) {
   const auto found =
       std::find_if(report.ratios.begin(), report.ratios.end(), [&](const BenchRatio& r) { return r.name == name; });
   return found == report.ratios.end() ? nullptr : &*found;
 }
 
+std::string change_text(const BenchRatio& before, const BenchRatio& after) {
+  return before.ratio > 0 ? line("%+.1f %%", 100 * (after.ratio / before.ratio - 1)) : "";
+}
+
+namespace {
+
 std::string with_spread(const BenchRatio& r) { return line("%.3f (%.3f to %.3f)", r.ratio, r.low, r.high); }
 
 constexpr const char* kOutcomes[] = {"same", "better", "worse"};
 
-std::string change(const BenchRatio& before, const BenchRatio& after) {
-  return before.ratio > 0 ? line("%+.1f %%", 100 * (after.ratio / before.ratio - 1)) : "";
-}
-
 void name_missing(const BenchReport& here, const BenchReport& there, const char* where, std::ostream& out) {
   for (const BenchRatio& r : here.ratios) {
-    if (find(there, r.name) == nullptr) out << "only in the " << where << " file: " << r.name << "\n";
+    if (find_ratio(there, r.name) == nullptr) out << "only in the " << where << " file: " << r.name << "\n";
   }
 }
 
@@ -210,7 +210,7 @@ std::vector<std::string> compare_reports(const BenchReport& before, const BenchR
   std::vector<std::string> worse, elsewhere, invalid;
   int compared = 0;
   for (const BenchRatio& old : before.ratios) {
-    const BenchRatio* const now = find(after, old.name);
+    const BenchRatio* const now = find_ratio(after, old.name);
     if (now == nullptr) continue;
     if (const std::string& why = old.invalid.empty() ? now->invalid : old.invalid; !why.empty()) {
       invalid.push_back(old.name + ": " + why);
@@ -227,7 +227,7 @@ std::vector<std::string> compare_reports(const BenchReport& before, const BenchR
     const Outcome outcome = judge(old, *now, margin);
     if (outcome == Outcome::kWorse) worse.push_back(old.name);
     out << line("  %-*s  %-24s -> %-24s  %9s  %8.3f  %s\n", names, old.name, with_spread(old), with_spread(*now),
-                change(old, *now), allowed_change(old, *now, margin), kOutcomes[static_cast<int>(outcome)]);
+                change_text(old, *now), allowed_change(old, *now, margin), kOutcomes[static_cast<int>(outcome)]);
   }
   if (compared > 0) out << line("\nAllowed: %g of the old ratio plus the larger spread of both.\n", margin);
   name_missing(before, after, "old", out);

@@ -40,9 +40,9 @@ nlohmann::ordered_json json_of(const BenchRatio& ratio);
 
 struct BenchMachine {
   int64_t cores = 0;
-  std::string isa;  // the instruction set of LibTorch's kernels, such as "AVX512"
+  std::string isa;  // as instruction_set_name() says it: "AVX-512"; in reports of old versions LibTorch's "AVX512"
 
-  std::string text() const;  // "4 cores, AVX512"
+  std::string text() const;  // "4 cores, AVX-512"
   friend bool operator==(const BenchMachine&, const BenchMachine&) = default;
 };
 
@@ -64,6 +64,12 @@ void write_report(const BenchReport& report, const std::string& path);
 // twice, or holds a number that cannot be a cost. parse_report takes the text, and `source` as the name of the file.
 BenchReport read_report(const std::string& path);
 BenchReport parse_report(std::string_view json, const std::string& source);
+
+// Returns the ratio of this name, or nullptr.
+const BenchRatio* find_ratio(const BenchReport& report, const std::string& name);
+
+// Returns by how much the ratio changed, "+5.0 %"; empty if it was 0.
+std::string change_text(const BenchRatio& before, const BenchRatio& after);
 
 enum class Outcome { kSame, kBetter, kWorse };
 

@@ -287,6 +287,20 @@ class BenchTest(cli.CliTest):
             code, out, err = self.annulus("bench", "compare", *args)
             self.assertEqual(code, want, err)
 
+        # Beside what is kept for the same instruction set, with which one file is enough.
+        code, out, err = self.annulus("bench", "compare", "new.json", "--kept", ".")
+        self.assertEqual(code, 0, err)
+        self.assertIn("no ratios are kept for AVX512\n", out)
+        self.assert_refused(3, "nothing to hold", "bench", "compare", "new.json", "--kept", ".", "--fail-above", "2")
+        report("ratios-avx512.json", ring=1.0, causal=0.5)
+        for args in (["new.json"], ["old.json", "new.json", "--margin", "0.3"]):
+            code, out, err = self.annulus("bench", "compare", *args, "--kept", ".")
+            self.assertEqual(code, 0, err)
+            self.assertRegex(out, r"\n  causal +0\.500 +0\.600 +\+20\.0 %\n")
+        code, out, err = self.annulus("bench", "compare", "new.json", "--kept", ".", "--fail-above", "1.1")
+        self.assertEqual(code, 10, err)
+        self.assertRegex(err, r"more than 1\.1 times what is kept in \./ratios-avx512\.json: causal\n")
+
     def test_refuses_files_that_are_not_reports(self):
         with open(self.path("broken.json"), "w") as f:
             f.write('{"format": "annulus-bench-1", ')

@@ -2,16 +2,21 @@
 // what they have in common. The measuring itself is in benchmarks/ and benchmarks/gpu/.
 #include <CLI/CLI.hpp>
 #include <array>
+#include <filesystem>
 #include <iostream>
+#include <optional>
 #include <sstream>
 #include <utility>
 
 #include "benchmarks/benchmark.h"
+#include "benchmarks/kept.h"
 #include "benchmarks/launched.h"
+#include "benchmarks/measure.h"
 #include "benchmarks/report.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/bootstrap/launch_info.h"
 #include "comm/threads/threads.h"
+#include "common/environment.h"
 #include "common/error.h"
 #include "common/files.h"
 #include "common/text.h"
@@ -209,29 +214,59 @@ class AllSubcommand : public Subcommand {
   int64_t length_ = 0, rounds_ = 5;
 };
 
+// The folder of the clone whose script ./annulus started this program, otherwise of the current folder.
+std::string kept_folder() {
+  const char* const script = text_from_environment("ANNULUS_SCRIPT");
+  return (std::filesystem::path(script != nullptr ? script : "").parent_path() / "benchmarks" / "results").string();
+}
+
 class CompareSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
-    app.add_option("OLD", before_, "the earlier file that --json wrote")->required();
-    app.add_option("NEW", after_, "the later one")->required();
-    app.add_option("--margin", margin_, "the share of the old ratio by which it may change (default: 0.1)")
+    app.add_option("FILES", files_, "a file that --json wrote, or an earlier one and a later one: [OLD] NEW")
+        ->required()
+        ->expected(1, 2);
+    app.add_option("--margin", margin_, "the share of OLD's ratio by which NEW's may change (default: 0.1)")
         ->check(CLI::Range(0.0, 100.0));
+    app.add_option("--kept", kept_,
+                   "the folder of the ratios that are kept for each instruction set (default: benchmarks/results of "
+                   "the clone)")
+        ->type_name("FOLDER");
+    app.add_option("--fail-above", fail_above_,
+                   "end with exit code 10 if a ratio of NEW is more than this many times the kept one")
+        ->check(CLI::PositiveNumber);
     app.footer(
         "A ratio got worse if it grew by more than the margin plus the larger spread of the two. The exit code\n"
-        "is 10 if any did.\n"
-        "Example:\n  ./annulus bench compare old.json new.json --margin 0.05");
+        "is 10 if any did. Then NEW's ratios stand beside those that are kept for its instruction set.\n"
+        "Examples:\n  ./annulus bench compare old.json new.json --margin 0.05\n"
+        "  ./annulus bench compare new.json --fail-above 1.1");
   }
 
   int run() override {
-    const BenchReport before = read_report(before_), after = read_report(after_);
-    const std::vector<std::string> worse = compare_reports(before, after, margin_, std::cout);
+    const std::string& path = files_.back();
+    std::vector<std::string> worse;
+    const auto add_faults = [&](const std::string& what, const std::vector<std::string>& names) {
+      if (!names.empty()) worse.push_back(what + ": " + join(names, ", "));
+    };
+    std::optional<BenchReport> before;
+    if (files_.size() == 2) before = read_report(files_.front());
+    const BenchReport after = read_report(path);
+    const std::string folder = kept_.empty() ? kept_folder() : kept_, &isa = after.machine.isa;
+    if (before) {
+      add_faults("got worse from " + files_.front() + " to " + path + " by more than is allowed",
+                 compare_reports(*before, after, margin_, std::cout));
+      std::cout << "\n";
+    }
+    add_faults(line("more than %g times what is kept in ", fail_above_.value_or(0)) + kept_path(folder, isa),
+               compare_with_kept(read_kept(folder, isa), after, fail_above_, std::cout));
     if (worse.empty()) return 0;
-    throw Error(ErrorKind::kRegression, "bench",
-                "got worse from " + before_ + " to " + after_ + " by more than is allowed: " + join(worse, ", "));
+    throw Error(ErrorKind::kRegression, "bench", join(worse, "; "));
   }
 
  private:
-  std::string before_, after_;
+  std::vector<std::string> files_;
+  std::string kept_;
+  std::optional<double> fail_above_;
   double margin_ = 0.1;
 };
 
