@@ -19,6 +19,7 @@ USES = {
     "common/logging": ["common"],
     "common/control_groups": [],
     "common/simd": ["common"],
+    "common/svg": ["common"],
     "memory": [],
     "memory/tiers": [],
     "comm/threads": ["comm"],

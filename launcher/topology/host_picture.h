@@ -8,14 +8,12 @@
 #include <string_view>
 #include <vector>
 
-#include "launcher/topology/canvas.h"
+#include "common/svg/canvas.h"
 #include "launcher/topology/machine.h"
 #include "launcher/topology/placement.h"
 
 namespace annulus {
 
-inline constexpr std::string_view kInk = "#1f2933";
-inline constexpr std::string_view kFaint = "#52606d";
 inline constexpr std::string_view kNicLine = "#a08a3c";
 inline constexpr std::string_view kNicFill = "#f5f0e1";
 inline constexpr std::string_view kIdle = "#9aa5b1";

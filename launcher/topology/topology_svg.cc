@@ -8,8 +8,8 @@
 #include <set>
 #include <utility>
 
+#include "common/svg/canvas.h"
 #include "common/text.h"
-#include "launcher/topology/canvas.h"
 #include "launcher/topology/host_picture.h"
 #include "launcher/topology/lanes.h"
 

@@ -6,88 +6,28 @@
 
 #include <algorithm>
 #include <map>
-#include <regex>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "common/files.h"
-#include "launcher/topology/canvas.h"
+#include "common/svg/canvas.h"
+#include "tests/common/svg/parsed_svg.h"
 #include "tests/launcher/topology/machine_xml.h"
 
 namespace annulus::topology_svg_test {
 namespace {
 
+using testing::apart;
+using testing::parse_svg;
+using testing::ParsedPath;
+using testing::ParsedSvg;
+using testing::ParsedWord;
+using testing::within;
+
 constexpr PlacementOptions kCuda{.device = DeviceKind::kCuda};
 
 Machine load(const std::string& name) { return Machine::from_xml("tests/launcher/topology/testdata/" + name); }
-
-struct Word {
-  Box box;
-  std::string text;
-};
-struct Path {
-  std::string d, color, dash;
-  bool arrow = false;
-};
-struct Picture {
-  Box page;
-  std::vector<Box> boxes;
-  std::vector<Word> words;
-  std::vector<Path> paths;
-};
-
-std::map<std::string, std::string> attributes(const std::string& element) {
-  static const std::regex form("([a-z-]+)=\"([^\"]*)\"");
-  std::map<std::string, std::string> out;
-  for (std::sregex_iterator it(element.begin(), element.end(), form), end; it != end; ++it) out[(*it)[1]] = (*it)[2];
-  return out;
-}
-
-std::string unescaped(std::string text) {
-  for (const auto& [code, character] : {std::pair("&lt;", "<"), {"&gt;", ">"}, {"&quot;", "\""}, {"&amp;", "&"}}) {
-    text = std::regex_replace(text, std::regex(code), character);
-  }
-  return text;
-}
-
-// Parses the picture; the writer puts one element on each line.
-Picture parse(const std::string& svg) {
-  Picture picture;
-  std::istringstream lines(svg);
-  bool defs = false;
-  for (std::string line; std::getline(lines, line);) {
-    defs = (defs || line == "<defs>") && line != "</defs>";
-    const std::string element = line.substr(0, line.find('>'));
-    auto a = attributes(element);
-    const auto number = [&](const char* name) { return a.contains(name) ? std::stoi(a[name]) : 0; };
-    if (defs || line.empty()) continue;
-    if (line.starts_with("<svg")) picture.page = {0, 0, number("width"), number("height")};
-    if (line.starts_with("<rect") && a.contains("x")) {
-      picture.boxes.push_back({number("x"), number("y"), number("width"), number("height")});
-    }
-    if (line.starts_with("<path")) {
-      picture.paths.push_back({a["d"], a["stroke"], a["stroke-dasharray"], a.contains("marker-end")});
-    }
-    if (line.starts_with("<text")) {
-      const size_t begin = line.find('>') + 1;
-      const std::string text = unescaped(line.substr(begin, line.rfind("</text>") - begin));
-      const int size = number("font-size"), width = text_width(text, size);
-      const int x = number("x") - (a["text-anchor"] == "middle" ? width / 2 : 0);
-      picture.words.push_back({{x, number("y") - size * 3 / 4, width, size}, text});
-    }
-  }
-  return picture;
-}
-
-bool within(const Box& inner, const Box& outer) {
-  return inner.x >= outer.x && inner.y >= outer.y && inner.right() <= outer.right() && inner.bottom() <= outer.bottom();
-}
-
-bool apart(const Box& a, const Box& b) {
-  return a.right() <= b.x || b.right() <= a.x || a.bottom() <= b.y || b.bottom() <= a.y;
-}
 
 struct Segment {
   int fixed, from, to;
@@ -120,7 +60,7 @@ std::vector<Segment> segments(const std::string& d) {
 }
 
 void check(const std::vector<Machine>& hosts, const Placement& placement) {
-  const Picture picture = parse(topology_svg(hosts, placement));
+  const ParsedSvg picture = parse_svg(topology_svg(hosts, placement));
   for (size_t i = 0; i < picture.boxes.size(); ++i) {
     const Box& a = picture.boxes[i];
     EXPECT_TRUE(within(a, picture.page));
@@ -130,21 +70,21 @@ void check(const std::vector<Machine>& hosts, const Placement& placement) {
     }
   }
   for (size_t i = 0; i < picture.words.size(); ++i) {
-    const Word& word = picture.words[i];
+    const ParsedWord& word = picture.words[i];
     EXPECT_TRUE(within(word.box, picture.page)) << word.text;
     for (const Box& box : picture.boxes) EXPECT_TRUE(within(word.box, box) || apart(word.box, box)) << word.text;
     for (size_t j = 0; j < i; ++j) EXPECT_TRUE(apart(word.box, picture.words[j].box)) << word.text;
   }
   for (const RankPlacement& rank : placement.ranks) {
     const std::string number = std::to_string(rank.rank);
-    const auto shown = std::count_if(picture.words.begin(), picture.words.end(), [&](const Word& word) {
+    const auto shown = std::count_if(picture.words.begin(), picture.words.end(), [&](const ParsedWord& word) {
       return word.text == number || word.text == "rank " + number;
     });
     EXPECT_EQ(shown, 1) << number;
   }
   std::vector<Segment> all;
   int64_t inside = 0, between = 0;
-  for (const Path& path : picture.paths) {
+  for (const ParsedPath& path : picture.paths) {
     inside += path.arrow && path.d.find('C') != std::string::npos ? 1 : 0;
     if (!path.arrow || path.d.find('V') == std::string::npos) continue;
     ++between;
@@ -203,21 +143,19 @@ TEST(TopologySvg, DrawsMadeUpMachines) {
 
 TEST(TopologySvg, DrawsAtMostTheFirst64Hosts) {
   const std::vector<Machine> hosts(70, load("one_socket_gpus.xml"));
-  const Picture picture = parse(topology_svg(hosts, place(hosts, 280, kCuda)));
-  const auto said = [&](const std::string& text) {
-    return std::any_of(picture.words.begin(), picture.words.end(), [&](const Word& w) { return w.text == text; });
-  };
-  EXPECT_TRUE(said("70 hosts, 280 ranks on GPUs, 1 ring of 280"));
-  EXPECT_TRUE(said("the first 64 hosts are drawn"));
-  EXPECT_TRUE(said("255"));
-  EXPECT_FALSE(said("256"));
+  const ParsedSvg picture = parse_svg(topology_svg(hosts, place(hosts, 280, kCuda)));
+  EXPECT_EQ(picture.count("70 hosts, 280 ranks on GPUs, 1 ring of 280"), 1);
+  EXPECT_EQ(picture.count("the first 64 hosts are drawn"), 1);
+  EXPECT_EQ(picture.count("255"), 1);
+  EXPECT_EQ(picture.count("256"), 0);
 }
 
 TEST(TopologySvg, ColoursShowRingsAndDashesShowLinks) {
   const Machine socket = load("one_socket_gpus.xml");
-  const Picture rings = parse(topology_svg({socket}, place({socket}, 4, {.device = DeviceKind::kCuda, .context = 2})));
+  const ParsedSvg rings =
+      parse_svg(topology_svg({socket}, place({socket}, 4, {.device = DeviceKind::kCuda, .context = 2})));
   std::map<std::string, int> arcs;
-  for (const Path& path : rings.paths) {
+  for (const ParsedPath& path : rings.paths) {
     if (path.d.find('C') == std::string::npos) continue;
     ++arcs[path.color];
     EXPECT_EQ(path.dash, "") << "NVLink";
@@ -227,7 +165,7 @@ TEST(TopologySvg, ColoursShowRingsAndDashesShowLinks) {
 
   const Machine dgx = load("dgx.xml");
   std::map<std::string, int> dashes;
-  for (const Path& path : parse(topology_svg({dgx}, place({dgx}, 8, kCuda))).paths) {
+  for (const ParsedPath& path : parse_svg(topology_svg({dgx}, place({dgx}, 8, kCuda))).paths) {
     if (path.d.find('C') != std::string::npos) ++dashes[path.dash];
   }
   EXPECT_EQ(dashes, (std::map<std::string, int>{{"7 3", 6}, {"2 3", 2}})) << "two of eight hops change the package";
@@ -240,6 +178,7 @@ TEST(TopologySvg, NamesAreShortenedAndEscaped) {
   machine.nics[0].name = std::string(500, '_');
   check({machine}, place({machine}, 4, kCuda));
   const std::string svg = topology_svg({machine}, place({machine}, 4, kCuda));
+  EXPECT_EQ(testing::xml_fault(svg), "");
   EXPECT_NE(svg.find("&lt;a href=&quot;x&quot;&gt;&amp;??www"), std::string::npos);
   EXPECT_EQ(svg.find("<a"), std::string::npos);
   EXPECT_LT(svg.size(), 20000U);

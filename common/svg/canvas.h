@@ -1,10 +1,15 @@
-// Draws boxes, lines and text into an SVG picture. Internal to launcher/topology.
+// Draws boxes, lines and text into an SVG picture. Used by charts (line_chart.h, heat_map.h) and by the picture of a
+// job's ranks (launcher/topology/topology_svg.h). A class for one thread.
 #pragma once
 
 #include <string>
 #include <string_view>
 
 namespace annulus {
+
+// The colours of text.
+inline constexpr std::string_view kInk = "#1f2933";
+inline constexpr std::string_view kFaint = "#52606d";
 
 struct Point {
   int x = 0;
@@ -28,12 +33,17 @@ std::string straight(Point from, Point to);
 class SvgCanvas {
  public:
   void box(const Box& box, int radius, std::string_view fill, std::string_view stroke, int stroke_width = 1);
-  enum class Anchor { kStart, kMiddle };
-  // Draws `text`, truncated to `width` pixels; nothing if fewer than two letters fit.
+  enum class Anchor { kStart, kMiddle, kEnd };
+  // Draws `text`, truncated to `width` pixels; nothing if fewer than two letters would be left of it. Characters that
+  // XML does not allow, and bytes that are not UTF-8, become '?'.
   void text(Point at, std::string_view text, int size, int width, std::string_view color, bool bold = false,
             Anchor anchor = Anchor::kStart);
+  // Draws likewise from bottom to top, with the middle of the text at `at`.
+  void upward_text(Point at, std::string_view text, int size, int width, std::string_view color);
   // `path` is SVG's attribute "d", `dash` its stroke-dasharray ("" for a solid line); `arrow` adds a head at the end.
   void line(std::string_view path, std::string_view color, int width, std::string_view dash, bool arrow);
+  // Fills the inside of a path; `opacity` (0 to 1) is that of the inside, not of the stroke.
+  void area(std::string_view path, std::string_view fill, std::string_view stroke, double opacity = 1);
 
   // Returns the SVG document.
   std::string print(int width, int height) const;
