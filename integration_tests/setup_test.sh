@@ -198,23 +198,23 @@ chmod +x "$work/python"
 export PIP_CALLS=$work/pip
 pips() { cat "$work/pip" 2>/dev/null | wc -l; }
 touch "$work/pip.refuse"
-run env PYTHON="$work/python" "$home/annulus" tokenizer encode-prompt
+run env PYTHON="$work/python" "$home/annulus" tokenizer encode
 exits 9 "without a network"
 says "ERROR: no network"
 rm "$work/pip.refuse"
 for call in first second; do
-  run env PYTHON="$work/python" "$home/annulus" tokenizer encode-prompt --tokenizer "a b"
+  run env PYTHON="$work/python" "$home/annulus" tokenizer encode --tokenizer "a b"
   exits 0 "annulus tokenizer, the $call call"
-  [[ $(tail -n 1 "$work/out") == "python: "*'/python/tokenizer encode-prompt --tokenizer a\ b' ]] || { fail "the arguments" && cat "$work/out"; }
+  [[ $(tail -n 1 "$work/out") == "python: "*'/python/tokenizer encode --tokenizer a\ b' ]] || { fail "the arguments" && cat "$work/out"; }
   [[ $(pips) == 2 ]] || fail "the $call call: pip was called $(pips) times, expected 2"
 done
 grep -q -- '--no-deps tokenizers==[0-9.]* sentencepiece==[0-9.]* pyarrow==' "$work/pip" || { fail "pip's arguments" && cat "$work/pip"; }
-run env PYTHON="$work/python" OMPI_COMM_WORLD_RANK=0 "$home/annulus" tokenizer encode-prompt
+run env PYTHON="$work/python" OMPI_COMM_WORLD_RANK=0 "$home/annulus" tokenizer encode
 exits 0 "annulus tokenizer in a rank"
 # Streams that were closed are on /dev/null, so that no file of the program gets their numbers.
 for numbers in 0 1 2 '0 1 2'; do
   read -ra closed <<<"$numbers"
-  bash -c "PYTHON='$work/python' '$home/annulus' tokenizer encode-prompt$(printf ' %d>&-' "${closed[@]}")" &>"$work/out" <"$home/annulus" ||
+  bash -c "PYTHON='$work/python' '$home/annulus' tokenizer encode$(printf ' %d>&-' "${closed[@]}")" &>"$work/out" <"$home/annulus" ||
     fail "closed $numbers: exit code $?"
   mapfile -t streams <"$work/pip.streams"
   for n in 0 1 2; do
@@ -225,7 +225,7 @@ for numbers in 0 1 2 '0 1 2'; do
   done
 done
 mv "$home/.venv" "$work/venv"
-run env PYTHON="$work/nothing" "$home/annulus" tokenizer encode-prompt
+run env PYTHON="$work/nothing" "$home/annulus" tokenizer encode
 exits 9 "annulus tokenizer without a Python"
 says "$work/nothing is not of version 3.10"
 

@@ -8,8 +8,9 @@
 
 namespace annulus {
 
-// Each function starts a process and waits for it. The process prints its errors to standard error; the function then
-// throws ReportedError with its exit code. `tokenizer` is a tokenizer.json or tokenizer.model, or a folder with one.
+// Each function starts a process (tokenizer_process.h) and ends it. The process prints its errors to standard error;
+// the function then throws ReportedError with its exit code. `tokenizer` is a tokenizer.json or tokenizer.model, or a
+// folder with one.
 
 // Encodes `text` as the beginning of a document and returns the ids. For a folder of shards that `annulus tokenize`
 // made, the settings of that call apply (begin token, special tokens). Returns {} if a signal has interrupted this

@@ -1,5 +1,5 @@
 // The command with which the script ./annulus starts the tokenizer libraries, which are written for Python
-// (python/tokenizer/). Used by subcommands/tokenize.cc and sample_tokenizer.cc.
+// (python/tokenizer/). Used by subcommands/tokenize.cc and tokenizer_process.cc.
 #pragma once
 
 #include <string>

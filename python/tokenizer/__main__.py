@@ -1,4 +1,4 @@
-"""The program behind `annulus tokenize` and the prompts of `annulus sample`: it does what needs the tokenizer libraries.
+"""The program behind `annulus tokenize` and the texts that `annulus sample` encodes: it does what needs the tokenizer libraries.
 `./annulus tokenizer COMMAND ...` starts it after making sure that the libraries are installed. launcher/subcommands/tokenize.cc
 checks and documents the options.
 """
@@ -17,9 +17,9 @@ def parse(words):
     subcommands = parser.add_subparsers(dest="subcommand", required=True)
     tokenize = subcommands.add_parser("tokenize", allow_abbrev=False)
     bench = subcommands.add_parser("bench", allow_abbrev=False)
-    prompt = subcommands.add_parser("encode-prompt", allow_abbrev=False)
+    encode = subcommands.add_parser("encode", allow_abbrev=False)
     table = subcommands.add_parser("table", allow_abbrev=False)
-    for subcommand in (tokenize, bench, prompt, table):
+    for subcommand in (tokenize, bench, encode, table):
         subcommand.add_argument("--tokenizer", required=True)
     for subcommand in (tokenize, table):
         subcommand.add_argument("--output", required=True)

@@ -1,5 +1,5 @@
 """One interface to the tokenizer libraries: Hugging Face's `tokenizers` for tokenizer.json, `sentencepiece` for
-tokenizer.model. Used by work.py (documents), prompt.py (prompts), table.py (decoding) and bench.py.
+tokenizer.model. Used by work.py (documents), prompt.py (prompts and other single texts), table.py (decoding) and bench.py.
 
 The ids of a text are those of one plain call of the library, `encode(text)`, with the tokens that its post-processor adds
 unless `special_tokens` is false. Three settings that a tokenizer.json may have kept from its training are turned off:

@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/stat.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -13,22 +12,13 @@
 
 #include "comm/bootstrap/bootstrap.h"
 #include "common/error.h"
+#include "tests/launcher/tokenizer_stand_in.h"
 
 namespace annulus::sample_tokenizer_test {
 namespace {
 
-class EncodePrompt : public ::testing::Test {
+class EncodePrompt : public TokenizerStandIn {
  protected:
-  void script(const std::string& body) {
-    const std::string path = folder_ + "/tokenizer_script";
-    std::ofstream(path) << "#!/bin/bash\n" << body;
-    ASSERT_EQ(chmod(path.c_str(), 0755), 0);
-    setenv("ANNULUS_SCRIPT", path.c_str(), 1);
-  }
-  std::string content(const std::string& name) {
-    std::ifstream in(folder_ + "/" + name, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
   ErrorKind refusal() {
     try {
       encode_prompt("t", "text");
@@ -40,15 +30,16 @@ class EncodePrompt : public ::testing::Test {
     return ErrorKind::kUsage;
   }
 
-  const std::string folder_ = ::testing::TempDir();
   bool reported_ = false;
 };
 
 TEST_F(EncodePrompt, PassesTextAndReturnsIds) {
-  script("printf '%s\\n' \"$@\" >" + folder_ + "/words; cat >" + folder_ + "/text; echo '[5, 0, 70000]'");
+  script("cd " + folder_ + R"(; printf '%s\n' "$@" >words; read -r header; echo "$header" >header
+    head -c "${header#beginning }" >text; echo '[5, 0, 70000]')");
   const std::string text = std::string("a\0b\n\xff", 5) + std::string(3'000'000, 'x');
   EXPECT_EQ(encode_prompt("some folder", text), (std::vector<int64_t>{5, 0, 70000}));
-  EXPECT_EQ(content("words"), "tokenizer\nencode-prompt\n--tokenizer=some folder\n");
+  EXPECT_EQ(content("words"), "tokenizer\nencode\n--tokenizer=some folder\n");
+  EXPECT_EQ(content("header"), "beginning 3000005\n");
   EXPECT_EQ(content("text"), text);
 }
 

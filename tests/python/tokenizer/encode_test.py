@@ -212,13 +212,48 @@ class Encode(support.Test):
         self.assertEqual(list(struct.unpack_from(f"<{len(expected)}Q", data, hashes)),
                          [xxhash.xxh3_64_intdigest(struct.pack(f"<{len(ids)}I", *ids)) for ids in expected])
 
+    def encode(self, where, requests):
+        """Runs `tokenizer encode` with requests, pairs of what to add and a text; returns (exit code, the ids, errors)."""
+        process = self.start(["encode", "--tokenizer", where], stdin=-1, text=False)
+        sent = b"".join(b"%s %d\n%s" % (what.encode(), len(text), text) for what, text in requests)
+        out, err = process.communicate(sent, timeout=support.LIMIT)
+        return process.returncode, [json.loads(line) for line in out.splitlines()], err.decode()
+
     def test_prompt_has_the_begin_token_and_no_end_token(self):
         self.tokenize("--input", "in.jsonl", "--begin", "<|begin_of_text|>", "--end", "<|end_of_text|>")
-        for text in ("", "def f(x):", "\u4e16\u754c <|end_of_text|>"):
-            for where in (support.tokenizer("llama3"), self.path("out")):
-                process = self.start(["encode-prompt", "--tokenizer", where], stdin=-1)
-                out, err = process.communicate(text, timeout=support.LIMIT)
-                self.assertEqual(json.loads(out), support.library_ids("llama3", [text])[0], err)
+        texts = ["", "def f(x):", "\u4e16\u754c <|end_of_text|>", "<|begin_of_text|>a"]
+        requests = [(what, text.encode()) for what in ("beginning", "bare") for text in texts]
+        bare = support.library_ids("llama3", texts, special_tokens=False)
+        for where in (support.tokenizer("llama3"), self.path("out")):
+            self.assertEqual(self.encode(where, requests), (0, support.library_ids("llama3", texts) + bare, ""))
+        self.tokenize("--input", "in.jsonl", "--no-special-tokens", "--begin", "5", output="plain")
+        self.assertEqual(self.encode(self.path("plain"), requests), (0, [[5] + ids for ids in bare] + bare, ""))
+
+    def test_prompt_leaves_out_what_the_post_processor_adds_after_a_text(self):
+        words = {"[B]": 0, "[E]": 1, "one": 2, "two": 3}
+        special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        tokens = [{"SpecialToken": {"id": word, "type_id": 0}} for word in ("[B]", "[E]")]
+        text = {"Sequence": {"id": "A", "type_id": 0}}
+        self.write("tokenizer.json", json.dumps({
+            "version": "1.0", "added_tokens": [{"id": i, "content": word, **special} for word, i in list(words.items())[:2]],
+            "normalizer": None, "pre_tokenizer": {"type": "WhitespaceSplit"}, "decoder": None,
+            "post_processor": {"type": "TemplateProcessing", "single": [*tokens, text, tokens[1]], "pair": [text, text],
+                               "special_tokens": {t["SpecialToken"]["id"]: {"id": t["SpecialToken"]["id"], "ids": [i],
+                                                                            "tokens": [t["SpecialToken"]["id"]]}
+                                                  for i, t in enumerate(tokens)}},
+            "model": {"type": "WordLevel", "vocab": words, "unk_token": "[UNK]"}}))
+        # The tokens in front are known although the vocabulary has no letters.
+        requests = [("beginning", b"two one"), ("bare", b"one [B]"), ("beginning", b""), ("bare", b"three"), ("bare", b"one")]
+        code, ids, err = self.encode(self.folder, requests)
+        self.assertEqual((code, ids), (3, [[0, 1, 3, 2], [2, 0], [0, 1]]))
+        self.assertRegex(err, r"^annulus: \[tokenize\] .*tokenizer.json cannot encode a text of 5 characters: .*UNK.*\n$")
+
+    def test_refuses_what_it_cannot_encode_after_what_it_can(self):
+        where = support.tokenizer("llama2")
+        code, ids, err = self.encode(where, [("bare", b"a"), ("bare", b"ab\xffc"), ("bare", b"a")])
+        self.assertEqual((code, ids), (3, support.library_ids("llama2", ["a"], special_tokens=False)))
+        self.assertEqual(err, "annulus: [tokenize] the text to encode is not UTF-8: byte 2 cannot be read\n")
+        self.assertEqual(self.encode(self.folder, [("bare", b"a")])[:2], (3, []))
 
 
 if __name__ == "__main__":

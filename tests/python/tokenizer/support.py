@@ -258,8 +258,8 @@ class Test(unittest.TestCase):
     def start(self, words, **more):
         self.mark = uuid.uuid4().hex
         env = {**os.environ, "CLI_TEST_MARK": self.mark, "LC_ALL": "C", **more.pop("env", {})}
-        return subprocess.Popen([sys.executable, "-I", "-B", PROGRAM, *words], cwd=self.folder, env=env, text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)
+        more = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
+        return subprocess.Popen([sys.executable, "-I", "-B", PROGRAM, *words], cwd=self.folder, env=env, **more)
 
     def run_words(self, words, **more):
         """Returns (exit code, standard output, standard error)."""
