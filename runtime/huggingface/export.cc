@@ -11,8 +11,10 @@
 #include "common/text.h"
 #include "runtime/config/config.h"
 #include "runtime/data/shards/tokenization.h"
+#include "runtime/huggingface/byte_tokenizer.h"
 #include "runtime/huggingface/model_config.h"
 #include "runtime/huggingface/model_files.h"
+#include "runtime/huggingface/text_ids.h"
 #include "runtime/run/checkpoint.h"
 #include "runtime/run/checkpoint_manifest.h"
 #include "runtime/run/checkpoint_merge.h"
@@ -77,6 +79,14 @@ void check_tensors(const std::string& folder, const Manifest& manifest, const Mo
   if (!expected.empty()) checkpoint_damaged(folder, "it has no tensor \"" + expected.begin()->first + "\"");
 }
 
+// Whether the run has a tokenizer: that of the folder that it began from, or that of its shards.
+bool has_tokenizer(const std::string& run) {
+  for (const std::string& folder : {huggingface_folder(run), tokenizer_folder(run)}) {
+    if (is_file(folder + "/tokenizer.json") || is_file(folder + "/tokenizer.model")) return true;
+  }
+  return false;
+}
+
 // Without this file, versions of transformers take the tokenizer for one of the class of the model's family. Returns
 // whether a file was added.
 bool describe_tokenizer(const std::string& folder, FileSystem& files) {
@@ -101,14 +111,29 @@ ExportedModel export_checkpoint(const ExportOptions& options, const std::string&
   to.leave_pattern = options.leave_pattern;
   made.context = to.context;
   const std::string text = write_model_config(to);
-  made.architecture = nlohmann::json::parse(text).at("architectures").at(0);
+  const nlohmann::json written = nlohmann::json::parse(text);
+  made.architecture = written.at("architectures").at(0);
+  const auto token = manifest.extra.find("token");
+  const bool on_bytes = token != manifest.extra.end() && token->second == "byte";
+  bool own_tokenizer_config = false;  // not one that the run got with its tokenizer
   const auto add_files = [&](const std::string& folder, FileSystem& into) {
     write_atomically(into, folder + "/config.json", text);
     std::vector<std::string> added = {"config.json"};
+    if (on_bytes && !has_tokenizer(options.run)) {
+      const TextIds ids = to.original.empty() ? TextIds() : read_text_ids(huggingface_folder(options.run));
+      const ByteTokenizer bytes = byte_tokenizer(ids, model.vocab);
+      write_atomically(into, folder + "/tokenizer.json", bytes.tokenizer);
+      write_atomically(into, folder + "/tokenizer_config.json", bytes.config);
+      added.insert(added.end(), {"tokenizer.json", "tokenizer_config.json"});
+      own_tokenizer_config = true;
+    }
     for (const std::string& from : {huggingface_folder(options.run), tokenizer_folder(options.run)}) {
       for (const std::string& name : copy_files(passed_files(), from, folder, into)) added.push_back(name);
     }
-    if (describe_tokenizer(folder, into)) added.emplace_back("tokenizer_config.json");
+    if (describe_tokenizer(folder, into)) {
+      added.emplace_back("tokenizer_config.json");
+      own_tokenizer_config = true;
+    }
     for (const std::string& name : added) made.files.push_back(options.out + "/" + name);
   };
   const std::vector<std::string> weights = merge_checkpoint(checkpoint, manifest,
@@ -122,6 +147,12 @@ ExportedModel export_checkpoint(const ExportOptions& options, const std::string&
     made.notes.emplace_back(
         "the model was trained with rotary angles in fp64 (model.rope_fp32 = false); transformers rounds them to fp32, "
         "so that its angles differ by 4e-3 at position 131,072 and by 5e-2 at 1,048,576");
+  }
+  if (own_tokenizer_config && written.at("model_type") == "qwen2") {
+    made.notes.emplace_back(
+        "AutoTokenizer of transformers 5 reads the tokenizer of every qwen2 model as one of Qwen's, which normalizes "
+        "text "
+        "(NFC) and splits it in its own way; PreTrainedTokenizerFast.from_pretrained reads it as it is");
   }
   if (options.leave_pattern) {
     made.notes.emplace_back("config.json leaves out model.pattern = " + model.pattern.text());
@@ -143,7 +174,10 @@ ExportedModel export_model(const ExportOptions& options, const std::function<voi
                            FileSystem& files) {
   // An error in these files must not be taken for a damaged checkpoint.
   const std::string original = original_of(options.run);
-  if (!original.empty()) parse_folder_config(original, huggingface_folder(options.run));
+  if (!original.empty()) {
+    parse_folder_config(original, huggingface_folder(options.run));
+    if (!has_tokenizer(options.run)) read_text_ids(huggingface_folder(options.run));
+  }
   load_config(options.run + "/config.toml");
   ExportedModel made;
   use_newest_whole(

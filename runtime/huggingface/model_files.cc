@@ -11,6 +11,7 @@
 #include "common/checksum.h"
 #include "common/error.h"
 #include "common/text.h"
+#include "runtime/huggingface/byte_tokenizer.h"
 
 namespace annulus {
 namespace {
@@ -155,6 +156,7 @@ std::string check_tokenizer(const std::string& folder, int64_t vocab, bool data_
     }
   }
   const std::string how = "annulus tokenize --tokenizer " + shell_quote({folder}) + " makes shards of its ids";
+  if (data_is_text && is_byte_tokenizer(there[0])) return "its tokenizer's ids are bytes, as the data's tokens are";
   if (data_is_text) {
     refuse_files(there[0] + ": the model has a tokenizer, but data.train is text, whose tokens are bytes: " + how);
   }

@@ -20,9 +20,9 @@ std::vector<std::string> copy_files(const std::vector<std::string>& names, const
                                     const std::string& to, FileSystem& files = FileSystem::real());
 
 // Checks the folder's tokenizer (tokenizer.json, tokenizer.model) against the model and the data. Raises Error(kInput),
-// naming the file, if the tokenizer has ids >= `vocab`, if the data are bytes, or if the data's tokenizer has another
-// digest (empty: unknown). Accepts a folder without a tokenizer. Returns a line for the run's output: "its tokenizer is
-// the data's", ...
+// naming the file, if the tokenizer has ids >= `vocab`, if the data are bytes but its ids are not (byte_tokenizer.h),
+// or if the data's tokenizer has another digest (empty: unknown). Accepts a folder without a tokenizer. Returns a line
+// for the run's output: "its tokenizer is the data's", ...
 std::string check_tokenizer(const std::string& folder, int64_t vocab, bool data_is_text,
                             const std::string& data_tokenizer);
 

@@ -6,12 +6,14 @@
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "common/error.h"
+#include "runtime/huggingface/byte_tokenizer.h"
 #include "runtime/huggingface/model_config.h"
 #include "runtime/huggingface/weights.h"
 #include "tests/common/expect_error.h"
@@ -233,7 +235,78 @@ TEST(Export, SkipsADamagedCheckpoint) {
       export_model({.run = run, .out = parent + "/out"}, [&](const std::string& reason) { reasons.push_back(reason); });
   EXPECT_EQ(made.step, 3);
   EXPECT_EQ(reasons.size(), 1U);
-  EXPECT_EQ(content(parent + "/out").size(), 2U);
+  EXPECT_EQ(content(parent + "/out").size(), 4U) << "config.json, weights and the two files of the tokenizer";
+}
+
+TEST(Export, RunOnBytesHasTheTokenizerOfBytes) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.run.steps = 1;
+  config.model.vocab = 300;
+  EXPECT_EQ(train(config, 1).code, 0);
+  const std::string out = folder.path() + "/out", again = folder.path() + "/again";
+  const ExportedModel made = exported({.run = config.run.folder + "/tiny-001", .out = out});
+  const ByteTokenizer bytes = byte_tokenizer({}, 300);
+  EXPECT_EQ(file_text(out + "/tokenizer.json"), bytes.tokenizer);
+  EXPECT_EQ(file_text(out + "/tokenizer_config.json"), bytes.config);
+  for (const char* name : {"/tokenizer.json", "/tokenizer_config.json"}) {
+    EXPECT_EQ(std::count(made.files.begin(), made.files.end(), out + name), 1) << name;
+  }
+  // A run that begins from the folder takes text again, and keeps its tokenizer.
+  EXPECT_EQ(content(folder.path() + "/out").size(), made.files.size());
+  still_run(folder, out, 1, 0);
+  EXPECT_EQ(exported({.run = config.run.folder + "/tiny-002", .out = again}).step, 1);
+  EXPECT_EQ(file_text(again + "/tokenizer.json"), bytes.tokenizer);
+  EXPECT_EQ(file_text(again + "/tokenizer_config.json"), bytes.config);
+}
+
+TEST(Export, RunOnIdsHasNoTokenizerUnlessItsShardsHaveOne) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.run.steps = 1;
+  const std::string shard = folder.path() + "/shard.bin", out = folder.path() + "/out";
+  std::string ids;  // of two bytes each
+  for (const char c : file_text(folder.path() + "/text.txt")) ids += {c, '\0'};
+  write_text(shard, ids);
+  config.data.train = std::vector<SourceConfig>{{.files = {shard}, .format = "nanogpt"}};
+  EXPECT_EQ(train(config, 1).code, 0);
+  exported({.run = config.run.folder + "/tiny-001", .out = out});
+  EXPECT_FALSE(std::filesystem::exists(out + "/tokenizer.json"));
+  EXPECT_FALSE(std::filesystem::exists(out + "/tokenizer_config.json"));
+}
+
+TEST(Export, TokenizerOfBytesHasTheSpecialTokensOfTheImportedModel) {
+  const TestFolder folder;
+  const std::string from = folder.path() + "/model", out = folder.path() + "/out";
+  std::filesystem::create_directories(from);
+  ModelShape wide = shape();
+  wide.vocab = 260;
+  nlohmann::ordered_json config = llama_config(wide);
+  config["bos_token_id"] = 256;
+  config["eos_token_id"] = 2;
+  write_text(from + "/config.json", config.dump());
+  write_text(from + "/generation_config.json", "{\"eos_token_id\": [2, 259]}");
+  write_weights(from, weights_of(wide));
+  const std::string run = still_run(folder, from, 1, 0);
+  exported({.run = run, .out = out});
+  const ByteTokenizer bytes = byte_tokenizer({.begin = 256, .ends = {259}}, 260);
+  EXPECT_EQ(file_text(out + "/tokenizer.json"), bytes.tokenizer);
+  EXPECT_EQ(file_text(out + "/tokenizer_config.json"), bytes.config);
+  // Ids that cannot be read are an error of that file, not of the checkpoint.
+  write_text(run + "/huggingface/generation_config.json", "{\"eos_token_id\": \"end\"}");
+  expect_error(ErrorKind::kInput, {"generation_config.json", "eos_token_id"},
+               [&] { exported({.run = run, .out = folder.path() + "/other"}); });
+}
+
+TEST(Export, SaysThatTransformersTakesTheTokenizerOfQwen2ForAnother) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.run.steps = 1;
+  config.model.qkv_bias = true;
+  EXPECT_EQ(train(config, 1).code, 0);
+  const ExportedModel made = exported({.run = config.run.folder + "/tiny-001", .out = folder.path() + "/out"});
+  EXPECT_EQ(made.architecture, "Qwen2ForCausalLM");
+  EXPECT_NE(made.notes.back().find("PreTrainedTokenizerFast.from_pretrained"), std::string::npos);
 }
 
 }  // namespace

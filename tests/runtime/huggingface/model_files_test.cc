@@ -9,6 +9,7 @@
 
 #include "common/checksum.h"
 #include "common/error.h"
+#include "runtime/huggingface/byte_tokenizer.h"
 #include "tests/common/faulty_files.h"
 #include "tests/runtime/huggingface/folders.h"
 
@@ -66,6 +67,10 @@ TEST(ModelFiles, ChecksTheTokenizerAgainstModelAndData) {
   EXPECT_NE(other.find(folder + "/tokenizer.json has " + digest), std::string::npos) << other;
   write_text(folder + "/tokenizer.model", "pieces");
   EXPECT_EQ(check_tokenizer(folder, 13, false, checksum("pieces", 6)), "its tokenizer is the data's");
+  const std::string bytes = with_tokenizer(byte_tokenizer({}, 256).tokenizer);
+  EXPECT_EQ(check_tokenizer(bytes, 256, true, ""), "its tokenizer's ids are bytes, as the data's tokens are");
+  EXPECT_NE(refusal([&] { check_tokenizer(bytes, 255, true, ""); }).find("vocab_size 255"), std::string::npos);
+  EXPECT_NE(refusal([&] { check_tokenizer(bytes, 256, false, digest); }).find("different texts"), std::string::npos);
   EXPECT_EQ(check_tokenizer(fresh_folder("none"), 2, true, ""), "it has no tokenizer to compare with the data's");
 }
 
