@@ -1,6 +1,6 @@
 // Finds characters in bytes that may not be UTF-8, such as decoded tokens. Used by runtime/data/sample_prompt.cc and
-// launcher/tokens/inspect_tokens.cc; the terminal's stream of single bytes is Utf8Stream (runtime/model/generator.h).
-// Thread safe.
+// launcher/tokens/inspect_tokens.cc; the terminal's stream of single bytes is Utf8Stream
+// (runtime/inference/generator.h). Thread safe.
 #pragma once
 
 #include <cstddef>

@@ -69,6 +69,19 @@ class TrainTest(cli.CliTest):
         self.assertEqual(code, 0, err)
         self.assertRegex(out, r"sizes +1 layer, width 32,")
         self.assertIn("\nat 1 token\n", out)
+        # Several ranks write the text of one, once, and stop together.
+        words = (*shlex.split(sample), "--bytes", "40", "--dtype", "fp64")
+        alone = self.annulus(*words)
+        self.assertEqual(alone[0], 0, alone[2])
+        code, text, err = self.annulus("launch", "-n", "2", *words, "--sharded")
+        self.assertEqual((code, text), alone[:2], err)
+        endless = self.start("launch", "-n", "2", "sample", "tiny", "--prompt", "begin\n", "--temperature", "0",
+                             "--bytes", "1000000000")
+        endless.wait_for("begin")
+        endless.signal(signal.SIGINT)
+        self.assertEqual(endless.finish()[0], 130)
+        # What one rank finds out ends all.
+        self.assert_refused(3, "nothing", "launch", "-n", "2", "sample", "nothing")
         # Output that cannot be written is reported.
         with open("/dev/full", "w") as full:
             done = subprocess.run([cli.ANNULUS, *shlex.split(sample), "--bytes", "40"], cwd=self.folder, stdout=full,

@@ -252,7 +252,7 @@ class LaunchTest(cli.CliTest):
 
 class CommandLineTest(cli.CliTest):
     def test_single_process_subcommands_refuse_ranks(self):
-        for subcommand in (("sample", "run"), ("plan", "--length", "64", "--ranks", "2")):
+        for subcommand in (("inspect", "run"), ("plan", "--length", "64", "--ranks", "2")):
             for rank in ("0", "1"):
                 rank_of = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank}
                 code, out, err = self.annulus(*subcommand, **rank_of)

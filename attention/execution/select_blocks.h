@@ -1,5 +1,5 @@
 // Selects content-adaptive block maps from q and k. A step must always wait for this part of planning. Used by
-// attention_forward, once for each call, by generation (runtime/model/generator.h) and by torch.ops.annulus; the
+// attention_forward, once for each call, by generation (runtime/inference/generator.h) and by torch.ops.annulus; the
 // backward uses the map of its forward. selection_bytes is for memory plans.
 //
 // For each batch row, query head and query block it selects the `keep` key blocks with the largest q_mean . k_mean

@@ -204,6 +204,11 @@ std::vector<Program> make_programs(const PlanRequest& request);
 // slices, so the caller must ensure that all ranks pass the same slices.
 Program make_program(const PlanRequest& request, const Pattern& pattern, int rank);
 
+// Makes the tiles of consecutive queries, which are rows 0, 1, ... of q, with keys at the positions `keys` in ascending
+// order, which are the rows 0, 1, ... of a block with all batch rows and kv heads: block 0 of buffer 0. For code that
+// keeps keys by itself (runtime/inference/kv_cache.h).
+std::vector<Tile> make_tiles(const Pattern& pattern, const Span& queries, const std::vector<Span>& keys);
+
 // Returns the pattern of a request from the cache "patterns" (memory/caches.h), which makes it if missing. Raises as
 // make_pattern does. Thread safe.
 std::shared_ptr<const Pattern> cached_pattern(const PlanRequest& request);

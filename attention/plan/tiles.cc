@@ -113,4 +113,19 @@ void append_tiles(const std::vector<QueryPart>& parts, int64_t heads_per_kv_head
   }
 }
 
+std::vector<Tile> make_tiles(const Pattern& pattern, const Span& queries, const std::vector<Span>& keys) {
+  std::vector<QueryPart> parts;
+  for (const Slice& slice : pattern.slices) {
+    const Span common = intersect(slice.queries, queries);
+    if (common.empty()) continue;
+    const int64_t stride = common.count > 1 ? common.stride / queries.stride : 1;
+    parts.push_back({&slice, common, {queries.index_of(common.begin), stride, common.count}});
+  }
+  const AttentionShape& s = pattern.shape;
+  const RowSet rows{{{Span::range(0, s.batch), Span::range(0, s.kv_heads), keys}}};
+  std::vector<Tile> tiles;
+  append_tiles(parts, s.heads / s.kv_heads, rows, /*buffer=*/0, {}, /*grad_buffer=*/-1, tiles);
+  return tiles;
+}
+
 }  // namespace annulus

@@ -36,15 +36,16 @@ class LogitsSubcommand : public Subcommand {
     app.add_flag("--backward", options_.backward,
                  "also compute the gradient of the loss with respect to each parameter");
     app.option_defaults()->group("Attention");
-    app.add_option("--pattern", options_.pattern,
+    app.add_option("--pattern", options_.rows.pattern,
                    "which keys a query sees, in all layers: { kind = ..., ... } with " + pattern_kinds() +
                        "; docs/explanation/attention.md has their keys (default: the model's own)");
     app.add_option("--device", device_, "auto (default: GPUs if there is one for each rank), cpu or cuda");
-    app.add_option("--kernel", options_.kernel, "auto (default), cpu, reference, efficient, cudnn, flash2 or flash3");
+    app.add_option("--kernel", options_.rows.kernel,
+                   "auto (default), cpu, reference, efficient, cudnn, flash2 or flash3");
     app.option_defaults()->group("Ranks");
-    app.add_option("--layout", options_.layout,
+    app.add_option("--layout", options_.rows.layout,
                    "how positions are divided among ranks: zigzag (default), contiguous or striped");
-    app.add_option("--schedule", options_.schedule, "auto (default), ring, all-gather or group-cast");
+    app.add_option("--schedule", options_.rows.schedule, "auto (default), ring, all-gather or group-cast");
     app.add_option("--timeout", options_.timeout,
                    "seconds that a communication, and writing the output, may take (default: 300)");
     app.footer(
@@ -77,7 +78,7 @@ class LogitsSubcommand : public Subcommand {
     std::optional<LogitsJob> logits;
     job.run_together({"logits, checking the model and the input", 0}, [&] { logits.emplace(options_, job.size); });
     job.require_agreement(logits->fields(), {"logits, comparing the model and the input", 0});
-    if (!options_.layout) warn_of_default_layout("logits", job);
+    if (!options_.rows.layout) warn_of_default_layout("logits", job);
     const DeviceChoice choice = choose_devices(job, device_);
     const std::shared_ptr<Communicator> gpus = connect_devices(job, choice);
     logits->run(gpus ? *gpus : *job.world, job.local_size, choice.device);

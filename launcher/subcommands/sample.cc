@@ -3,9 +3,14 @@
 
 #include <CLI/CLI.hpp>
 
+#include "comm/bootstrap/bootstrap.h"
 #include "common/interrupt.h"
 #include "common/names.h"
+#include "common/text.h"
+#include "launcher/command_line.h"
 #include "launcher/subcommand.h"
+#include "launcher/subcommands/reported_once.h"
+#include "launcher/subcommands/start_job.h"
 #include "launcher/tokens/sample_tokenizer.h"
 #include "runtime/inference/sampler.h"
 #include "runtime/tensor_files/model_dtypes.h"
@@ -23,6 +28,11 @@ class SampleSubcommand : public Subcommand {
         ->type_name("FOLDER");
     app.add_option("--step", options_.step, "step of the checkpoint (default: the newest)");
     app.add_option("--dtype", options_.dtype, "dtype that the model computes in: fp32 (default), bf16 or fp64");
+    app.add_option("--cache", options_.cache,
+                   "dtype of cached keys and values: fp32, bf16, or model (default): that of --dtype");
+    app.add_option("--context", options_.context,
+                   "the most tokens that the model reads at once (default: the longest rows of its training)")
+        ->type_name("TOKENS");
     app.option_defaults()->group("Text");
     app.add_option("--prompt", options_.prompt, "the text to continue (default: none)");
     app.add_option("--tokens,--bytes", options_.tokens,
@@ -37,23 +47,41 @@ class SampleSubcommand : public Subcommand {
     app.add_option("--top-p", options_.top_p,
                    "of these, choose among the most likely ones whose probabilities add up to this (default: 1)");
     app.add_option("--seed", options_.seed, "seed of the sampling: the same seed gives the same text (default: 1)");
+    app.option_defaults()->group("Ranks");
+    app.add_option("--layout", options_.layout,
+                   "how the positions of the prompt are divided among ranks: zigzag (default), contiguous or striped");
+    app.add_flag("--sharded", options_.sharded,
+                 "each rank keeps a part of the weights, and gathers those of a layer when it needs them");
+    app.add_option("--timeout", options_.timeout, "seconds that a communication may take (default: 300)");
     app.footer(
-        "Example (after `./annulus launch -n 2 train configs/quickstart.toml`):\n"
-        "  ./annulus sample quickstart --prompt \"def \"");
+        "Examples (after `./annulus launch -n 2 train configs/quickstart.toml`):\n"
+        "  ./annulus sample quickstart --prompt \"def \"\n"
+        "  ./annulus launch -n 2 sample quickstart --prompt \"def \"");
   }
 
   void check() override { index_of_name(options_.dtype, model_dtypes(), "dtype", "--dtype"); }
 
   int run() override {
     install_interrupt_handlers();
-    options_.encode = encode_prompt;
-    options_.make_table = make_token_table;
+    const Job job = start_job({{"command", shell_quote(command_arguments())}});
+    // What the tokenizer's process says of its failure need not be said again.
+    options_.encode = [this](const std::string& folder, const std::string& prompt) {
+      return tokenizer_.call([&] { return encode_prompt(folder, prompt); });
+    };
+    options_.make_table = [this](const std::string& folder) {
+      return tokenizer_.call([&] { return make_token_table(folder); });
+    };
     options_.terminal = isatty(STDOUT_FILENO) == 1;
-    return run_sample(options_);
+    try {
+      return run_sample(options_, *job.world, job.local_size);
+    } catch (const Error& error) {
+      tokenizer_.rethrow(error);
+    }
   }
 
  private:
   SampleOptions options_;
+  ReportedOnce tokenizer_;
 };
 
 }  // namespace

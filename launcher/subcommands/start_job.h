@@ -1,5 +1,5 @@
 // Makes this process a rank of a job: bootstrap (comm/bootstrap/bootstrap.h) with the fields that all subcommands
-// compare. Used by train, attend, logits and selftest.
+// compare. Used by the subcommands that have ranks.
 #pragma once
 
 #include <string>

@@ -13,16 +13,14 @@
 #include <utility>
 
 #include "attention/execution/gather_positions.h"
-#include "attention/execution/planned_call.h"
 #include "common/checksum.h"
 #include "common/error.h"
 #include "common/files.h"
-#include "common/logging/log.h"
 #include "common/text.h"
 #include "memory/available.h"
 #include "memory/device_memory.h"
+#include "runtime/inference/inference_model.h"
 #include "runtime/model/model.h"
-#include "runtime/model/planned_attention.h"
 #include "runtime/tensor_files/model_dtypes.h"
 #include "runtime/tensor_files/safetensors.h"
 #include "runtime/training/memory_plan.h"
@@ -32,19 +30,6 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::kUsage, "logits", message); }
 
-// A training configuration with one batch of this size, from which the attention requests of the layers are made.
-Config batch_config(const ModelSection& model, const LogitsOptions& o, int64_t rows, int64_t length) {
-  Config config;
-  config.model = model;
-  if (!o.pattern.empty()) config.model.pattern = parse_pattern(o.pattern, "--pattern");
-  config.data.context = length;
-  config.data.batch = rows;
-  if (o.layout) config.attention.layout = *o.layout;
-  config.attention.schedule = o.schedule;
-  config.attention.even = false;
-  return config;
-}
-
 }  // namespace
 
 void check_options(const LogitsOptions& o) {
@@ -52,28 +37,17 @@ void check_options(const LogitsOptions& o) {
   if (o.input.empty()) refuse("expected --input FILE, a safetensors file with tokens [batch, length] int64");
   if (o.output.empty()) refuse("expected --output FILE, the safetensors file to write");
   if (same_file(o.input, o.output)) refuse("--input and --output are the same file: name another file to write");
-  if (!o.pattern.empty()) parse_pattern(o.pattern, "--pattern");
-  if (o.layout) parse_layout(*o.layout, "--layout");
-  parse_schedule(o.schedule, "--schedule");
-  parse_kernel(o.kernel, "--kernel");
+  check_options(o.rows);
   if (!(o.timeout > 0)) refuse("--timeout must be above 0 seconds");
   require_output("logits", "--output " + o.output, o.output);
 }
 
 LogitsJob::LogitsJob(const LogitsOptions& options, int ranks)
     : options_((check_options(options), options)), opened_(options.model, options.root, options.step) {
-  kernel_ = parse_kernel(options.kernel, "--kernel");
+  kernel_ = parse_kernel(options.rows.kernel, "--kernel");
   validate(opened_.model());
   read_input();
-  const int64_t length = tokens_.size(1);
-  layers_ = training_stages(batch_config(opened_.model(), options, tokens_.size(0), length), ranks)[0].layers;
-  const Layout layout = query_layout(layers_.distinct[0]);
-  for (int rank = 0; rank < ranks; ++rank) {
-    if (layout.count(rank) > 0) continue;
-    throw Error(ErrorKind::kPlan, "logits",
-                counted(length, "position") + " give rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
-                    " none with --layout " + options.layout.value_or("zigzag") + ": use fewer ranks");
-  }
+  layers_ = row_requests(opened_.model(), options.rows, tokens_.size(0), tokens_.size(1), ranks, "logits");
 }
 
 void LogitsJob::read_input() {
@@ -132,7 +106,7 @@ double LogitsJob::bytes_of_rank(int rank, at::Device device) const {
   // Sizes of a config.json whose weights alone are beyond any memory would overflow the exact numbers below.
   const double weights = parameter_estimate(s) * static_cast<double>(on.element()) * (options_.backward ? 2 : 1);
   if (weights > 0x1p53) return weights;
-  const int64_t batch = tokens_.size(0), length = query_layout(layers_.distinct[0]).count(rank), rows = batch * length;
+  const int64_t batch = tokens_.size(0), length = row_layout(layers_).count(rank), rows = batch * length;
   StepCharges step;
   step.lasts({"weights and gradients", parameter_count(s) * on.element() * (options_.backward ? 2 : 1)});
   if (options_.backward) {
@@ -194,37 +168,13 @@ void LogitsJob::run(Communicator& world, int ranks_here, at::Device device) {
   const bool first = world.rank() == 0;
   Communicator& host = world.host();
   const at::ScalarType written = at::toOpMathType(dtype());
-  Model model(opened_.model(), dtype(), device, Model::Unheld{});
+  InferenceModel held(opened_, {.dtype = dtype(), .device = device}, world, "logits");
+  Model& model = held.model();
   Parameters& parameters = model.parameters();
-  std::vector<Field> weights;
-  together(world, {"logits, loading the weights"}, [&] {
-    opened_.load(parameters, [](const std::string& note) { log_warn_once_per_job("logits", note); });
-    for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
-      const at::Tensor values = parameters.values(unit).tensor().cpu();
-      weights.push_back(
-          {"weights of " + parameters.units()[unit].name, checksum(values.const_data_ptr(), values.nbytes())});
-    }
-  });
-  require_agreement(world, weights, {"logits, comparing the weights"});
-
-  std::vector<PlannedCall> calls;
-  for (size_t i = 0; i < layers_.of_layer.size(); ++i) {
-    AttentionCall call;
-    call.request = layers_.distinct[layers_.of_layer[i]];
-    call.comm = &world;
-    call.kernel = kernel_;
-    call.label = "logits, layer " + std::to_string(i);
-    calls.emplace_back(std::move(call));
-  }
-  plan_calls(calls, {dtype(), opened_.model().head_dim(), device.type()}, {"logits, planning attention"});
-  const Attend attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
-    return attended(q, k, v, calls[static_cast<size_t>(layer)]);
-  };
-  const Layout layout = query_layout(layers_.distinct[0]);
+  const Layout layout = row_layout(layers_);
   const at::Tensor positions = at::tensor(layout.positions(world.rank()), at::TensorOptions(at::kLong));
-  const RotaryTable table = model.rotary(positions);
-  const at::Tensor tokens = tokens_.index_select(1, positions).to(device);
-  const int64_t batch = tokens.size(0), count = tokens.size(1), length = tokens_.size(1), vocab = model.shape().vocab;
+  const int64_t batch = tokens_.size(0), count = positions.numel(), length = tokens_.size(1),
+                vocab = model.shape().vocab;
   std::vector<NamedTensor> results;
   if (options_.backward) {
     model.set_recompute(true);
@@ -234,7 +184,7 @@ void LogitsJob::run(Communicator& world, int ranks_here, at::Device device) {
     }
   }
   const c10::AutoGradMode grad(options_.backward);
-  const at::Tensor flat = model.hidden(tokens, table, attend);
+  const at::Tensor flat = RowForward(model, world, kernel_).hidden(layers_, {.tokens = tokens_}, "logits");
   std::string loss_text;
   if (targets_.defined()) {
     const at::Tensor targets = targets_.index_select(1, positions).reshape({-1}).to(device);

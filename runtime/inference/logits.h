@@ -18,22 +18,19 @@
 #include "attention/kernels/choose_kernel.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
-#include "runtime/config/config.h"
 #include "runtime/inference/opened_model.h"
+#include "runtime/inference/row_forward.h"
 #include "runtime/training/layer_requests.h"
 
 namespace annulus {
 
 // Unchecked options of the user; check_options and LogitsJob validate them.
 struct LogitsOptions {
-  std::string model;                  // a run, or a folder in Hugging Face's layout
-  std::string root = "runs";          // the folder of named runs
-  std::optional<int64_t> step;        // of a run's checkpoint; none: the newest
-  std::string input, output;          // paths
-  std::string pattern;                // overrides the model's patterns in all layers
-  std::optional<std::string> layout;  // default zigzag, as in training
-  std::string schedule = "auto";
-  std::string kernel = "auto";
+  std::string model;              // a run, or a folder in Hugging Face's layout
+  std::string root = "runs";      // the folder of named runs
+  std::optional<int64_t> step{};  // of a run's checkpoint; none: the newest
+  std::string input, output;      // paths
+  RowOptions rows{};
   std::string dtype = "fp32";  // compute dtype: "fp32", "bf16", "fp64" (on CPUs)
   double timeout = 300;        // deadline of each communication, in seconds
   bool last = false;

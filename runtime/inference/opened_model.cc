@@ -46,27 +46,35 @@ TrainingState newest_state(CheckpointStore& store, const Config& config, const s
   return std::move(*state);
 }
 
-// Fills the parameters unit by unit, with `read`, which fills tensors of the dtype that optimizers update.
-void fill(Parameters& parameters, const std::function<void(const std::vector<TensorSlice>&)>& read) {
-  const at::ScalarType updated = at::toOpMathType(parameters.dtype());
-  const bool straight = parameters.dtype() == updated && parameters.device().is_cpu();
-  for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
-    at::Tensor values = parameters.values(unit).tensor();
-    const at::Tensor wide = straight ? values : at::empty({values.numel()}, at::TensorOptions(updated));
-    const ParameterUnit& of = parameters.units()[unit];
-    std::vector<TensorSlice> slices;
-    for (size_t i = of.first; i < of.last; ++i) {
-      const ParameterInfo& p = parameters.list()[i];
-      slices.push_back({p.name, p.shape, 0, wide.narrow(0, p.offset, p.count())});
+// The most bytes of tensors that are read at once because they are converted afterwards, unless one alone is larger.
+constexpr int64_t kConverted = int64_t{256} << 20;
+
+// Fills slices of any dtype and device with `read`, which fills those of the dtype that optimizers update.
+void fill(const std::vector<TensorSlice>& into, const std::function<void(const std::vector<TensorSlice>&)>& read) {
+  std::vector<TensorSlice> as_read;
+  std::vector<at::Tensor> converted;
+  int64_t bytes = 0;
+  const auto finish = [&] {
+    if (as_read.empty()) return;
+    read(as_read);
+    for (size_t i = 0; i < as_read.size(); ++i) {
+      if (converted[i].defined()) converted[i].copy_(as_read[i].values);
     }
-    read(slices);
-    if (!straight) {
-      for (size_t i = of.first; i < of.last; ++i) {
-        const ParameterInfo& p = parameters.list()[i];
-        values.narrow(0, p.offset, p.count()).copy_(wide.narrow(0, p.offset, p.count()));
-      }
-    }
+    as_read.clear();
+    converted.clear();
+    bytes = 0;
+  };
+  for (const TensorSlice& slice : into) {
+    const at::ScalarType updated = at::toOpMathType(slice.values.scalar_type());
+    const bool straight = slice.values.scalar_type() == updated && slice.values.is_cpu();
+    const int64_t more = straight ? 0 : slice.values.numel() * static_cast<int64_t>(c10::elementSize(updated));
+    if (bytes > 0 && bytes + more > kConverted) finish();
+    as_read.push_back(slice);
+    if (!straight) as_read.back().values = at::empty({slice.values.numel()}, at::TensorOptions(updated));
+    converted.push_back(straight ? at::Tensor() : slice.values);
+    bytes += more;
   }
+  finish();
 }
 
 }  // namespace
@@ -104,21 +112,25 @@ void OpenedModel::load(Parameters& parameters, const Note& note) {
     parameters.values(unit).take();
     at::Tensor(parameters.values(unit).tensor()).zero_();  // because the padding of a unit is compared as well
   }
+  load(whole_slices(parameters.value_views()), note);
+}
+
+void OpenedModel::load(const std::vector<TensorSlice>& into, const Note& note) {
   if (run_) {
-    load_checkpoint(parameters, note);
+    load_checkpoint(into, note);
     return;
   }
   const ModelWeights weights(path_, model_);
-  fill(parameters, [&](const std::vector<TensorSlice>& into) { weights.read(into); });
+  fill(into, [&](const std::vector<TensorSlice>& slices) { weights.read(slices); });
 }
 
-void OpenedModel::load_checkpoint(Parameters& parameters, const Note& note) {
+void OpenedModel::load_checkpoint(const std::vector<TensorSlice>& into, const Note& note) {
   CheckpointStore store(path_, run_->checkpoint.keep);
   for (;;) {
     const TrainingState state =
         wanted_ ? store.open(*wanted_, CheckpointPart::kModel) : newest_state(store, *run_, path_, note);
     try {
-      fill(parameters, [&](const std::vector<TensorSlice>& into) { store.read(state, into); });
+      fill(into, [&](const std::vector<TensorSlice>& slices) { store.read(state, slices); });
     } catch (const Error& error) {
       // A running job may have removed the checkpoint since it was opened; then there is a newer one.
       std::error_code unknown;

@@ -1,5 +1,5 @@
-// OpenedModel: a model from a run or from a folder in Hugging Face's layout, opened for inference. Used by sampler.cc,
-// logits.h and inspection.cc.
+// OpenedModel: a model from a run or from a folder in Hugging Face's layout, opened for inference. Used by
+// inference_model.h, sampler.cc and inspection.cc.
 #pragma once
 
 #include <cstdint>
@@ -31,10 +31,12 @@ class OpenedModel {
   // Returns a run's configuration; nullopt for a folder in Hugging Face's layout.
   const std::optional<Config>& run() const { return run_; }
 
-  // Allocates the parameters' values and fills them, through an fp32 copy of one unit at a time unless they are fp32 or
-  // fp64 on a CPU. Reports skipped, damaged checkpoints to `note`. Raises Error(kInput) if there is no intact
-  // checkpoint or none of that step, or if a tensor does not match the model.
+  // Allocates the parameters' values and fills them. Reports skipped, damaged checkpoints to `note`. Raises
+  // Error(kInput) if there is no intact checkpoint or none of that step, or if a tensor does not match the model.
   void load(Parameters& parameters, const Note& note);
+  // Fills slices of parameters, through fp32 copies of at most 256 MiB or one slice unless they are fp32 or fp64 on a
+  // CPU.
+  void load(const std::vector<TensorSlice>& into, const Note& note);
 
   // Return whether tokens are ids of a tokenizer, not bytes, and the step of the weights (-1 for a folder in Hugging
   // Face's layout). Valid after load().
@@ -42,8 +44,7 @@ class OpenedModel {
   int64_t step() const { return step_; }
 
  private:
-  using Read = std::function<void(const std::vector<TensorSlice>&)>;
-  void load_checkpoint(Parameters& parameters, const Note& note);
+  void load_checkpoint(const std::vector<TensorSlice>& into, const Note& note);
 
   std::string path_;
   std::optional<int64_t> wanted_;

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -11,20 +13,25 @@
 #include <vector>
 
 #include "attention/pattern/pattern.h"
+#include "attention/plan/layout.h"
+#include "comm/agreement.h"
 #include "common/error.h"
 #include "common/files.h"
 #include "common/interrupt.h"
 #include "common/logging/log.h"
+#include "common/names.h"
 #include "common/text.h"
+#include "memory/available.h"
 #include "memory/caches.h"
 #include "runtime/config/config.h"
 #include "runtime/data/shards/token_table.h"
 #include "runtime/data/shards/tokenization.h"
 #include "runtime/huggingface/text_ids.h"
+#include "runtime/inference/generator.h"
+#include "runtime/inference/inference_model.h"
+#include "runtime/inference/kv_cache.h"
 #include "runtime/inference/opened_model.h"
-#include "runtime/model/generator.h"
 #include "runtime/run/run_folder.h"
-#include "runtime/tensor_files/block_map_file.h"
 #include "runtime/tensor_files/model_dtypes.h"
 
 namespace annulus {
@@ -153,107 +160,216 @@ class UntilStop {
   bool stopped_ = false;
 };
 
-void check(const SampleOptions& o) {
-  const auto refuse = [](const std::string& message) { throw Error(ErrorKind::kUsage, "sample", message); };
-  if (o.tokens < 0) refuse("--tokens must not be negative, but is " + std::to_string(o.tokens));
-  if (!(o.temperature >= 0)) refuse("--temperature must not be negative, but is " + exact(o.temperature));
-  if (o.top_k < 0) refuse("--top-k must not be negative, but is " + std::to_string(o.top_k));
-  if (!(o.top_p > 0 && o.top_p <= 1)) refuse("--top-p must be above 0 and at most 1, but is " + exact(o.top_p));
-  for (const std::string& stop : o.stop) {
-    if (stop.empty()) refuse("--stop must not be empty");
+// Where the text goes, on rank 0.
+class Writer {
+ public:
+  explicit Writer(const SampleOptions& o)
+      : out_(o.out != nullptr ? *o.out : std::cout), terminal_(o.terminal), until_(o.stop) {}
+
+  void write(const std::string& bytes) {
+    if (!terminal_) {
+      out_ << bytes;
+      return;
+    }
+    for (const char c : bytes) out_ << characters_.push(static_cast<unsigned char>(c));
   }
+  // The same for generated text, which ends before a stop string.
+  void write_generated(const std::string& bytes) { write(until_.push(bytes)); }
+  void flush() { out_ << std::flush; }
+  bool stopped() const { return until_.stopped(); }
+  void finish() {
+    if (!until_.stopped()) write(until_.finish());
+    if (terminal_) out_ << characters_.finish() << "\n";
+    flush();
+    // A reader that has gone counts as an interrupt.
+    if (!out_ && !interrupted()) {
+      throw Error(ErrorKind::kResource, "sample", "the text could not be written: is the disk full?");
+    }
+  }
+
+ private:
+  std::ostream& out_;
+  const bool terminal_;
+  Utf8Stream characters_;
+  UntilStop until_;
+};
+
+[[noreturn]] void refuse_option(const std::string& message) { throw Error(ErrorKind::kUsage, "sample", message); }
+
+// The dtype of cached keys and values; none: that of the model.
+std::optional<at::ScalarType> cache_dtype(const std::string& name) {
+  const std::vector<std::string> names = {"fp32", "bf16", "model"};
+  const std::vector<std::optional<at::ScalarType>> types = {at::kFloat, at::kBFloat16, std::nullopt};
+  return types[index_of_name(name, names, "dtype", "--cache")];
 }
 
-// The pattern of each layer, or one for all layers, with block maps read from their files. These maps are for a batch,
-// of which the text is row 0.
-std::vector<PatternSpec> patterns(const Config& c, const OpenedModel::Note& note) {
-  AttentionShape shape{.batch = c.data.batch,
-                       .heads = c.model.heads,
-                       .kv_heads = c.model.kv_heads,
-                       .q_len = c.data.context.longest(),
-                       .k_len = c.data.context.longest(),
-                       .query_offset = 0};
-  std::vector<PatternSpec> patterns;
-  for (size_t i = 0; i < std::max<size_t>(1, c.model.pattern.each.size()); ++i) {
-    patterns.push_back(of_batch_rows(read_block_maps(c.model.pattern.of(static_cast<int64_t>(i)), shape), 0, 1));
+void check(const SampleOptions& o) {
+  if (o.tokens < 0) refuse_option("--tokens must not be negative, but is " + std::to_string(o.tokens));
+  if (!(o.temperature >= 0)) refuse_option("--temperature must not be negative, but is " + exact(o.temperature));
+  if (o.top_k < 0) refuse_option("--top-k must not be negative, but is " + std::to_string(o.top_k));
+  if (!(o.top_p > 0 && o.top_p <= 1)) {
+    refuse_option("--top-p must be above 0 and at most 1, but is " + exact(o.top_p));
   }
-  shape.batch = 1;
-  if (std::any_of(patterns.begin(), patterns.end(), [&](const PatternSpec& p) { return sees_later(p, shape); })) {
-    note(
-        "model.pattern lets a query see later keys, which do not exist yet while text is generated: this model was "
-        "not trained to generate text");
+  for (const std::string& stop : o.stop) {
+    if (stop.empty()) refuse_option("--stop must not be empty");
   }
-  return patterns;
+  cache_dtype(o.cache);
+  if (o.layout) parse_layout(*o.layout, "--layout");
+  if (o.context && (*o.context < 1 || *o.context > int64_t{1} << 40)) {
+    refuse_option("--context must be between 1 and 2^40, but is " + std::to_string(*o.context));
+  }
+  if (!(o.timeout > 0)) refuse_option("--timeout must be above 0 seconds");
+}
+
+// The sum of two counts, but at most `most`.
+int64_t sum_up_to(int64_t most, int64_t a, int64_t b) { return a >= most || b >= most - a ? most : a + b; }
+
+// Raises Error(kResource) if what the ranks of this host need is not free. The positions of the cache are known, or
+// bounded by the bytes of the prompt.
+void require_memory(const SampleOptions& o, const ModelShape& s, const std::vector<PatternSpec>& patterns,
+                    const CacheSettings& cache, int ranks, int ranks_here) {
+  const std::optional<AvailableMemory> free = available_memory();
+  if (!free) return;
+  const Computes on{model_dtype(o.dtype, "--dtype"), /*gpu=*/false};
+  double bytes = InferenceModel::weight_bytes(s, on, ranks, o.sharded);
+  // Otherwise sizes of a config.json would overflow the exact numbers of a forward.
+  if (bytes < 0x1p53) bytes += generation_bytes(s, patterns, cache, on, ranks);
+  bytes *= ranks_here;
+  if (bytes <= static_cast<double>(free->bytes)) return;
+  throw Error(ErrorKind::kResource, "sample",
+              "weights, a cache of " + counted(cache.positions, "position") + " and the layers' memory need about " +
+                  bytes_text(bytes) + (ranks_here == 1 ? "" : " on " + counted(ranks_here, "rank") + " of this host") +
+                  ", but " + bytes_text(static_cast<double>(free->bytes)) + " are free (" + free->limit +
+                  "): start ranks on more hosts, " + (o.sharded ? "" : "with --sharded, ") +
+                  "or use --cache bf16, --dtype bf16, or fewer --tokens");
+}
+
+// What the ranks agree on before each token and at the beginning.
+struct Decision {
+  int64_t token = 0;
+  bool ends = false;         // the text, after this token
+  bool interrupted = false;  // any rank
+};
+
+// Collective. Returns what rank 0 decides, and raises its error on all ranks.
+Decision decided(Communicator& world, OpLabel label, const std::function<Decision()>& decide) {
+  const std::vector<Terms::Numbers> numbers = agree_together(world, label, [&]() -> Terms {
+    const Decision own = world.rank() == 0 ? decide() : Decision();
+    return {.alike = {}, .numbers = {own.token, own.ends, interrupted()}};
+  });
+  return {numbers[0][0], numbers[0][1] != 0,
+          std::any_of(numbers.begin(), numbers.end(), [](const Terms::Numbers& n) { return n[2] != 0; })};
+}
+
+// Says what becomes of a text that does not fit the rows that the model was trained with.
+void note_length(int64_t prompt, int64_t tokens, int64_t trained, int64_t context, const OpenedModel::Note& note) {
+  if (prompt > context) {
+    note("the prompt has " + with_commas(prompt, "token") + ", and the model reads at most " + with_commas(context) +
+         " at once" + (context == trained ? ", as in its training" : "") + ": only the last " +
+         with_commas(std::max<int64_t>(1, context / 2)) +
+         " are read, which leaves room for as many more (--context N)");
+  } else if (context > trained && sum_up_to(context, prompt, tokens) > trained) {
+    note("text of up to " + with_commas(sum_up_to(context, prompt, tokens), "token") + " is longer than the " +
+         with_commas(trained) + " of the rows that the model was trained with, as --context allows");
+  }
 }
 
 }  // namespace
 
-int run_sample(const SampleOptions& o) {
+int run_sample(const SampleOptions& o, Communicator& world, int ranks_here) {
   check(o);
-  std::ostream& out = o.out != nullptr ? *o.out : std::cout;
-  const auto note = [&o](const std::string& text) {
+  world.set_timeout(Seconds(o.timeout));
+  world.host().set_timeout(Seconds(o.timeout));
+  const bool first = world.rank() == 0;
+  const auto note = [&](const std::string& text) {
+    if (!first) return;
     if (o.notes != nullptr) {
       *o.notes << text << std::endl;
     } else {
       log_warn("sample", text);
     }
   };
-  OpenedModel opened(o.run, o.root, o.step);
-  if (opened.run()) set_cache_total(opened.run()->memory.caches << 20);
-  validate(opened.model());
-  std::unique_ptr<Alphabet> alphabet;
-  if (!opened.run()) alphabet = ids_of_folder(o, opened.path());
-  Model model(opened.model(), model_dtype(o.dtype, "--dtype"), at::kCPU, Model::Unheld{});
-  opened.load(model.parameters(), note);
-  if (!alphabet) {
-    alphabet = opened.tokens_are_ids() ? ids_of_run(o, opened.path()) : std::make_unique<Alphabet>();
-  }
-  std::vector<int64_t> tokens = alphabet->encode(o.prompt);
-  const bool from_nothing = tokens.empty();
-  if (from_nothing && !interrupted()) tokens.push_back(alphabet->beginning());
-  for (const int64_t id : tokens) {
-    if (id < opened.model().vocab) continue;
-    throw Error(ErrorKind::kInput, "sample",
-                "the tokenizer of " + opened.path() + " gives the id " + std::to_string(id) + ", but the model has " +
-                    std::to_string(opened.model().vocab) + " of them (vocab_size): they do not belong together");
-  }
-  // Patterns of a folder, which are causal or windowed, do not depend on the length, so the context is no longer than
-  // what is written.
-  const int64_t written = static_cast<int64_t>(tokens.size()) + o.tokens + 1;
-  Generator generator = opened.run() ? Generator(model, patterns(*opened.run(), note), opened.context())
-                                     : Generator(model,
-                                                 opened.model().pattern.each.empty()
-                                                     ? std::vector<PatternSpec>{opened.model().pattern.all}
-                                                     : opened.model().pattern.each,
-                                                 std::min(opened.context(), written));
-  Utf8Stream characters;
-  UntilStop until(o.stop);
-  const auto write = [&](const std::string& bytes) {
-    if (!o.terminal) {
-      out << bytes;
-      return;
+  std::optional<OpenedModel> opened;
+  std::vector<PatternSpec> of_layers;
+  CacheSettings cache;
+  together(world, {"sample, opening the model"}, [&] {
+    opened.emplace(o.run, o.root, o.step);
+    if (opened->run()) set_cache_total(opened->run()->memory.caches << 20);
+    validate(opened->model());
+    cache = {.context = o.context.value_or(opened->context()),
+             .layout = parse_layout(o.layout.value_or("zigzag"), "--layout"),
+             .stored = cache_dtype(o.cache)};
+    // A token has at least one byte, but for one at the beginning and one that a tokenizer may put before it.
+    cache.positions = sum_up_to(cache.context, static_cast<int64_t>(o.prompt.size()) + 2, o.tokens);
+    of_layers = generation_patterns(*opened, cache.context, note);
+    require_memory(o, opened->model(), of_layers, cache, world.size(), ranks_here);
+  });
+  std::unique_ptr<Alphabet> alphabet;  // of rank 0
+  together(
+      world, {"sample, reading the tokenizer"},
+      [&] {
+        if (!opened->run()) alphabet = ids_of_folder(o, opened->path());
+      },
+      /*only_first=*/true);
+  const InferenceModel held(*opened, {.dtype = model_dtype(o.dtype, "--dtype"), .sharded = o.sharded}, world, "sample");
+  bool from_nothing = false;
+  const std::string encoded = from_first(world, {"sample, encoding the prompt"}, [&] {
+    if (!alphabet) {
+      alphabet = opened->tokens_are_ids() ? ids_of_run(o, opened->path()) : std::make_unique<Alphabet>();
     }
-    for (const char c : bytes) out << characters.push(static_cast<unsigned char>(c));
-  };
-  if (!from_nothing) {
-    for (const int64_t id : tokens) write(alphabet->bytes(id));
+    std::vector<int64_t> ids = alphabet->encode(o.prompt);
+    from_nothing = ids.empty();
+    if (from_nothing && !interrupted()) ids.push_back(alphabet->beginning());
+    for (const int64_t id : ids) {
+      if (id < opened->model().vocab) continue;
+      throw Error(ErrorKind::kInput, "sample",
+                  "the tokenizer of " + opened->path() + " gives the id " + std::to_string(id) +
+                      ", but the model has " + std::to_string(opened->model().vocab) +
+                      " of them (vocab_size): they do not belong together");
+    }
+    return std::string(reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(int64_t));
+  });
+  std::vector<int64_t> tokens(encoded.size() / sizeof(int64_t));
+  std::memcpy(tokens.data(), encoded.data(), encoded.size());
+  const auto prompt = static_cast<int64_t>(tokens.size());
+  note_length(prompt, o.tokens, opened->context(), cache.context, note);
+  cache.positions = sum_up_to(cache.context, prompt, o.tokens);
+  std::optional<Generator> generator;
+  together(world, {"sample, making the cache"}, [&] { generator.emplace(held.model(), of_layers, cache, world); });
+
+  std::optional<Writer> writer;  // of rank 0
+  if (first) writer.emplace(o);
+  Decision next = decided(world, {"sample, the prompt"}, [&]() -> Decision {
+    if (!from_nothing) {
+      for (const int64_t id : tokens) writer->write(alphabet->bytes(id));
+    }
+    writer->flush();
+    return {};
+  });
+  const Choice choice{.temperature = o.temperature, .top_k = o.top_k, .top_p = o.top_p, .seed = o.seed};
+  int64_t choices = 0, near = 0;
+  for (int64_t i = 0; i < o.tokens && !next.ends && !next.interrupted; ++i) {
+    const at::Tensor logits = generator->feed(tokens);
+    next = decided(world, {"sample, choosing a token", i + 1, "token"}, [&]() -> Decision {
+      const Picked picked = pick(logits, alphabet->size(), choice, i, generator->rounding(logits));
+      ++choices;
+      near += picked.near;
+      if (alphabet->ends(picked.token)) return {picked.token, /*ends=*/true};
+      writer->write_generated(alphabet->bytes(picked.token));
+      writer->flush();
+      return {picked.token, writer->stopped()};
+    });
+    tokens.assign(1, next.token);
   }
-  out << std::flush;
-  for (int64_t i = 0; i < o.tokens && !interrupted() && !until.stopped(); ++i) {
-    const Choice choice{.temperature = o.temperature, .top_k = o.top_k, .top_p = o.top_p, .seed = o.seed};
-    const int64_t next = pick(generator.feed(tokens), alphabet->size(), choice, i);
-    if (alphabet->ends(next)) break;
-    tokens.assign(1, next);
-    write(until.push(alphabet->bytes(next)));
-    out << std::flush;
+  next = decided(world, {"sample, writing the text"}, [&]() -> Decision {
+    writer->finish();
+    return {};
+  });
+  if (near > 0 && world.size() > 1) {
+    note(with_commas(near) + " of " + with_commas(choices, "choice") +
+         " were between candidates that rounding may swap: another number of ranks may write another text");
   }
-  if (!until.stopped()) write(until.finish());
-  if (o.terminal) out << characters.finish() << "\n";
-  out << std::flush;
-  // A reader that has gone counts as an interrupt.
-  if (!out && !interrupted())
-    throw Error(ErrorKind::kResource, "sample", "the text could not be written: is the disk full?");
-  return interrupted() ? interrupt_exit_code() : 0;
+  return next.interrupted ? interrupt_exit_code() : 0;
 }
 
 }  // namespace annulus

@@ -4,9 +4,11 @@
 #include <ATen/OpMathType.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -140,9 +142,22 @@ at::Tensor Model::logits(const at::Tensor& tokens, const RotaryTable& table, con
   return logits;
 }
 
-at::Tensor Model::wide_logits(const at::Tensor& hidden) const {
+void Model::visit_wide_logits(const at::Tensor& hidden, int64_t rows, const LogitsVisitor& visit) const {
   const c10::AutoGradMode no_grad(false);
-  return wide_product(hidden, head_.t());
+  const size_t output = output_place(shape_.layers);
+  if (use_ != nullptr) use_->before_forward(output);
+  for (int64_t first = 0; first < hidden.size(0); first += rows) {
+    visit(first, wide_product(hidden.narrow(0, first, std::min(rows, hidden.size(0) - first)), head_.t()));
+  }
+  if (use_ != nullptr) use_->after_forward(output);
+}
+
+at::Tensor Model::wide_logits(const at::Tensor& hidden) const {
+  at::Tensor all;
+  const int64_t rows = std::max<int64_t>(1, hidden.size(0));
+  visit_wide_logits(hidden, rows, [&](int64_t /*first*/, const at::Tensor& logits) { all = logits; });
+  return all.defined() ? all
+                       : at::empty({0, shape_.vocab}, hidden.options().dtype(at::toOpMathType(hidden.scalar_type())));
 }
 
 at::Tensor Model::loss_of(const at::Tensor& hidden, const at::Tensor& targets, double scale) const {

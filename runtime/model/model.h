@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <string_view>
 #include <vector>
 
@@ -72,6 +73,10 @@ class Model {
   // Returns the logits of rows of hidden(): [rows, vocab], in the accumulator's dtype (fp32 for bf16). Not
   // differentiable.
   at::Tensor wide_logits(const at::Tensor& hidden) const;
+  // The same for `rows` rows at a time: visit(first, logits) has those of the rows from `first` on. The weights are
+  // used once, even if there is no row.
+  using LogitsVisitor = std::function<void(int64_t first, const at::Tensor& logits)>;
+  void visit_wide_logits(const at::Tensor& hidden, int64_t rows, const LogitsVisitor& visit) const;
 
   // Returns linear_cross_entropy_sum (fused_ops.h) of the result of hidden() and targets int64 [rows], -1 ignored.
   // Differentiable. Never holds the logits of all rows.

@@ -93,12 +93,13 @@ ModelState::ModelState(Model& model, Communicator& world, const StateTraits& tra
       traits_(traits),
       tier_(tier),
       shard_(traits.sharding.shard_of(world.rank())),
-      copies_(at::toOpMathType(traits.dtype) != traits.dtype),
+      copies_(!traits.inference && at::toOpMathType(traits.dtype) != traits.dtype),
       whole_gradients_(traits.sharding.whole_gradients(traits.accumulate)) {
   const Sharding& s = traits_.sharding;
   if (s.shards > 1) sharers_ = world.split(s.replica_of(world.rank()), world.rank());
   if (s.replicas > 1) replicas_ = world.split(s.shard_of(world.rank()), world.rank());
-  const at::TensorOptions wide = at::TensorOptions(at::toOpMathType(traits.dtype)).device(parameters_.device());
+  const at::TensorOptions wide =
+      at::TensorOptions(traits.inference ? traits.dtype : at::toOpMathType(traits.dtype)).device(parameters_.device());
   const bool gathered = s.level == 3;
   const std::vector<Rates> rates = parameter_rates(parameters_, traits.weight_decay, traits.groups);
   for (size_t unit = 0; unit < parameters_.units().size(); ++unit) {
@@ -122,9 +123,17 @@ ModelState::ModelState(Model& model, Communicator& world, const StateTraits& tra
     } else {
       updated.values = copies_ || gathered ? at::empty({range.count()}, wide)
                                            : values.tensor().narrow(0, range.begin, range.count());
-      parameters_.initialize(seed, unit, range.begin, updated.values);
+      if (traits.inference) {
+        updated.values.zero_();
+      } else {
+        parameters_.initialize(seed, unit, range.begin, updated.values);
+      }
     }
     if (!copies_ && s.level == 0) u.leaves = Leaves::kThere;
+    if (traits.inference) {
+      updated_.push_back(std::move(updated));
+      continue;
+    }
     if (copies_ ? traits_.recorded : whole_gradients_) gradients.take();
     if (copies_ && whole_gradients_) u.wide = at::zeros({is.elements}, wide);
     if (!whole_gradients_) u.shard = at::zeros({range.count()}, wide);

@@ -59,6 +59,8 @@ struct StateTraits {
   double weight_decay = 0;
   ParameterGroups groups = {};
   bool offloaded = false;  // whether moments, and values that are not leaves, lie in a tier (state_tier.h)
+  // For forwards alone: nothing is updated. Values have the leaves' dtype, are not initialized, and have no gradients.
+  bool inference = false;
 };
 
 // Declares the memory of the state on each rank (memory/charge.h). Adds what lasts to `step` as "weights", "gradients"

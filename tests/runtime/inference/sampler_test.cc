@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "comm/threads/threads.h"
 #include "common/error.h"
 #include "runtime/tensor_files/block_map_file.h"
 #include "tests/runtime/training/tiny_run.h"
@@ -13,6 +14,127 @@
 
 namespace annulus::sampler_test {
 namespace {
+
+// On one rank.
+int run_sample(const SampleOptions& options) { return annulus::run_sample(options, *make_self_communicator(), 1); }
+
+struct Sampled {
+  std::string text, notes;
+};
+
+// Over several ranks, of which rank 0 writes.
+Sampled sample_over(int ranks, SampleOptions options) {
+  std::ostringstream out, notes;
+  options.out = &out;
+  options.notes = &notes;
+  run_ranks(ranks, [&](Communicator& world) { EXPECT_EQ(annulus::run_sample(options, world, ranks), 0); });
+  return {out.str(), notes.str()};
+}
+
+// Whether a note says that rounding may have decided.
+bool counted_near(const Sampled& sampled) { return sampled.notes.find("that rounding may swap") != std::string::npos; }
+
+// The text of one rank, whatever the number of ranks, the layout, and who holds the weights. In fp64 rounding decides
+// nothing; in fp32 a note says where it may have.
+TEST(Sampler, TheTextDoesNotDependOnTheNumberOfRanks) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.run.steps = 40;
+  config.model.pattern = std::vector<PatternSpec>{
+      parse_pattern("{ kind = 'causal' }", "test"),
+      parse_pattern("{ kind = 'dilated', segment_lengths = [16, 64], dilation_rates = [1, 2], causal = true }",
+                    "test")};
+  train(config, 1);
+  SampleOptions options{.run = folder.path() + "/runs/tiny-001", .prompt = "def return self", .tokens = 100};
+  int equal = 0;
+  for (const std::string dtype : {"fp64", "fp32"}) {
+    for (const std::string cache : {"model", "bf16"}) {
+      for (const double temperature : {0.0, 0.8}) {
+        options.dtype = dtype;
+        options.cache = cache;
+        options.temperature = temperature;
+        options.sharded = false;
+        options.layout = std::nullopt;
+        const Sampled alone = sample_over(1, options);
+        EXPECT_EQ(alone.text.size(), 115U);
+        EXPECT_EQ(alone.notes, "");
+        for (const int ranks : {2, 3, 4}) {
+          options.sharded = ranks == 3;
+          if (ranks == 4) options.layout = "striped";
+          const Sampled sampled = sample_over(ranks, options);
+          const bool near = counted_near(sampled), exact = dtype == "fp64";
+          EXPECT_FALSE(near && exact && cache == "model") << sampled.notes;
+          // In fp64 a cached key is practically never so near to the middle of two numbers that it is rounded
+          // otherwise.
+          if (near && !exact) continue;
+          EXPECT_EQ(sampled.text, alone.text) << dtype << ", cache " << cache << ", " << ranks << " ranks";
+          ++equal;
+        }
+      }
+    }
+  }
+  EXPECT_GE(equal, 12) << "in fp64 at least";
+}
+
+// What one rank alone can find out, and what all of them can, is raised on each.
+TEST(Sampler, FailsOnAllRanks) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.run.steps = 1;
+  config.model.pattern =
+      parse_pattern("{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2, causal = true }", "test");
+  train(config, 1);
+  const std::string run = folder.path() + "/runs/tiny-001";
+  const auto refused = [&](const SampleOptions& options, ErrorKind kind, const std::string& says) {
+    int ranks = 0;
+    run_ranks(2, [&](Communicator& world) {
+      std::ostringstream out;
+      SampleOptions o = options;
+      o.out = &out;
+      try {
+        annulus::run_sample(o, world, 2);
+        ADD_FAILURE() << says;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), kind);
+        EXPECT_NE(std::string(error.what()).find(says), std::string::npos) << error.what();
+      }
+      world.barrier({"test"});
+      if (world.rank() == 0) ranks = world.size();
+    });
+    EXPECT_EQ(ranks, 2);
+  };
+  refused({.run = run}, ErrorKind::kUsage, "generate with it on one rank");
+  refused({.run = run + "nothing"}, ErrorKind::kInput, "nothing");
+  refused({.run = run, .cache = "fp8"}, ErrorKind::kUsage, "--cache");
+  refused({.run = run, .layout = "zigzags"}, ErrorKind::kUsage, "--layout");
+  refused({.run = run, .context = 0}, ErrorKind::kUsage, "--context");
+  // A cache of 2^40 positions.
+  config.model.pattern = causal_pattern();
+  train(config, 1);
+  refused({.run = folder.path() + "/runs/tiny-002", .tokens = int64_t{1} << 40, .context = int64_t{1} << 40},
+          ErrorKind::kResource, "--cache bf16");
+}
+
+TEST(Sampler, SaysThatAPromptIsLongerThanTheRowsOfTheTraining) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);  // rows of 64
+  config.run.steps = 1;
+  train(config, 1);
+  SampleOptions options{.run = folder.path() + "/runs/tiny-001", .prompt = std::string(70, 'a'), .tokens = 4};
+  for (const int ranks : {1, 2}) {
+    options.context = std::nullopt;
+    EXPECT_NE(sample_over(ranks, options)
+                  .notes.find("the prompt has 70 tokens, and the model reads at most 64 at once, "
+                              "as in its training: only the last 32 are read"),
+              std::string::npos);
+    options.context = 100;
+    EXPECT_NE(sample_over(ranks, options).notes.find("text of up to 74 tokens is longer than the 64 of the rows"),
+              std::string::npos);
+    options.prompt.resize(60);
+    EXPECT_EQ(sample_over(ranks, options).notes.find("longer than"), std::string::npos);
+    options.prompt.resize(70, 'a');
+  }
+}
 
 TEST(Sampler, SameSeedGivesTheSameText) {
   const TestFolder folder;

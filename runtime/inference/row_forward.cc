@@ -1,0 +1,98 @@
+// See row_forward.h.
+#include "runtime/inference/row_forward.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/tensor.h>
+
+#include <utility>
+
+#include "attention/execution/planned_call.h"
+#include "attention/pattern/pattern.h"
+#include "common/error.h"
+#include "common/text.h"
+#include "runtime/model/planned_attention.h"
+
+namespace annulus {
+namespace {
+
+// The rotary positions of rows that restart with every part, for these positions of each row: [B * n].
+at::Tensor restarted(const std::vector<std::vector<int64_t>>& parts, const std::vector<int64_t>& positions) {
+  std::vector<int64_t> of;
+  of.reserve(parts.size() * positions.size());
+  for (const std::vector<int64_t>& row : parts) {
+    std::vector<int64_t> begins;  // by position
+    int64_t begin = 0;
+    for (const int64_t length : row) {
+      begins.insert(begins.end(), static_cast<size_t>(length), begin);
+      begin += length;
+    }
+    for (const int64_t position : positions) of.push_back(position - begins.at(static_cast<size_t>(position)));
+  }
+  return at::tensor(of, at::kLong);
+}
+
+}  // namespace
+
+void check_options(const RowOptions& o) {
+  if (!o.pattern.empty()) parse_pattern(o.pattern, "--pattern");
+  if (o.layout) parse_layout(*o.layout, "--layout");
+  parse_schedule(o.schedule, "--schedule");
+  parse_kernel(o.kernel, "--kernel");
+}
+
+LayerRequests row_requests(const ModelSection& model, const RowOptions& o, int64_t rows, int64_t length, int ranks,
+                           const char* module) {
+  Config config;
+  config.model = model;
+  if (!o.pattern.empty()) config.model.pattern = parse_pattern(o.pattern, "--pattern");
+  config.data.context = length;
+  config.data.batch = rows;
+  if (o.layout) config.attention.layout = *o.layout;
+  config.attention.schedule = o.schedule;
+  config.attention.even = false;
+  LayerRequests layers = training_stages(config, ranks)[0].layers;
+  const Layout layout = row_layout(layers);
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (layout.count(rank) > 0) continue;
+    throw Error(ErrorKind::kPlan, module,
+                counted(length, "position") + " give rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
+                    " none with --layout " + o.layout.value_or("zigzag") + ": use fewer ranks");
+  }
+  return layers;
+}
+
+Layout row_layout(const LayerRequests& layers) { return query_layout(layers.distinct[0]); }
+
+at::Tensor RowForward::hidden(const LayerRequests& layers, const Rows& rows, const std::string& label,
+                              const Around& around) const {
+  std::vector<PlanRequest> requests = layers.distinct;
+  if (rows.apart) {
+    for (PlanRequest& request : requests) request.pattern.documents = rows.parts;
+  }
+  std::vector<PlannedCall> calls;
+  for (size_t i = 0; i < layers.of_layer.size(); ++i) {
+    AttentionCall call;
+    call.request = requests[layers.of_layer[i]];
+    call.comm = &ring_;
+    call.kernel = kernel_;
+    call.label = label + ", layer " + std::to_string(i);
+    calls.emplace_back(std::move(call));
+  }
+  const Parameters& parameters = model_.parameters();
+  plan_calls(calls, {parameters.dtype(), model_.shape().head_dim(), parameters.device().type()},
+             {label + ", planning attention"});
+  const Attend planned = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
+    return attended(q, k, v, calls[static_cast<size_t>(layer)]);
+  };
+  const Attend wrapped = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
+    return around(planned, q, k, v, layer);
+  };
+  const std::vector<int64_t> own = row_layout(layers).positions(ring_.rank());
+  const at::Tensor positions = at::tensor(own, at::kLong);
+  const RotaryTable table = model_.rotary(rows.restart ? restarted(rows.parts, own) : positions);
+  return model_.hidden(rows.tokens.index_select(1, positions).to(parameters.device()), table,
+                       around ? wrapped : planned);
+}
+
+}  // namespace annulus

@@ -1,0 +1,72 @@
+// Rows of tokens through a model over all ranks of a communicator: each rank computes its positions, and attention runs
+// across ranks by a plan. Used by logits.h, by runtime/evaluation and by generated text (its prompt).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attention/kernels/choose_kernel.h"
+#include "attention/plan/layout.h"
+#include "comm/communicator.h"
+#include "runtime/config/config.h"
+#include "runtime/model/model.h"
+#include "runtime/training/layer_requests.h"
+
+namespace annulus {
+
+// Unchecked options of the user; check_options validates them.
+struct RowOptions {
+  std::string pattern;                // overrides the model's patterns in all layers
+  std::optional<std::string> layout;  // default zigzag, as in training
+  std::string schedule = "auto";
+  std::string kernel = "auto";
+};
+// Raises Error(kUsage) for an option that names nothing.
+void check_options(const RowOptions& options);
+
+// Returns the attention requests of rows [rows, length] over `ranks` ranks. Raises Error(kPlan) if length, heads or
+// layout are incompatible with them, or if a rank has no position; `module` names the subcommand in the message.
+LayerRequests row_requests(const ModelSection& model, const RowOptions& options, int64_t rows, int64_t length,
+                           int ranks, const char* module);
+
+// Returns which positions of such rows each rank computes.
+Layout row_layout(const LayerRequests& layers);
+
+// Rows [B, S] that pass through the model together, equal on all ranks.
+struct Rows {
+  at::Tensor tokens;  // int64 [B, S], on the CPU
+  // For each row, the lengths of the documents that it is made of, which add up to S; may be empty if neither of the
+  // following is set.
+  std::vector<std::vector<int64_t>> parts = {};
+  bool apart = false;    // tokens attend only to their own part
+  bool restart = false;  // rotary positions begin again with each part
+};
+
+// Not thread safe. The model and the communicator must outlive this, and a std::shared_ptr must own the communicator.
+class RowForward {
+ public:
+  RowForward(const Model& model, Communicator& ring, KernelKind kernel) : model_(model), ring_(ring), kernel_(kernel) {}
+
+  // Called in each layer in place of `attention`, which it may call: with this rank's positions of q, k and v after the
+  // rotary embedding, [B, n, heads, D].
+  using Around = std::function<Attended(const Attend& attention, const at::Tensor& q, const at::Tensor& k,
+                                        const at::Tensor& v, int64_t layer)>;
+
+  // Returns the hidden states of this rank's positions, [B * n, dim], in the order of row_layout. Collective.
+  // Differentiable. `layers` are the requests of rows of this shape; `label` names the call in messages. Raises the
+  // errors of planning and of attention.
+  at::Tensor hidden(const LayerRequests& layers, const Rows& rows, const std::string& label,
+                    const Around& around = nullptr) const;
+
+ private:
+  const Model& model_;
+  Communicator& ring_;
+  KernelKind kernel_;
+};
+
+}  // namespace annulus
