@@ -84,6 +84,7 @@ void print_fact(const std::string& name, const std::string& text);
 std::unique_ptr<Subcommand> make_host_subcommand();
 std::unique_ptr<Subcommand> make_launch_subcommand();
 std::unique_ptr<Subcommand> make_attend_subcommand();
+std::unique_ptr<Subcommand> make_evaluate_subcommand();
 std::unique_ptr<Subcommand> make_logits_subcommand();
 std::unique_ptr<Subcommand> make_train_subcommand();
 std::unique_ptr<Subcommand> make_sample_subcommand();

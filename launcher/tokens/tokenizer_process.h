@@ -1,5 +1,5 @@
 // Processes of a tokenizer's own library: one that stays and encodes as many texts as its caller has, and one that does
-// something and ends. Used by sample_tokenizer.cc.
+// something and ends. Used by sample_tokenizer.cc and by the subcommand evaluate.
 #pragma once
 
 #include <cstdint>

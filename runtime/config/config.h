@@ -240,6 +240,8 @@ struct AttentionSection {
 struct ValidationSection {
   int64_t every = 100;  // steps; 0: never
   int64_t batches = 4;
+  std::vector<std::string> tasks = {};  // runtime/tasks/task.h
+  int64_t trials = 16;                  // of each task
 
   friend bool operator==(const ValidationSection&, const ValidationSection&) = default;
 };
@@ -298,6 +300,11 @@ Config load_config(const std::string& path, const std::vector<std::string>& sets
 // Parses a text as load_config does; `source` names it in messages.
 Config parse_config(std::string_view toml, std::string_view source, const std::vector<std::string>& sets = {},
                     const ModelReader& read_model = {});
+
+// Parses a source as data.train has it: a path or a glob, a TOML list of them, or a table with "files". Without a name,
+// the source is called by its files. `where` begins messages, such as "--data". Raises Error(kUsage) for invalid
+// values.
+SourceConfig parse_source(std::string_view text, std::string_view where);
 
 // Returns the whole configuration as TOML; parse_config() of it gives an equal Config.
 std::string to_toml(const Config& config);

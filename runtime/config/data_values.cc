@@ -332,4 +332,22 @@ std::string ParameterGroups::text() const {
   return text.empty() ? "[]" : text + "]";
 }
 
+SourceConfig parse_source(std::string_view text, std::string_view where) {
+  const std::string place(where);
+  if (text.empty()) config_keys::refuse(place, "expected a file, got nothing");
+  if (text[0] != '{' && text[0] != '[') return {.name = std::string(text), .files = {std::string(text)}};
+  toml::table document;
+  try {
+    document = toml::parse("source = " + std::string(text), std::string_view("source"));
+  } catch (const toml::parse_error& error) {
+    config_keys::refuse(place, std::string(text) + " is not TOML: " + std::string(error.description()));
+  }
+  const toml::node& node = *document.get("source");
+  toml::array list;
+  if (node.is_table()) list.push_back(*node.as_table());
+  SourceConfig source = config_keys::read_sources(node.is_table() ? list : node, place).list.at(0);
+  if (source.name.empty()) source.name = join(source.files, ", ");
+  return source;
+}
+
 }  // namespace annulus

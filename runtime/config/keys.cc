@@ -260,6 +260,13 @@ const std::vector<Key>& keys() {
 
       {ANNULUS_KEY(validation, every), "steps between two validations; 0: never", {.range = at_least(0)}},
       {ANNULUS_KEY(validation, batches), "batches in a validation, always the same ones", {.range = at_least(1)}},
+      {ANNULUS_KEY(validation, tasks),
+       "tasks of `annulus evaluate` that a validation scores in rows as long as those of the step: `[\"kv\", "
+       "\"copy\"]`"},
+      {ANNULUS_KEY(validation, trials),
+       "prompts of each of validation.tasks, always the same ones, at depths that are "
+       "spaced evenly",
+       {.range = at_least(1)}},
 
       {ANNULUS_KEY(checkpoint, every), "steps between two checkpoints; 0: only at the end", {.range = at_least(0)}},
       {ANNULUS_KEY(checkpoint, keep), "newest checkpoints to keep", {.range = at_least(1, kWide)}},

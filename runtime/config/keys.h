@@ -15,11 +15,12 @@
 namespace annulus::config_keys {
 
 // A pointer to a key's field in a Config.
-using Slot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<int64_t>*, Sources*, ContextSchedule*,
-                          AccumulateSchedule*, ParameterGroups*, LayerPatterns*, RotaryScaling*>;
+using Slot =
+    std::variant<int64_t*, double*, bool*, std::string*, std::vector<int64_t>*, std::vector<std::string>*, Sources*,
+                 ContextSchedule*, AccumulateSchedule*, ParameterGroups*, LayerPatterns*, RotaryScaling*>;
 // The value of such a field.
-using Value = std::variant<int64_t, double, bool, std::string, std::vector<int64_t>, Sources, ContextSchedule,
-                           AccumulateSchedule, ParameterGroups, LayerPatterns, RotaryScaling>;
+using Value = std::variant<int64_t, double, bool, std::string, std::vector<int64_t>, std::vector<std::string>, Sources,
+                           ContextSchedule, AccumulateSchedule, ParameterGroups, LayerPatterns, RotaryScaling>;
 
 struct Range {
   double low = -std::numeric_limits<double>::infinity();

@@ -72,6 +72,17 @@ class Reader {
     }
     *at = std::move(values);
   }
+  void operator()(std::vector<std::string>* at) const {
+    const toml::array* list = node_.as_array();
+    if (!list) wrong_type("a list of strings");
+    std::vector<std::string> values;
+    for (const toml::node& element : *list) {
+      const auto value = element.value_exact<std::string>();
+      if (!value) refuse(where_, "expected a list of strings, got " + shown(element) + " in it");
+      values.push_back(*value);
+    }
+    *at = std::move(values);
+  }
   void operator()(Sources* at) const { *at = read_sources(node_, where_); }
   void operator()(ContextSchedule* at) const { *at = read_contexts(node_, where_); }
   void operator()(RotaryScaling* at) const { *at = read_rotary_scaling(node_, where_); }

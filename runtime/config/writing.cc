@@ -17,6 +17,11 @@ struct ToToml {
   std::string operator()(bool v) const { return v ? "true" : "false"; }
   std::string operator()(const std::string& v) const { return toml_string(v); }
   std::string operator()(const std::vector<int64_t>& v) const { return list_text(v); }
+  std::string operator()(const std::vector<std::string>& v) const {
+    std::vector<std::string> quoted;
+    for (const std::string& value : v) quoted.push_back(toml_string(value));
+    return "[" + join(quoted, ", ") + "]";
+  }
   std::string operator()(const Sources& v) const { return v.text(); }
   std::string operator()(const ContextSchedule& v) const { return v.text(); }
   std::string operator()(const AccumulateSchedule& v) const { return v.text(); }
@@ -92,6 +97,7 @@ struct KindText {
   std::string operator()(bool) const { return "true or false"; }
   std::string operator()(const std::string&) const { return "a string"; }
   std::string operator()(const std::vector<int64_t>&) const { return "a list of whole numbers"; }
+  std::string operator()(const std::vector<std::string>&) const { return "a list of strings"; }
   std::string operator()(const Sources&) const { return "a list of strings, or of tables"; }
   std::string operator()(const ContextSchedule&) const { return "a whole number, or a list of lists of them"; }
   std::string operator()(const AccumulateSchedule&) const { return "a whole number, or a list of lists of them"; }

@@ -17,13 +17,11 @@
 #include "runtime/data/mixture.h"
 #include "runtime/data/order.h"
 #include "runtime/data/packing.h"
+#include "runtime/data/read_row.h"
 #include "runtime/data/row_index.h"
 #include "runtime/data/shards/corpus.h"
 
 namespace annulus {
-
-// The target of a position that does not count: of padding, and of ids of data.ignore.
-inline constexpr int64_t kNoTarget = -1;
 
 // What a source has contributed.
 struct SourceUse {
@@ -88,10 +86,7 @@ class Dataset {
 
   // ---- tokens
 
-  // Reads the tokens at some positions of a row, one span after the other, and for each of them the token that follows
-  // it, its target. Padding has the token 0 and kNoTarget. Nothing else of the row is returned or checked;
-  // spans with a stride (striped layouts) read the files over their whole range. Raises Error(kInput) if a file has
-  // changed, cannot be read, or holds an id outside the vocabulary at these positions.
+  // read_row() of a row's source: tokens and targets at some positions.
   void read(const DrawnRow& row, const std::vector<Span>& positions, int64_t* tokens, int64_t* targets) const;
   // Returns the number of tokens that the files have returned so far.
   int64_t tokens_read() const;

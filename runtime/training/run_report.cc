@@ -204,7 +204,7 @@ void RunReport::rewound(int64_t from, const StepResult& spike) {
 }
 
 void RunReport::validation(const ValidationResult& result) {
-  validation_ = result.loss;
+  if (!std::isnan(result.loss)) validation_ = result.loss;  // NaN if nothing is held out
   if (!metrics_) return;
   const Dataset& data = training_.data();
   MetricsWriter::Fields fields = {{"validation_loss", result.loss}};
@@ -212,6 +212,10 @@ void RunReport::validation(const ValidationResult& result) {
   MetricsWriter::Table sources;
   for (size_t i = 0; i < data.sources(); ++i) sources.push_back({data.name(i), {{"loss", result.of_source[i]}}});
   if (data.sources() > 1) fields.emplace_back("validation_sources", std::move(sources));
+  MetricsWriter::Table tasks;
+  for (const TaskResult& task : result.tasks)
+    tasks.push_back({task.task, {{"exact", task.exact}, {"loss", task.loss}}});
+  if (!tasks.empty()) fields.emplace_back("validation_tasks", std::move(tasks));
   metrics_->write(training_.steps_done(), fields);
 }
 

@@ -73,7 +73,7 @@ class Run {
   // Rank 0 says what all ranks know alike.
   void say(std::string_view text) { tell(progress_.get(), LogLevel::kInfo, text); }
   void warn(std::string_view text) { tell(progress_.get(), LogLevel::kWarn, text); }
-  void suggest_sample();
+  void suggest_uses();
   bool rewind(StepResult& spike);  // whether the run has returned to a checkpoint
   bool validate();                 // whether to stop
   void save();
@@ -377,8 +377,10 @@ Words Run::command(const Words& more) const {
   return words;
 }
 
-// Says how to sample from the run. Without the table of its ids, `sample` cannot tell what they mean.
-void Run::suggest_sample() {
+// Says how to evaluate the run and sample from it. Without the table of its ids, `sample` cannot tell what they mean.
+void Run::suggest_uses() {
+  if (data_->has_validation())
+    say("evaluate:    " + shell_quote({options_.program, "evaluate", path_, "--data", "held-out"}));
   const std::string table = tokenizer_folder(path_) + "/tokens.table";
   if (!data_->is_text() && !is_file(table)) return;
   const std::string prompt = data_->is_text() ? "def " : sample_prompt(*data_, training_->steps_done() - 1, table);
@@ -395,13 +397,13 @@ int Run::finish(bool stopped) {
     say("continue:    " + shell_quote(command({"--resume", path_})));
     return interrupt_exit_code();
   }
-  const std::optional<double> validation = report_->validation_loss();
-  const auto shown = [&](double loss) {
-    return data_->is_text() ? rounded(bits_per_byte(loss), 2) + " bits per byte" : "loss " + rounded(loss, 3);
+  const std::optional<double> loss = report_->validation_loss();
+  const auto shown = [&] {
+    return data_->is_text() ? rounded(bits_per_byte(*loss), 2) + " bits per byte" : "loss " + rounded(*loss, 3);
   };
-  say("done: " + with_commas(config_.run.steps, "step") + " in " + time +
-      (validation ? ", validation " + shown(*validation) : "") + ", in " + path_);
-  suggest_sample();
+  say("done: " + with_commas(config_.run.steps, "step") + " in " + time + (loss ? ", validation " + shown() : "") +
+      ", in " + path_);
+  suggest_uses();
   Words onward = without_option(command({"--resume", path_}), "--set", "run.steps=");
   onward.insert(onward.end(), {"--set", "run.steps=" + std::to_string(2 * config_.run.steps)});
   say("train on:    " + shell_quote(onward));
@@ -420,8 +422,8 @@ int Run::train() {
   std::vector<Stage> stages = options_.stages ? *options_.stages : check_training(config_, world_.size());
   if (config_.optimizer.shard_within == "host") {
     const std::string what =
-        "number of ranks on a host, which must be the same everywhere (start as many on each host, or set "
-        "optimizer.shard_within = \"world\"),";
+        "number of ranks on a host, which must be the same everywhere (start as many on each "
+        "host, or set optimizer.shard_within = \"world\"),";
     require_agreement(world_, {{what, std::to_string(options_.ranks_here)}}, {"sharing the state within hosts"});
   }
   sharding_ = make_sharding(config_, world_.size(), options_.ranks_here);
@@ -462,10 +464,9 @@ int Run::train() {
   require_something_to_do();  // all ranks have compared the resumed step, so all raise or none
   open_folder();
   import_.reset();
-  say("data " + data_->text() + "  run folder " + path_ +
-      (options_.resume ? "  resumed after step " + with_commas(training_->steps_done()) : ""));
-
-  const bool validates = config_.validation.every > 0 && config_.validation.batches > 0 && data_->has_validation();
+  const std::string resumed = options_.resume ? "  resumed after step " + with_commas(training_->steps_done()) : "";
+  say("data " + data_->text() + "  run folder " + path_ + resumed);
+  const bool validates = config_.validation.every > 0 && (data_->has_validation() || !config_.validation.tasks.empty());
   bool stop = false, due = false;  // due: a checkpoint is to be written after the next applied update
   while (!stop && training_->steps_done() < config_.run.steps) {
     StepResult result = training_->step(asked_to_stop());
@@ -483,10 +484,9 @@ int Run::train() {
     due = due || (config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0);
     if (last) training_->require_updates();
     // A checkpoint waits for a step whose update was applied, unless no other step follows.
-    if (stop || last || (due && result.applied)) {
-      save();
-      due = false;
-    }
+    if (!stop && !last && !(due && result.applied)) continue;
+    save();
+    due = false;
   }
   return finish(stop && training_->steps_done() < config_.run.steps);
 }

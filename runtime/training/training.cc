@@ -23,11 +23,13 @@
 #include "comm/agreement.h"
 #include "common/error.h"
 #include "common/text.h"
+#include "runtime/tasks/task.h"
 #include "runtime/training/numerics.h"
 #include "runtime/training/offload_config.h"
 #include "runtime/training/state/learning_rate.h"
 #include "runtime/training/state/state_tier.h"
 #include "runtime/training/training_charges.h"
+#include "runtime/training/training_share.h"
 
 namespace annulus {
 namespace {
@@ -62,53 +64,6 @@ void set_documents(std::vector<PlanRequest>& requests, const std::vector<DrawnRo
 
 }  // namespace
 
-struct Training::Share {
-  Share(int64_t accumulate, const LayerRequests& layers, BatchShape batch_shape, RotaryTable table, bool recorded,
-        at::Device device)
-      : shape(std::move(batch_shape)),
-        requests(layers.of_rows(shape.first_row, shape.own_rows)),
-        rotary(std::move(table)),
-        graph(device, recorded) {
-    std::vector<int64_t> sizes = {shape.planes(), shape.own_rows, shape.length()};
-    if (device.is_cuda()) batch = at::empty(sizes, at::TensorOptions(at::kLong).device(device));
-    sizes.insert(sizes.begin(), accumulate);
-    for (int64_t i = 0; i < kTokenSlots; ++i) slots.push_back(host_memory(sizes, at::kLong, device));
-  }
-
-  // Begins to read the rows of steps [begin, until).
-  void read(const Dataset& data, int64_t accumulate, int64_t begin, int64_t until) {
-    std::vector<int64_t*> memory;
-    for (const at::Tensor& slot : slots) memory.push_back(slot.data_ptr<int64_t>());
-    reader.reset();  // the previous reader writes to the same memory
-    reader = std::make_unique<BatchReader>(data, shape, accumulate, begin, until, std::move(memory));
-    next = begin;
-    end = until;
-  }
-
-  // Returns the tokens [planes, rows, positions] on the device that computes the step.
-  at::Tensor on_device(const at::Tensor& host) {
-    if (!batch.defined()) return host;
-    send(host, batch);
-    return batch;
-  }
-
-  RotaryTable table(const at::Tensor& of) const {
-    if (!shape.restart) return rotary;
-    const at::Tensor positions = of[2].view({-1});
-    return {rotary.cosine.index_select(0, positions), rotary.sine.index_select(0, positions)};
-  }
-
-  BatchShape shape;
-  std::vector<PlanRequest> requests;  // of these rows, without their documents
-  RotaryTable rotary;                 // of this rank's positions; if positions restart, of the whole context
-  at::Tensor batch;                   // on a GPU, where a recorded step reads it
-  std::vector<at::Tensor> slots;      // int64 [accumulate, planes, rows, positions], in host memory
-  StepGraph graph;
-  int64_t next = -1;  // the step whose rows the reader gives next
-  int64_t end = -1;   // the step at which the reader ends
-  std::unique_ptr<BatchReader> reader;
-};
-
 Training::Training(const Config& config, std::vector<Stage> stages, Communicator& world, const Dataset& data,
                    at::Device device, const Sharding& sharding, int64_t chunk)
     : config_(config),
@@ -141,6 +96,7 @@ Training::Training(const Config& config, std::vector<Stage> stages, Communicator
              [&] { offload_ = make_offload(config, world, device, tier_ ? tier_->in_host_memory() : 0); });
     model_.set_offload(offload_.get());
   }
+  require_tasks();
   const int64_t first = data_.first_step();
   enter(stage_at(stages_, first), first);
 }
@@ -383,7 +339,7 @@ ValidationResult Training::validate(const std::function<bool()>& stop) {
   require_stage(step);
   const BatchShape& shape = share_->shape;
   const Stage& now = stages_[stage_];
-  const int64_t batches = config_.validation.batches, rows = batches * now.batch;
+  const int64_t batches = data_.has_validation() ? config_.validation.batches : 0, rows = batches * now.batch;
   at::Tensor host = host_memory({shape.planes(), shape.own_rows, shape.length()}, at::kLong, device_);
   double total = 0, targets = 0;
   ValidationResult result;
@@ -430,6 +386,12 @@ ValidationResult Training::validate(const std::function<bool()>& stop) {
     targets += targets_of_source;
   }
   result.loss = total / targets;
+  for (const std::string& named : config_.validation.tasks) {
+    for (const std::string& task : tasks_of(named)) {
+      result.tasks.push_back(answer(task, stop, result.stop));
+      if (result.stop) return result;
+    }
+  }
   return result;
 }
 

@@ -50,9 +50,17 @@ struct StepResult {
   std::string note;              // a message for the user, usually empty
 };
 
+// How a task of validation.tasks (runtime/tasks/task.h) was answered.
+struct TaskResult {
+  std::string task;
+  double exact = 0;  // the share of prompts whose answer is right to the last token
+  double loss = 0;   // mean over the answers' tokens, in nats
+};
+
 struct ValidationResult {
   double loss = 0;                // mean over the targets of all sources, in nats; meaningless after a stop
   std::vector<double> of_source;  // the same for each source; NaN if it has no held-out rows
+  std::vector<TaskResult> tasks;
   bool stop = false;
 };
 
@@ -79,7 +87,8 @@ class Training {
   // this Training has applied.
   void require_updates() const { left_out_.require_updates(); }
 
-  // Computes the loss over validation.batches batches of each source's held-out rows, which are always the same.
+  // Computes the loss over validation.batches batches of each source's held-out rows, and answers validation.trials
+  // prompts of each of validation.tasks; both are always the same.
   // Collective. Calls `stop` before each batch and ends early when it returns true on any rank.
   ValidationResult validate(const std::function<bool()>& stop);
 
@@ -139,6 +148,10 @@ class Training {
   // Advances all begun communication and raises the errors that it has met.
   void progress();
   std::vector<TensorSlice> slices(bool written) const;
+  // Raises Error(kUsage) if a prompt of validation.tasks cannot be made for the rows of a stage.
+  void require_tasks() const;
+  // Answers one of validation.tasks. Collective. Sets `stop` as validate() does.
+  TaskResult answer(const std::string& task, const std::function<bool()>& stop, bool& stopped);
   // Returns the distinct requests of a batch with these rows, which are this rank's.
   std::vector<PlanRequest> requests(const std::vector<DrawnRow>& rows) const;
   // The same for batch i of a later step, which may belong to another stage.

@@ -36,12 +36,14 @@ TEST(Trainer, TrainsSavesAndPrintsTheNextCommands) {
   EXPECT_EQ(losses(run).size(), 6U);
   // The commands are quoted for a shell, whatever characters their words contain.
   const std::string sample = shell_quote({"my tools/annulus", "sample", run, "--prompt", "def "});
+  const std::string evaluate = shell_quote({"my tools/annulus", "evaluate", run, "--data", "held-out"});
   const std::string onward = shell_quote({"my tools/annulus", "launch", "-n", "2", "train", "tiny.toml", "--set",
                                           "a.b=it's", "--resume", run, "--set", "run.steps=12"});
   const std::vector<std::string> expected = {"data 1 x context 2",
                                              "256 tokens a step",
                                              "memory: ",
                                              " MB planned for each rank: weights ",
+                                             "evaluate:    " + evaluate + "\n",
                                              "sample:      " + sample + "\n",
                                              "bits per byte",
                                              "train on:    " + onward + "\n"};

@@ -1,0 +1,221 @@
+// annulus evaluate: how good a model is on data, by position, and what it retrieves from a long context. This file has
+// the options; runtime/evaluation/evaluation.h does the work.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <system_error>
+
+#include "attention/pattern/pattern.h"
+#include "common/error.h"
+#include "common/files.h"
+#include "common/interrupt.h"
+#include "common/names.h"
+#include "common/text.h"
+#include "launcher/command_line.h"
+#include "launcher/device.h"
+#include "launcher/subcommand.h"
+#include "launcher/subcommands/reported_once.h"
+#include "launcher/subcommands/start_job.h"
+#include "launcher/tokens/sample_tokenizer.h"
+#include "launcher/tokens/tokenizer_process.h"
+#include "runtime/evaluation/evaluation.h"
+#include "runtime/evaluation/report.h"
+#include "runtime/tasks/task.h"
+#include "runtime/tensor_files/model_dtypes.h"
+
+namespace annulus {
+namespace {
+
+class EvaluateSubcommand : public Subcommand {
+ public:
+  void declare(CLI::App& app) override {
+    app.add_option("MODEL", options_.model, "a run folder, the name of a run, or a folder in Hugging Face's layout");
+    app.option_defaults()->group("Model");
+    app.add_option("--runs", options_.root, "folder in which the name of a run is looked up (default: runs)")
+        ->type_name("FOLDER");
+    app.add_option("--step", options_.step, "step of the run's checkpoint (default: the newest)");
+    app.add_option("--dtype", options_.dtype, "dtype that the model computes in: fp32 (default), bf16 or fp64");
+    app.option_defaults()->group("Losses on data");
+    app.add_option("--data", options_.data,
+                   "text or token files (a path, a glob, or a table as in data.train), or held-out: the documents that "
+                   "the run held out (may be repeated)")
+        ->expected(1)
+        ->take_all()
+        ->type_name("FILES");
+    app.add_option("--length", options_.length, "tokens of a row (default: the longest rows of the training)");
+    app.add_option("--rows", options_.rows, "the most rows of a source, spaced evenly; 0: all (default)");
+    app.add_option("--packing", options_.packing,
+                   "stream, best-fit or document (default: as the run was trained; for a folder, stream)");
+    app.add_option("--documents", options_.documents,
+                   "true or false: whether tokens attend only to their own document (default: as the run was trained; "
+                   "for a folder, false)")
+        ->type_name("BOOL");
+    app.option_defaults()->group("Tasks");
+    app.add_option("--task", options_.tasks, join(task_names(), ", ") + "; ruler stands for RULER's (may be repeated)")
+        ->expected(1)
+        ->take_all()
+        ->type_name("NAME");
+    add_numbers(app, "--lengths", options_.lengths,
+                "lengths of prompts in tokens, such as 512,1024 (default: the longest rows of the training)");
+    add_numbers(app, "--depths", percents_,
+                "where in the prompt lies what is asked for, in percent (default: 0,25,50,75,100)");
+    app.add_option("--trials", options_.trials, "prompts at each length and depth (default: 10)");
+    app.add_option("--seed", options_.seed, "seed of the prompts (default: 1)");
+    app.add_option("--haystack", options_.haystack, "a text in which needles are hidden (default: synthetic)")
+        ->type_name("FILE");
+    app.add_option("--needle", options_.needles,
+                   "for the task needle, a sentence with {key} and {value} (may be repeated)")
+        ->expected(1)
+        ->take_all()
+        ->type_name("TEXT");
+    app.add_flag("--generate", options_.generate,
+                 "also decode an answer to each prompt, with kernel auto, and say what of it is right");
+    app.option_defaults()->group("Results");
+    app.add_option("--json", json_, "file to write all numbers to")->type_name("FILE");
+    app.add_option("--pictures", pictures_,
+                   "folder to write perplexity.svg, perplexity-in-documents.svg and a picture of each task to")
+        ->type_name("FOLDER");
+    app.add_option("--label", label_, "what pictures call this model (default: MODEL)");
+    app.add_option("--beside", beside_,
+                   "LABEL=FILE: draw the losses that an earlier --json FILE holds beside these (may be repeated)")
+        ->expected(1)
+        ->take_all()
+        ->type_name("LABEL=FILE");
+    app.option_defaults()->group("Attention");
+    app.add_option("--pattern", options_.attention.pattern,
+                   "which keys a query sees, in all layers: { kind = ..., ... } with " + pattern_kinds() +
+                       " (default: the model's own)");
+    app.add_option("--device", device_, "auto (default: GPUs if there is one for each rank), cpu or cuda");
+    app.add_option("--kernel", options_.attention.kernel,
+                   "auto (default), cpu, reference, efficient, cudnn, flash2 or flash3");
+    app.option_defaults()->group("Ranks");
+    app.add_flag("--sharded", options_.sharded,
+                 "each rank keeps a part of the weights, and gathers those of a layer when it needs them");
+    app.add_option("--layout", options_.attention.layout,
+                   "how positions are divided among ranks: zigzag (default), contiguous or striped");
+    app.add_option("--schedule", options_.attention.schedule, "auto (default), ring, all-gather or group-cast");
+    app.add_option("--timeout", options_.timeout, "seconds that a communication may take (default: 300)");
+    app.footer(
+        "Example (after `./annulus launch -n 2 train configs/quickstart.toml`):\n"
+        "  ./annulus launch -n 2 evaluate quickstart --data held-out --task copy --pictures pictures");
+  }
+
+  void check() override {
+    index_of_name(device_, {"auto", "cpu", "cuda"}, "device", "--device");
+    index_of_name(options_.dtype, model_dtypes(), "dtype", "--dtype");
+    if (options_.dtype == "fp64") {
+      if (device_ == "cuda") {
+        throw Error(ErrorKind::kUsage, "evaluate", "--dtype fp64 computes on CPUs only: leave --device cuda out");
+      }
+      device_ = "cpu";
+    }
+    if (!percents_.empty()) {
+      options_.depths.clear();
+      for (const int64_t percent : percents_) options_.depths.push_back(static_cast<double>(percent) / 100);
+    }
+    check_options(options_);
+    for (const std::string& one : beside_) {
+      const size_t at = one.find('=');
+      if (at == std::string::npos || at == 0 || at + 1 == one.size()) {
+        throw Error(ErrorKind::kUsage, "evaluate", "--beside " + one + " should be LABEL=FILE");
+      }
+    }
+    if (!json_.empty()) require_output("evaluate", "--json " + json_, json_);
+  }
+
+  std::string device() const override { return device_; }
+
+  int run() override {
+    install_interrupt_handlers();
+    Job job = start_job({{"command", shell_quote(command_arguments())}});
+    ReportedOnce tokenizer;
+    std::shared_ptr<TokenizerProcess> process;
+    options_.tokenizer = [&](const std::string& folder) -> EvaluationOptions::Encode {
+      process = tokenizer.call([&] { return std::make_shared<TokenizerProcess>(folder); });
+      return [&](const std::string& text) {
+        return tokenizer.call([&] { return process->encode(text, /*beginning=*/true); });
+      };
+    };
+    options_.make_table = [&](const std::string& folder) {
+      return tokenizer.call([&] { return make_token_table(folder); });
+    };
+    std::optional<EvaluationJob> evaluation;
+    std::vector<LabelledResults> runs;
+    job.run_together({"evaluate, checking the model and the data", 0}, [&] {
+      if (job.rank == 0) {
+        runs = read_beside();
+        make_folder();
+      }
+      evaluation.emplace(options_, job.size);
+    });
+    job.require_agreement(evaluation->fields(), {"evaluate, comparing the model and the data", 0});
+    const DeviceChoice choice = choose_devices(job, device_);
+    const std::shared_ptr<Communicator> gpus = connect_devices(job, choice);
+    EvaluationResults results;
+    try {
+      evaluation->run(gpus ? *gpus : *job.world, job.local_size, choice.device, results);
+    } catch (const Error& error) {
+      // What has been measured before is not lost.
+      if (job.rank == 0 && (!results.sources.empty() || !results.cells.empty())) write(results, std::move(runs));
+      tokenizer.rethrow(error);
+    }
+    job.run_together({"evaluate, writing the results", 0}, [&] {
+      if (job.rank == 0) write(results, std::move(runs));
+    });
+    return results.stopped ? interrupt_exit_code() : 0;
+  }
+
+ private:
+  std::vector<LabelledResults> read_beside() const {
+    std::vector<LabelledResults> runs;
+    for (const std::string& one : beside_) {
+      const size_t at = one.find('=');
+      const std::string file = one.substr(at + 1);
+      runs.push_back({one.substr(0, at), results_of_json(read_small_file("evaluate", file), file)});
+    }
+    return runs;
+  }
+
+  void make_folder() const {
+    if (pictures_.empty()) return;
+    std::error_code error;
+    std::filesystem::create_directories(pictures_, error);
+    if (error) throw Error(ErrorKind::kResource, "evaluate", "--pictures " + pictures_ + ": " + error.message());
+    require_output("evaluate", "--pictures " + pictures_, pictures_ + "/perplexity.svg");
+  }
+
+  // `runs` are drawn beside these results.
+  void write(const EvaluationResults& results, std::vector<LabelledResults> runs) const {
+    std::printf("%s", evaluation_table(results).c_str());
+    std::fflush(stdout);
+    FileSystem& files = FileSystem::real();
+    if (!json_.empty()) write_atomically(files, json_, evaluation_json(results));
+    if (pictures_.empty()) return;
+    const auto picture = [&](const std::string& name, const std::string& svg) {
+      write_atomically(files, pictures_ + "/" + name + ".svg", svg);
+    };
+    const std::string label = !label_.empty() || runs.empty() ? label_ : options_.model;
+    runs.push_back({label, results});
+    if (!results.sources.empty()) {
+      picture("perplexity", perplexity_svg(runs));
+      picture("perplexity-in-documents", perplexity_svg(runs, PositionIn::kDocument));
+    }
+    for (const std::string& task : evaluated_tasks(results)) {
+      picture(task, task_svg(runs.back(), task));
+      if (options_.generate) picture(task + "-decoded", task_svg(runs.back(), task, TaskScore::kGenerated));
+    }
+  }
+
+  EvaluationOptions options_;
+  std::vector<int64_t> percents_;
+  std::vector<std::string> beside_;
+  std::string device_ = "auto", json_, pictures_, label_;
+};
+
+}  // namespace
+
+std::unique_ptr<Subcommand> make_evaluate_subcommand() { return std::make_unique<EvaluateSubcommand>(); }
+
+}  // namespace annulus

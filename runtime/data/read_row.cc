@@ -1,0 +1,49 @@
+// See read_row.h.
+#include "runtime/data/read_row.h"
+
+#include <algorithm>
+#include <string>
+
+#include "runtime/data/shards/refuse.h"
+
+namespace annulus {
+
+void read_row(const Corpus& corpus, const std::vector<Piece>& pieces, const std::vector<Span>& positions,
+              const TokenRules& rules, int64_t* tokens, int64_t* targets) {
+  const auto read_from = [&](int64_t first, const Span& of, int64_t* to) {
+    corpus.read(first, of.count, to, of.stride);
+    if (rules.vocab == 0) return;
+    const int64_t* beyond = std::find_if(to, to + of.count, [&](int64_t id) { return id >= rules.vocab; });
+    if (beyond == to + of.count) return;
+    refuse_data(corpus.where(first + (beyond - to) * of.stride) + " is the id " + std::to_string(*beyond) +
+                ", beyond model.vocab = " + std::to_string(rules.vocab) +
+                ": check that the file has this tokenizer, format and width");
+  };
+  std::vector<int64_t> both;  // the tokens of a piece and the one that follows them
+  for (const Span& span : positions) {
+    std::fill_n(tokens, span.count, 0);
+    std::fill_n(targets, span.count, kNoTarget);
+    int64_t begin = 0;  // of the piece in the row
+    for (const Piece& piece : pieces) {
+      const Span own = span.clip(begin, begin + piece.count - 1);
+      if (!own.empty()) {
+        const int64_t first = piece.token + own.begin - begin, at = span.index_of(own.begin);
+        if (own.stride == 1) {  // neighbouring positions: each target but the last is also the next token
+          both.resize(static_cast<size_t>(own.count) + 1);
+          read_from(first, {0, 1, own.count + 1}, both.data());
+          std::copy_n(both.begin(), own.count, tokens + at);
+          std::copy_n(both.begin() + 1, own.count, targets + at);
+        } else {
+          read_from(first, own, tokens + at);
+          read_from(first + 1, own, targets + at);
+        }
+      }
+      begin += piece.count;
+    }
+    for (const int64_t ignored : rules.ignore) std::replace(targets, targets + span.count, ignored, kNoTarget);
+    tokens += span.count;
+    targets += span.count;
+  }
+}
+
+}  // namespace annulus
