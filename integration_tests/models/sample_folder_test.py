@@ -46,8 +46,9 @@ class SampleFolder(cli.CliTest):
                 chosen.append(int(best.indices[0]))
         return chosen
 
-    def test_text_matches_transformers(self):
-        for name in models.CONFIGS:
+    def compare_texts(self, names):
+        """Compares the text of each model with that of transformers, on one rank and over several."""
+        for name in names:
             model = models.make(name)
             folder = models.save(model, self.path(name.replace(" ", "_")))
             tokenizer = models.tokenizer(folder)
@@ -55,8 +56,16 @@ class SampleFolder(cli.CliTest):
             chosen = self.greedy(model, ids, 60)
             self.assertGreater(len(chosen), 8, name)
             wanted = tokenizer.decode(ids + chosen)
-            got = self.sample(folder, "--prompt", PROMPT, "--temperature", "0", "--tokens", str(len(chosen)))
-            self.assertEqual(got, wanted, name)
+            words = ("sample", folder, "--prompt", PROMPT, "--temperature", "0", "--tokens", str(len(chosen)))
+            for ranks, more in [((), ()), (("launch", "-n", "2"), ()), (("launch", "-n", "4"), ("--sharded",))]:
+                code, got, err = self.annulus(*ranks, *words, *more, ANNULUS_SCRIPT=self.script)
+                self.assertEqual((code, got), (0, wanted), f"{name}, {ranks}: {err}")
+
+    def test_text_of_llamas_matches_transformers(self):
+        self.compare_texts(models.LLAMAS)
+
+    def test_text_of_other_families_matches_transformers(self):
+        self.compare_texts(models.OTHERS)
 
     def test_refuses_ids_beyond_the_models_vocabulary(self):
         config = models.CONFIGS["llama 2"]
