@@ -81,7 +81,7 @@ TEST_F(TokenizerProcessTest, SendsAndReceivesAtTheSameTime) {
 }
 
 TEST_F(TokenizerProcessTest, EndsTheProcessWhateverItDoes) {
-  counted_script("trap '' INT TERM HUP; echo '[1]'; exec sleep 60");
+  counted_script("trap '' INT TERM HUP; echo '[1]'; exec tail --pid=$PPID -f /dev/null");
   {
     TokenizerProcess process("t");
     EXPECT_EQ(process.encode("", false), Ids{1});
@@ -144,7 +144,7 @@ bool is_interrupted() {
 }
 
 TEST_F(TokenizerProcessTest, InterruptionEndsTheProcessAndTheWait) {
-  script("kill -INT $PPID; exec sleep 60");
+  script("kill -INT $PPID; exec tail --pid=$PPID -f /dev/null");
   EXPECT_EXIT(exit_if(is_interrupted), ::testing::ExitedWithCode(0), "");
 }
 
