@@ -11,6 +11,7 @@
 #include <numeric>
 #include <string_view>
 
+#include "attention/oracle/rounding.h"
 #include "common/error.h"
 #include "common/splitmix64.h"
 #include "memory/charge.h"
@@ -25,19 +26,6 @@ namespace {
 constexpr int64_t kChunk = 256;
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
-
-double unit_roundoff(at::ScalarType type) {
-  switch (type) {
-    case at::kDouble:
-      return 0x1p-53;
-    case at::kHalf:
-      return 0x1p-11;
-    case at::kBFloat16:
-      return 0x1p-8;
-    default:
-      return 0x1p-24;
-  }
-}
 
 }  // namespace
 
