@@ -164,7 +164,7 @@ TEST(Kept, FilesOfTheRepositoryCanBeRead) {
     EXPECT_EQ(kept_path("benchmarks/results", kept.machine.isa), path);
     for (const BenchRatio& r : kept.ratios) EXPECT_TRUE(r.invalid.empty()) << path << ": " << r.name;
   }
-  if (files == 0) GTEST_SKIP() << "no ratios are kept yet";
+  EXPECT_GE(files, 1);
 }
 
 }  // namespace
