@@ -1,4 +1,4 @@
-// The checks of one host. See host_checks.h; docs/how-to/clusters.md has a table of these checks.
+// The checks of one host. See host_checks.h; docs/how-to/clusters.md lists these checks.
 #include "launcher/doctor/host_checks.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // The checks of a host's processors, and of the threads that compute on them. See host_checks.h;
-// docs/how-to/clusters.md has a table of these checks.
+// docs/how-to/clusters.md lists these checks.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
