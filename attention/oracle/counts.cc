@@ -160,6 +160,19 @@ Count blocks(const BlocksSpec& b, bool causal, const AttentionShape& shape, cons
   };
 }
 
+// Walks from the query's node to its root by parents, for the node that has the key.
+Count tree(const TreeSpec& tree) {
+  std::vector<std::vector<int64_t>> nodes;  // of each batch row: the node of each token
+  for (const std::vector<int64_t>& lengths : tree.lengths) nodes.push_back(numbers_of(lengths));
+  return [nodes, parents = tree.parents](int64_t batch, int64_t, int64_t query, int64_t key) -> int64_t {
+    const size_t row = nodes.size() == 1 ? 0 : static_cast<size_t>(batch);
+    const int64_t of_key = nodes[row][static_cast<size_t>(key)];
+    int64_t node = nodes[row][static_cast<size_t>(query)];
+    while (node != -1 && node != of_key) node = parents[row][static_cast<size_t>(node)];
+    return node != -1 && key <= query;
+  };
+}
+
 Count unrestricted(const PatternSpec& spec, bool causal, const AttentionShape& shape, const Selecting& from) {
   switch (spec.kind) {
     case PatternSpec::Kind::kFull:
@@ -173,6 +186,8 @@ Count unrestricted(const PatternSpec& spec, bool causal, const AttentionShape& s
       return dilated(spec.dilated, shape);
     case PatternSpec::Kind::kBlocks:
       return blocks(spec.blocks, causal, shape, from);
+    case PatternSpec::Kind::kTree:
+      return tree(spec.tree);
     case PatternSpec::Kind::kUnion: {
       std::vector<Count> members;
       for (const PatternSpec& member : spec.members) {

@@ -31,7 +31,7 @@ Count count_of(const PatternSpec& spec, const AttentionShape& shape, const at::T
 
 // The counts of single queries and keys of a long problem: of slices, those alone are looked at that contain the query
 // or the key. Made in O(length + slices), as is a function that it returns for a pattern with slices; one call of such
-// a function takes O(1) for every other kind. Raises the errors of the first count_of().
+// a function takes O(depth) for a tree and O(1) for every other kind. Raises the errors of the first count_of().
 class RowCounts {
  public:
   RowCounts(const PatternSpec& spec, const AttentionShape& shape);

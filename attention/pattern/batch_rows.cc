@@ -22,7 +22,7 @@ BlockMap rows_of(const BlockMap& map, int64_t first, int64_t count) {
 
 PatternSpec of_batch_rows(PatternSpec spec, int64_t first, int64_t count) {
   for (PatternSpec& member : spec.members) member = of_batch_rows(std::move(member), first, count);
-  for (auto* lists : {&spec.documents, &spec.key_documents}) {
+  for (auto* lists : {&spec.documents, &spec.key_documents, &spec.tree.lengths, &spec.tree.parents}) {
     if (lists->size() > 1) *lists = {lists->begin() + first, lists->begin() + first + count};
   }
   if (spec.kind == PatternSpec::Kind::kBlocks && spec.blocks.given && spec.blocks.given->batch > count) {

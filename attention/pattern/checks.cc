@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "attention/pattern/spec_names.h"
+#include "attention/pattern/tree.h"
 #include "common/error.h"
 #include "common/text.h"
 
@@ -90,6 +91,20 @@ std::string fault_of(const std::vector<std::vector<int64_t>>& lists, std::string
   return "";
 }
 
+std::string fault_of(const TreeSpec& tree) {
+  if (tree.lengths.empty() || tree.lengths.size() != tree.parents.size()) {
+    return "\"lengths\" and \"parents\" of a tree are one list each for all batch rows, or one for each of them; got " +
+           counted(static_cast<int64_t>(tree.lengths.size()), "list") + " of lengths and " +
+           std::to_string(tree.parents.size()) + " of parents";
+  }
+  for (size_t row = 0; row < tree.lengths.size(); ++row) {
+    const std::string fault = tree_fault(tree.lengths[row], tree.parents[row]);
+    if (fault.empty()) continue;
+    return (tree.lengths.size() > 1 ? "batch row " + std::to_string(row) + ": " : "") + fault;
+  }
+  return "";
+}
+
 std::string fault_of(const PatternSpec& spec, int depth) {
   if (depth > kDeepest) return "unions may be nested " + str(kDeepest) + " deep, but not deeper";
   std::string fault;
@@ -108,6 +123,9 @@ std::string fault_of(const PatternSpec& spec, int depth) {
       break;
     case PatternSpec::Kind::kBlocks:
       fault = fault_of(spec.blocks);
+      break;
+    case PatternSpec::Kind::kTree:
+      fault = fault_of(spec.tree);
       break;
     case PatternSpec::Kind::kSlices:
       for (const Slice& slice : spec.slices) {
@@ -133,8 +151,8 @@ std::string fault_of(const PatternSpec& spec, int depth) {
   return fault;
 }
 
-// Checks the documents of the queries or of the keys: one list for all batch rows or one for each of them, with lengths
-// that add up to `length`.
+// Checks the documents of the queries or of the keys, or the nodes of trees: one list for all batch rows or one for
+// each of them, with lengths that add up to `length`.
 void check_documents(const std::vector<std::vector<int64_t>>& lists, std::string_view name, int64_t length,
                      const AttentionShape& shape) {
   if (lists.size() != 1 && static_cast<int64_t>(lists.size()) != shape.batch) {
@@ -146,7 +164,7 @@ void check_documents(const std::vector<std::vector<int64_t>>& lists, std::string
     for (const int64_t n : lists[row]) sum += n;
     if (sum == length) continue;
     refuse_plan("\"" + std::string(name) + "\" of batch row " + std::to_string(row) + " must add up to the " +
-                counted(length, name == "documents" ? "query" : "key") + ", but add up to " + str(sum));
+                counted(length, name == "key_documents" ? "key" : "query") + ", but add up to " + str(sum));
   }
 }
 
@@ -233,10 +251,20 @@ void check_slices(const PatternSpec& spec, const AttentionShape& shape) {
   }
 }
 
+void check_tree(const TreeSpec& tree, const AttentionShape& shape) {
+  if (shape.q_len != shape.k_len || shape.query_offset != 0) {
+    refuse_plan("a tree has its queries as keys, so there must be as many keys as queries and no query offset; got " +
+                counted(shape.q_len, "query") + ", " + counted(shape.k_len, "key") + " and the offset " +
+                str(shape.query_offset));
+  }
+  check_documents(tree.lengths, "lengths", shape.q_len, shape);
+}
+
 void check_shape(const PatternSpec& spec, const AttentionShape& shape) {
   check_documents(spec, shape);
   for (const PatternSpec& member : spec.members) check_shape(member, shape);
   if (spec.kind == PatternSpec::Kind::kBlocks) check_blocks(spec.blocks, shape);
+  if (spec.kind == PatternSpec::Kind::kTree) check_tree(spec.tree, shape);
   if (spec.kind == PatternSpec::Kind::kSlices) check_slices(spec, shape);
   if (spec.kind != PatternSpec::Kind::kDilated) return;
   if (shape.q_len != shape.k_len) {

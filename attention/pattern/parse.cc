@@ -83,9 +83,10 @@ struct Key {
 
 PatternSpec read_pattern(const toml::table& table, const std::string& where, int depth);
 
-std::vector<std::vector<int64_t>> read_documents(const Value& value) {
+// One list of `numbers` for all batch rows, or one for each of them.
+std::vector<std::vector<int64_t>> read_lists(const Value& value, const std::string& numbers, const char* example) {
   const std::string what =
-      "a list of lengths for all batch rows, as in [700, 1348], or a list of such lists, one for each";
+      "a list of " + numbers + "s for all batch rows, as in " + example + ", or a list of such lists, one for each";
   const toml::array& list = value.list(what);
   std::vector<std::vector<int64_t>> rows;
   if (!list.empty() && list.front().is_array()) {
@@ -97,9 +98,13 @@ std::vector<std::vector<int64_t>> read_documents(const Value& value) {
     rows.push_back(value.wholes());
   }
   for (const std::vector<int64_t>& row : rows) {
-    if (row.empty()) value.refuse(what + ", each of at least one length");
+    if (row.empty()) value.refuse(what + ", each of at least one " + numbers);
   }
   return rows;
+}
+
+std::vector<std::vector<int64_t>> read_documents(const Value& value) {
+  return read_lists(value, "length", "[700, 1348]");
 }
 
 Slice read_slice(const toml::table& table, const std::string& where) {
@@ -203,6 +208,11 @@ const std::vector<KindName>& kinds() {
          }},
         {"block", false, [](const Value& v, PatternSpec& s) { s.blocks.block = v.whole(); }}}},
       {Kind::kFull, "documents", {}},
+      {Kind::kTree,
+       "tree",
+       {{"lengths", true, [](const Value& v, PatternSpec& s) { s.tree.lengths = read_documents(v); }},
+        {"parents", true,
+         [](const Value& v, PatternSpec& s) { s.tree.parents = read_lists(v, "parent", "[-1, 0, 0]"); }}}},
       {Kind::kUnion, "union", {{"of", true, read_members}}},
       {Kind::kSlices, "slices", {{"slices", true, read_slices}}},
   };
@@ -308,10 +318,11 @@ PatternSpec read_pattern(const toml::table& table, const std::string& where, int
 
 namespace {
 
-// Gives a window the one form of what text() writes alike: one that ends with the query is causal by itself, and one
-// without bounds is the kind that it equals. Members of unions, too.
+// Gives what text() writes alike one form: a window that ends with the query, and a tree, are causal by themselves, and
+// a window without bounds is the kind that it equals. Members of unions, too.
 void normalize(PatternSpec& spec) {
   for (PatternSpec& member : spec.members) normalize(member);
+  if (spec.kind == PatternSpec::Kind::kTree) spec.causal = false;
   if (spec.kind != PatternSpec::Kind::kWindow) return;
   const bool past = spec.causal || spec.right == 0;
   if (spec.left == PatternSpec::kOpen && (past || spec.right == PatternSpec::kOpen)) {

@@ -1,4 +1,5 @@
-// Makes slices from specs; see pattern.h. Dilated attention, block maps and the restrictions have files of their own.
+// Makes slices from specs; see pattern.h. Dilated attention, block maps, trees and the restrictions have files of their
+// own.
 #include "attention/pattern/pattern.h"
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include "attention/pattern/dilated.h"
 #include "attention/pattern/restrict.h"
 #include "attention/pattern/spec_names.h"
+#include "attention/pattern/tree.h"
 #include "common/checksum.h"
 #include "common/splitmix64.h"
 
@@ -63,6 +65,9 @@ std::vector<Slice> slices_of(const PatternSpec& spec, const AttentionShape& shap
     case PatternSpec::Kind::kBlocks:
       append_blocks(block_map_of(spec, shape), shape, slices);
       break;
+    case PatternSpec::Kind::kTree:
+      append_tree(spec.tree, shape, slices);
+      break;
     case PatternSpec::Kind::kUnion:
       for (const PatternSpec& member : spec.members) {
         const std::vector<Slice> part = slices_of(member, shape);
@@ -114,7 +119,7 @@ int64_t PatternSpec::bytes(bool maps) const {
                                     (dilated.segment_lengths.size() + dilated.dilation_rates.size()) * sizeof(int64_t));
   if (maps && blocks.given) bytes += blocks.given->bytes();
   for (const PatternSpec& member : members) bytes += member.bytes(maps);
-  for (const auto* rows : {&documents, &key_documents}) {
+  for (const auto* rows : {&documents, &key_documents, &tree.lengths, &tree.parents}) {
     for (const auto& row : *rows) bytes += static_cast<int64_t>(sizeof row + row.size() * sizeof(int64_t));
   }
   return bytes;
@@ -135,7 +140,7 @@ uint64_t PatternSpec::hash() const {
   mix(blocks.map), mix(blocks.block), mix(blocks.window_blocks), mix_all(blocks.digest);
   for (const PatternSpec& member : members) mix(member.hash());
   mix_all(slices);
-  for (const auto* rows : {&documents, &key_documents}) {
+  for (const auto* rows : {&documents, &key_documents, &tree.lengths, &tree.parents}) {
     for (const std::vector<int64_t>& row : *rows) mix_all(row);
   }
   return hash;

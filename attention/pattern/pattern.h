@@ -102,10 +102,19 @@ struct BlocksSpec {
 // Returns the spec of a map made by a program, and computes the digest by which texts, caches and ranks identify it.
 BlocksSpec given_map(std::shared_ptr<const BlockMap> map);
 
+// Prefix trees: a row of the batch holds the nodes of one or more trees in depth-first order, and a token sees those
+// before it on the path from its root (docs/explanation/attention.md). rollouts.h makes trees, positions and targets.
+struct TreeSpec {
+  std::vector<std::vector<int64_t>> lengths;  // tokens of each node: one list for all batch rows or one for each
+  std::vector<std::vector<int64_t>> parents;  // of each node its parent's index in the list; -1: a root
+
+  friend bool operator==(const TreeSpec&, const TreeSpec&) = default;
+};
+
 // A pattern as the user wrote it. text() is its canonical form, which ranks compare by its digest: equal patterns have
 // equal texts, and patterns with equal texts count the same pairs.
 struct PatternSpec {
-  enum class Kind { kFull, kWindow, kDilated, kBlocks, kUnion, kSlices };
+  enum class Kind { kFull, kWindow, kDilated, kBlocks, kTree, kUnion, kSlices };
   static constexpr int64_t kOpen = -1;  // an unbounded side of a window, as in other libraries
   Kind kind = Kind::kFull;
   bool causal = false;  // restricts any kind to key position <= query position; kind "causal" is kFull with `causal`
@@ -113,6 +122,7 @@ struct PatternSpec {
   int64_t right = 0;    //         to query + right, with kOpen to the last; both inclusive
   DilatedSpec dilated;
   BlocksSpec blocks;
+  TreeSpec tree;
   std::vector<PatternSpec> members;  // union: counts are added
   std::vector<Slice> slices;         // slices, unchanged: for programs and to reproduce failures
   // Packed sequences: the document lengths of each batch row, or one list for all rows; empty: no documents. They

@@ -117,6 +117,14 @@ Size size_of_dilated(const DilatedSpec& spec, const AttentionShape& shape) {
   return size;
 }
 
+Size size_of_tree(const TreeSpec& spec, const AttentionShape& shape) {
+  // A border between documents cuts the keys of one node at most, and each part has keys of its own.
+  Size size{0, 1, static_cast<double>(shape.q_len)};
+  for (const auto& row : spec.lengths) size.slices = std::max(size.slices, static_cast<double>(row.size()));
+  if (spec.lengths.size() > 1) size.batches = static_cast<double>(shape.batch);
+  return size;
+}
+
 Size size_of(const PatternSpec& spec, const AttentionShape& shape) {
   Size size{1, 1, static_cast<double>(shape.q_len)};  // full, window
   switch (spec.kind) {
@@ -128,6 +136,9 @@ Size size_of(const PatternSpec& spec, const AttentionShape& shape) {
       break;
     case PatternSpec::Kind::kBlocks:
       size = size_of_blocks(spec.blocks, shape);
+      break;
+    case PatternSpec::Kind::kTree:
+      size = size_of_tree(spec.tree, shape);
       break;
     case PatternSpec::Kind::kUnion:
       size = {};

@@ -90,6 +90,10 @@ std::string PatternSpec::text() const {
     case Kind::kBlocks:
       text += "\"blocks\"" + text_of(blocks);
       break;
+    case Kind::kTree:
+      causal_said = true;  // a tree is causal by itself
+      text += "\"tree\", lengths = " + text_of(tree.lengths) + ", parents = " + text_of(tree.parents);
+      break;
     case Kind::kUnion:
       text += "\"union\", of = " + list_text(members, [](const PatternSpec& member) { return member.text(); });
       break;

@@ -42,6 +42,16 @@ BlocksSpec any_blocks(const AttentionShape& shape) {
   return b;
 }
 
+std::vector<int64_t> any_parents(size_t nodes) {
+  std::vector<int64_t> parents, open = {-1};  // the node before with its ancestors, and -1 for a root
+  for (size_t i = 0; i < nodes; ++i) {
+    open.resize(static_cast<size_t>(any(1, static_cast<int64_t>(open.size()))));
+    parents.push_back(open.back());
+    open.push_back(static_cast<int64_t>(i));
+  }
+  return parents;
+}
+
 Span any_span(int64_t length) {
   const int64_t stride = *rc::gen::element<int64_t>(1, 1, 1, 2, 3), begin = any(0, std::max<int64_t>(0, length - 1));
   return {begin, stride, length == 0 ? 0 : any(1, (length - begin - 1) / stride + 1)};
@@ -54,10 +64,18 @@ std::vector<std::vector<int64_t>> any_lists(const AttentionShape& shape, int64_t
   return lists;
 }
 
+TreeSpec any_tree(const AttentionShape& shape) {
+  TreeSpec tree;
+  tree.lengths = any_lists(shape, shape.q_len, any(1, 9));
+  for (const std::vector<int64_t>& lengths : tree.lengths) tree.parents.push_back(any_parents(lengths.size()));
+  return tree;
+}
+
 PatternSpec any_member(const AttentionShape& shape, int depth) {
   PatternSpec spec;
   std::vector<Kind> kinds = {Kind::kFull, Kind::kWindow, Kind::kSlices};
   if (shape.q_len == shape.k_len) kinds.insert(kinds.end(), {Kind::kDilated, Kind::kDilated});
+  if (shape.q_len == shape.k_len && shape.query_offset == 0) kinds.insert(kinds.end(), {Kind::kTree, Kind::kTree});
   if (shape.query_offset % 16 == 0) kinds.insert(kinds.end(), {Kind::kBlocks, Kind::kBlocks});
   if (depth < 2) kinds.push_back(Kind::kUnion);
   spec.kind = *rc::gen::elementOf(kinds);
@@ -74,6 +92,9 @@ PatternSpec any_member(const AttentionShape& shape, int depth) {
       break;
     case Kind::kBlocks:
       spec.blocks = any_blocks(shape);
+      break;
+    case Kind::kTree:
+      spec.tree = any_tree(shape);
       break;
     case Kind::kUnion:
       for (int64_t i = any(1, 3); i > 0; --i) spec.members.push_back(any_member(shape, depth + 1));

@@ -145,6 +145,8 @@ TEST(Pattern, TextOfEveryKeyRoundTrips) {
            "{ kind = \"blocks\", map = \"adaptive\", block = 128, keep = 8, query = \"first\", causal = true }",
            "{ kind = \"blocks\", map = \"file\", block = 128, file = \"a \\\"b\\\" \\\\ c\\u0009.safetensors\", "
            "digest = \"00ff\" }",
+           "{ kind = \"tree\", lengths = [2, 3, 0, 4], parents = [-1, 0, 0, -1] }",
+           "{ kind = \"tree\", lengths = [[2, 3], [5]], parents = [[-1, 0], [-1]], documents = [4, 1] }",
            "{ kind = \"union\", of = [{ kind = \"causal\" }, { kind = \"window\", left = 1, right = 2 }], causal = "
            "true }",
            "{ kind = \"slices\", slices = [{ queries = [0, 1, 8], keys = [1, 2, 3] }, { queries = [0, 1, 8], keys = "
@@ -185,6 +187,8 @@ TEST(Pattern, EquivalentSpellingsHaveOneText) {
   EXPECT_EQ(spec("{ kind = \"window\", left = 5, right = 0, causal = true }"),
             spec("{ kind = \"window\", left = 5, right = 0 }"));
   EXPECT_EQ(spec("{ kind = \"window\", left = -1, right = 0 }"), causal_pattern());
+  EXPECT_EQ(spec("{ kind = \"tree\", lengths = [[5]], parents = [[-1]], causal = true }"),
+            spec("{ kind = \"tree\", lengths = [5], parents = [-1] }"));
   EXPECT_EQ(spec("{ kind = \"union\", of = [{ kind = \"window\", left = -1, right = -1 }] }"),
             spec("{ kind = \"union\", of = [{ kind = \"full\" }] }"));
 }
@@ -205,6 +209,12 @@ TEST(Pattern, TakesFewSlices) {
                       "[1, 2, 4, 6, 12] }",
                       shape),
             size_t{32 + 16 * 2 + 8 * 4 + 4 * 6 + 2 * 12});
+  // One for each node; rows with equal trees share them, and a node without tokens has none.
+  EXPECT_EQ(slices_of("{ kind = \"tree\", lengths = [65000, 500, 0, 36], parents = [-1, 0, 0, 2] }", shape), 3u);
+  EXPECT_EQ(slices_of("{ kind = \"tree\", lengths = [[65535, 1], [65535, 1]], parents = [[-1, 0], [-1, 0]] }", shape),
+            2u);
+  EXPECT_EQ(slices_of("{ kind = \"tree\", lengths = [[65535, 1], [65535, 1]], parents = [[-1, 0], [-1, -1]] }", shape),
+            4u);
   EXPECT_EQ(slices_of("{ kind = \"dilated\", segment_lengths = [1000000], dilation_rates = [1] }", shape), 1u);
   EXPECT_EQ(slices_of("{ kind = \"dilated\", segment_lengths = [65536], dilation_rates = [1000] }", shape), 12u);
   EXPECT_EQ(slices_of(blocks + "\"local\", window_blocks = 3 }", shape), 512u);
@@ -219,6 +229,19 @@ TEST(Pattern, TakesFewSlices) {
             size_t{512 * 4});
 }
 
+TEST(Pattern, BatchRowsKeepTheirOwnTrees) {
+  const PatternSpec spec = parse_pattern(
+      "{ kind = \"union\", of = [{ kind = \"tree\", lengths = [[5], [2, 3], [1, 4]], parents = [[-1], [-1, 0], [-1, "
+      "-1]] }, "
+      "{ kind = \"tree\", lengths = [4, 1], parents = [-1, 0] }] }",
+      "");
+  EXPECT_EQ(of_batch_rows(spec, 1, 2).text(),
+            "{ kind = \"union\", of = [{ kind = \"tree\", lengths = [[2, 3], [1, 4]], parents = [[-1, 0], [-1, -1]] }, "
+            "{ kind = \"tree\", lengths = [4, 1], parents = [-1, 0] }] }");
+  EXPECT_NE(of_batch_rows(spec, 1, 1).hash(), of_batch_rows(spec, 2, 1).hash());
+  EXPECT_GT(spec.bytes(), of_batch_rows(spec, 1, 1).bytes());
+}
+
 TEST(Pattern, WindowsMayBeOpenOnEitherSide) {
   const AttentionShape shape{1, 1, 1, 9, 12, 3};
   const auto pairs = [&](const std::string& text) { return count_pairs(make_pattern(parse_pattern(text, ""), shape)); };
@@ -230,6 +253,32 @@ TEST(Pattern, WindowsMayBeOpenOnEitherSide) {
   EXPECT_EQ(pairs(window + "left = 1, right = -1 }"), pairs(window + "left = 1, right = 11 }"));
   EXPECT_EQ(pairs(window + "left = 0, right = -1, documents = [4, 5], key_documents = [7, 5] }"),
             (4 + 3 + 2 + 1) + (5 + 4 + 3 + 2 + 1));
+}
+
+// Both ways in which libraries write slices: each kind of MagiAttention's, for 4 queries and 6 keys.
+TEST(Pattern, SlicesHaveEveryKindOfBand) {
+  const auto picture = [](const std::string& band) {
+    const Pattern pattern = make_pattern(
+        parse_pattern("{ kind = \"slices\", slices = [{ queries = [0, 1, 4], keys = [0, 1, 6]" + band + " }] }", ""),
+        {1, 1, 1, 4, 6, 0});
+    const Slice& slice = pattern.slices.at(0);
+    std::vector<std::string> rows;
+    for (int64_t q = 0; q < 4; ++q) {
+      rows.emplace_back();
+      for (int64_t k = 0; k < 6; ++k) rows.back() += slice.band.contains(q, k) ? '#' : '.';
+    }
+    EXPECT_EQ(
+        difference(parse_pattern(
+                       "{ kind = \"slices\", slices = [{ queries = [0, 1, 4], keys = [0, 1, 6]" + band + " }] }", ""),
+                   {1, 1, 1, 4, 6, 0}),
+        "");
+    return rows;
+  };
+  using Rows = std::vector<std::string>;
+  EXPECT_EQ(picture(""), (Rows{"######", "######", "######", "######"}));          // full
+  EXPECT_EQ(picture(", hi = 2"), (Rows{"###...", "####..", "#####.", "######"}));  // causal: the last query sees all
+  EXPECT_EQ(picture(", lo = 0"), (Rows{"######", ".#####", "..####", "...###"}));  // inverse causal
+  EXPECT_EQ(picture(", lo = 0, hi = 2"), (Rows{"###...", ".###..", "..###.", "...###"}));  // bi-causal
 }
 
 TEST(Pattern, CountsPairsOfHugeShapes) {

@@ -64,6 +64,22 @@ TEST(Pattern, RefusesInvalidPatterns) {
       {"{ kind = \"documents\", documents = [5, -1] }", "at least 0, got -1"},
       {"{ kind = \"documents\", documents = [1099511627776, 1] }", "over 2^40"},
       {"{ kind = \"full\", key_documents = [5] }", "needs \"documents\""},
+      {"{ kind = \"tree\", lengths = [3] }", "\"parents\" is missing"},
+      {"{ kind = \"tree\", lengths = [], parents = [] }", "each of at least one length"},
+      {"{ kind = \"tree\", lengths = [3], parents = [[]] }", "as in [-1, 0, 0], or a list of such lists"},
+      {"{ kind = \"tree\", lengths = [3, 4], parents = [-1] }", "got 2 lengths and 1 parent"},
+      {"{ kind = \"tree\", lengths = [[3], [3]], parents = [-1] }", "got 2 lists of lengths and 1 of parents"},
+      {"{ kind = \"tree\", lengths = [3, -4], parents = [-1, 0] }", "node 1 of a tree must have a length"},
+      {"{ kind = \"tree\", lengths = [1099511627776, 1], parents = [-1, 0] }", "over 2^40"},
+      {"{ kind = \"tree\", lengths = [1, 1], parents = [0, -1] }",
+       "node 0 of a tree cannot have the parent 0: the first node is a root, which has the parent -1"},
+      {"{ kind = \"tree\", lengths = [1, 1, 1], parents = [-1, 2, 0] }",
+       "node 1 of a tree cannot have the parent 2, which comes after it: nodes are in depth-first order, so its parent "
+       "is node 0, an ancestor of that node, or -1 for a root"},
+      {"{ kind = \"tree\", lengths = [1, 1], parents = [-1, -2] }", "node 1 of a tree cannot have the parent -2"},
+      {"{ kind = \"tree\", lengths = [1, 1, 1, 1], parents = [-1, 0, 0, 1] }",
+       "node 3 of a tree cannot have the parent 1: nodes are in depth-first order, so its parent is node 2"},
+      {"{ kind = \"tree\", lengths = [[2], [1, 1]], parents = [[-1], [-1, 1]] }", "batch row 1: node 1 of a tree"},
       {"{ kind = \"union\", of = [] }", "needs members"},
       {"{ kind = \"union\", of = [{ kind = \"ful\" }] }", "member 1: unknown kind"},
       {"{ kind = \"bigbird\" }", "map = \"bigbird\""},
@@ -118,6 +134,14 @@ TEST(Pattern, RefusesPatternsThatDoNotFitTheShape) {
        {1, 1, 1, 11, 12, 0},
        "2 documents of queries and 1 of keys"},
       {"{ kind = \"documents\", documents = [[5], [5], [5]] }", {2, 1, 1, 5, 5, 0}, "one for each of the 2, got 3"},
+      {"{ kind = \"tree\", lengths = [5], parents = [-1] }", {1, 1, 1, 6, 6, 0}, "6 queries, but add up to 5"},
+      {"{ kind = \"tree\", lengths = [5], parents = [-1] }",
+       {1, 1, 1, 5, 6, 0},
+       "got 5 queries, 6 keys and the offset 0"},
+      {"{ kind = \"tree\", lengths = [5], parents = [-1] }", {1, 1, 1, 5, 5, 1}, "5 keys and the offset 1"},
+      {"{ kind = \"tree\", lengths = [[5], [5], [5]], parents = [[-1], [-1], [-1]] }",
+       {2, 1, 1, 5, 5, 0},
+       "one for each of the 2, got 3"},
       {"{ kind = \"blocks\", map = \"local\", window_blocks = 1, block = 16 }",
        {1, 1, 1, 32, 32, 8},
        "multiple of them, got 8"},
@@ -202,6 +226,13 @@ TEST(Pattern, RefusesTooManySlicesBeforeMakingThem) {
                         documents + " }",
                     {1, 1 << 14, 1, 1 << 14, 1 << 14, 0}),
             "taken");
+
+  // Documents cut the nodes of a tree, however deep it is, at each border once.
+  std::string chain = "[-1";
+  for (int i = 0; i < 4095; ++i) chain += ", " + std::to_string(i);
+  const std::string tree = "{ kind = \"tree\", lengths = " + documents + ", parents = " + chain + "]";
+  EXPECT_EQ(outcome(tree + ", documents = " + documents + " }", {1 << 11, 1, 1, 1 << 14, 1 << 14, 0}), "taken");
+  EXPECT_EQ(outcome(tree + ", documents = [" + each + "] }", rows), "taken");
 
   // 2^22 query blocks for each of 2^24 heads.
   EXPECT_THAT(outcome("{ kind = \"blocks\", map = \"bigbird\", block = 16, window_blocks = 1, global_blocks = 0, "
