@@ -20,7 +20,13 @@ struct Selecting {
   const at::Tensor *q = nullptr, *k = nullptr;
 };
 
-Count count_within(const PatternSpec& spec, bool causal, const AttentionShape& shape, const Selecting& from);
+using Lists = std::vector<std::vector<int64_t>>;
+
+// The documents of the keys of the nearest pattern around that has documents; none: the row is one.
+const Lists kWholeRows;
+
+Count count_within(const PatternSpec& spec, bool causal, const AttentionShape& shape, const Selecting& from,
+                   const Lists& parts = kWholeRows);
 
 // The number of the segment or block of length n that contains x, and the index of x in it.
 int64_t part_of(int64_t x, int64_t n) { return x >= 0 ? x / n : -((n - 1 - x) / n); }
@@ -160,6 +166,26 @@ Count blocks(const BlocksSpec& b, bool causal, const AttentionShape& shape, cons
   };
 }
 
+// A window, and the first keys of each part of its row: later queries see them, and all do if no side is causal.
+Count window(const PatternSpec& spec, bool causal, const AttentionShape& shape, const Lists& parts) {
+  Lists places;  // of each key its place in its part
+  for (const std::vector<int64_t>& lengths : parts) {
+    places.emplace_back();
+    for (const int64_t length : lengths) {
+      for (int64_t i = 0; i < length; ++i) places.back().push_back(i);
+    }
+  }
+  const bool past = causal || spec.right == 0;
+  return [spec, shape, places, past](int64_t batch, int64_t, int64_t query, int64_t key) -> int64_t {
+    const int64_t position = query + shape.query_offset;
+    if ((spec.left == -1 || key >= position - spec.left) && (spec.right == -1 || key <= position + spec.right))
+      return 1;
+    const auto row = static_cast<size_t>(batch);
+    const int64_t place = places.empty() ? key : places[places.size() == 1 ? 0 : row][static_cast<size_t>(key)];
+    return place < spec.sink_tokens && (!past || key <= position);
+  };
+}
+
 // Walks from the query's node to its root by parents, for the node that has the key.
 Count tree(const TreeSpec& tree) {
   std::vector<std::vector<int64_t>> nodes;  // of each batch row: the node of each token
@@ -173,15 +199,13 @@ Count tree(const TreeSpec& tree) {
   };
 }
 
-Count unrestricted(const PatternSpec& spec, bool causal, const AttentionShape& shape, const Selecting& from) {
+Count unrestricted(const PatternSpec& spec, bool causal, const AttentionShape& shape, const Selecting& from,
+                   const Lists& parts) {
   switch (spec.kind) {
     case PatternSpec::Kind::kFull:
       break;
     case PatternSpec::Kind::kWindow:
-      return [spec, shape](int64_t, int64_t, int64_t query, int64_t key) -> int64_t {
-        const int64_t position = query + shape.query_offset;
-        return (spec.left == -1 || key >= position - spec.left) && (spec.right == -1 || key <= position + spec.right);
-      };
+      return window(spec, causal, shape, parts);
     case PatternSpec::Kind::kDilated:
       return dilated(spec.dilated, shape);
     case PatternSpec::Kind::kBlocks:
@@ -191,7 +215,7 @@ Count unrestricted(const PatternSpec& spec, bool causal, const AttentionShape& s
     case PatternSpec::Kind::kUnion: {
       std::vector<Count> members;
       for (const PatternSpec& member : spec.members) {
-        members.push_back(count_within(member, causal, shape, from));
+        members.push_back(count_within(member, causal, shape, from, parts));
       }
       return [members](int64_t batch, int64_t head, int64_t query, int64_t key) {
         int64_t sum = 0;
@@ -214,9 +238,11 @@ Count unrestricted(const PatternSpec& spec, bool causal, const AttentionShape& s
 
 // The count of a pattern within unions of which one or none is causal. That restricts its members, and what their maps
 // draw and select depends on it.
-Count count_within(const PatternSpec& spec, bool causal_around, const AttentionShape& shape, const Selecting& from) {
+Count count_within(const PatternSpec& spec, bool causal_around, const AttentionShape& shape, const Selecting& from,
+                   const Lists& parts_around) {
   const bool causal = causal_around || spec.causal;
-  const Count count = unrestricted(spec, causal, shape, from);
+  const Lists& own = spec.key_documents.empty() ? spec.documents : spec.key_documents;
+  const Count count = unrestricted(spec, causal, shape, from, own.empty() ? parts_around : own);
   const Count together = spec.documents.empty() ? Count() : same_document(spec);
   return [count, together, causal, offset = shape.query_offset](int64_t batch, int64_t head, int64_t query,
                                                                 int64_t key) -> int64_t {

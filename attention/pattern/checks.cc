@@ -117,6 +117,7 @@ std::string fault_of(const PatternSpec& spec, int depth) {
         fault = outside(key, value, 0);
         if (!fault.empty()) fault += "; -1 stands for a side without a bound";
       }
+      if (fault.empty()) fault = outside("sink_tokens", spec.sink_tokens, 0);
       break;
     case PatternSpec::Kind::kDilated:
       fault = fault_of(spec.dilated);

@@ -189,7 +189,8 @@ const std::vector<KindName>& kinds() {
       {Kind::kWindow,
        "window",
        {{"left", true, [](const Value& v, PatternSpec& s) { s.left = v.whole(); }},
-        {"right", true, [](const Value& v, PatternSpec& s) { s.right = v.whole(); }}}},
+        {"right", true, [](const Value& v, PatternSpec& s) { s.right = v.whole(); }},
+        {"sink_tokens", false, [](const Value& v, PatternSpec& s) { s.sink_tokens = v.whole(); }}}},
       {Kind::kDilated,
        "dilated",
        {{"segment_lengths", true, [](const Value& v, PatternSpec& s) { s.dilated.segment_lengths = v.wholes(); }},
@@ -328,7 +329,7 @@ void normalize(PatternSpec& spec) {
   if (spec.left == PatternSpec::kOpen && (past || spec.right == PatternSpec::kOpen)) {
     spec.kind = PatternSpec::Kind::kFull;
     spec.causal = past;
-    spec.left = spec.right = 0;
+    spec.left = spec.right = spec.sink_tokens = 0;
   } else if (spec.right == 0) {
     spec.causal = false;
   }

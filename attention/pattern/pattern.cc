@@ -1,5 +1,5 @@
-// Makes slices from specs; see pattern.h. Dilated attention, block maps, trees and the restrictions have files of their
-// own.
+// Makes slices from specs; see pattern.h. Dilated attention, block maps, trees, sink tokens and the restrictions have
+// files of their own.
 #include "attention/pattern/pattern.h"
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include "attention/pattern/checks.h"
 #include "attention/pattern/dilated.h"
 #include "attention/pattern/restrict.h"
+#include "attention/pattern/sinks.h"
 #include "attention/pattern/spec_names.h"
 #include "attention/pattern/tree.h"
 #include "common/checksum.h"
@@ -48,7 +49,9 @@ BlockMap block_map_of(const PatternSpec& spec, const AttentionShape& shape) {
   return spec.causal ? without_future(*blocks.given, shape) : *blocks.given;
 }
 
-std::vector<Slice> slices_of(const PatternSpec& spec, const AttentionShape& shape) {
+// The slices of a pattern within unions of which `around` is the nearest that has documents; itself if there is none.
+std::vector<Slice> slices_of(const PatternSpec& spec, const AttentionShape& shape, const PatternSpec& around) {
+  const PatternSpec& packed = spec.documents.empty() ? around : spec;
   std::vector<Slice> slices;
   switch (spec.kind) {
     case PatternSpec::Kind::kFull:
@@ -70,7 +73,7 @@ std::vector<Slice> slices_of(const PatternSpec& spec, const AttentionShape& shap
       break;
     case PatternSpec::Kind::kUnion:
       for (const PatternSpec& member : spec.members) {
-        const std::vector<Slice> part = slices_of(member, shape);
+        const std::vector<Slice> part = slices_of(member, shape, packed);
         slices.insert(slices.end(), part.begin(), part.end());
       }
       break;
@@ -84,8 +87,13 @@ std::vector<Slice> slices_of(const PatternSpec& spec, const AttentionShape& shap
   }
   if (spec.causal) restrict_to_past(shape, slices);
   if (!spec.documents.empty()) slices = within_documents(spec, shape, slices);
+  if (spec.kind == PatternSpec::Kind::kWindow) append_sinks(spec, packed, shape, slices);
   std::erase_if(slices, [](const Slice& slice) { return is_empty(slice); });
   return slices;
+}
+
+std::vector<Slice> slices_of(const PatternSpec& spec, const AttentionShape& shape) {
+  return slices_of(spec, shape, spec);
 }
 
 // The pattern in which a map that is not known yet is replaced by all keys for each query.
@@ -135,7 +143,7 @@ uint64_t PatternSpec::hash() const {
   uint64_t hash = 0;
   const auto mix = [&](auto value) { hash = splitmix64(hash ^ static_cast<uint64_t>(value)); };
   const auto mix_all = [&](const auto& values) { mix(hash64(values.data(), values.size() * sizeof *values.data())); };
-  mix(kind), mix(causal), mix(left), mix(right);
+  mix(kind), mix(causal), mix(left), mix(right), mix(sink_tokens);
   mix_all(dilated.segment_lengths), mix_all(dilated.dilation_rates);
   mix(blocks.map), mix(blocks.block), mix(blocks.window_blocks), mix_all(blocks.digest);
   for (const PatternSpec& member : members) mix(member.hash());

@@ -120,6 +120,7 @@ struct PatternSpec {
   bool causal = false;  // restricts any kind to key position <= query position; kind "causal" is kFull with `causal`
   int64_t left = 0;     // window: keys from query - left, with kOpen from the first
   int64_t right = 0;    //         to query + right, with kOpen to the last; both inclusive
+  int64_t sink_tokens = 0;  // window: the first keys of the row, or of the document, which queries see as well
   DilatedSpec dilated;
   BlocksSpec blocks;
   TreeSpec tree;

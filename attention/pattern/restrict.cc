@@ -35,20 +35,27 @@ void restrict_to_past(const AttentionShape& shape, std::vector<Slice>& slices) {
   for (Slice& slice : slices) slice.band.hi = std::min(slice.band.hi, shape.query_offset);
 }
 
-std::vector<Slice> within_documents(const PatternSpec& spec, const AttentionShape& shape,
-                                    const std::vector<Slice>& slices) {
+std::vector<PackedRows> packed_rows(const PatternSpec& spec, const AttentionShape& shape) {
+  if (spec.documents.empty()) return {{Span::range(0, shape.batch), {0, shape.q_len}, {0, shape.k_len}}};
   const Lists& of_queries = spec.documents;
   const Lists& of_keys = spec.key_documents.empty() ? spec.documents : spec.key_documents;
-  std::vector<Slice> parts;
+  std::vector<PackedRows> all;
   const int64_t rows = of_queries.size() == 1 && of_keys.size() == 1 ? 1 : shape.batch;
   for (int64_t row = 0, past = 0; row < rows; row = past) {
-    // Neighbouring rows with the same documents share their slices.
     for (past = row + 1; past < rows && of_row(of_queries, past) == of_row(of_queries, row) &&
                          of_row(of_keys, past) == of_row(of_keys, row);) {
       ++past;
     }
-    const Span batch = rows == 1 ? Span::range(0, shape.batch) : Span::range(row, past);
-    const std::vector<int64_t> queries = bounds_of(of_row(of_queries, row)), keys = bounds_of(of_row(of_keys, row));
+    all.push_back({rows == 1 ? Span::range(0, shape.batch) : Span::range(row, past), bounds_of(of_row(of_queries, row)),
+                   bounds_of(of_row(of_keys, row))});
+  }
+  return all;
+}
+
+std::vector<Slice> within_documents(const PatternSpec& spec, const AttentionShape& shape,
+                                    const std::vector<Slice>& slices) {
+  std::vector<Slice> parts;
+  for (const auto& [batch, queries, keys] : packed_rows(spec, shape)) {
     for (const Slice& slice : slices) {
       Slice part = slice;
       part.batch = intersect(slice.batch, batch);

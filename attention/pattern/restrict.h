@@ -11,6 +11,16 @@ bool is_empty(const Slice& slice);
 // Restricts the slices to pairs with key position <= query position.
 void restrict_to_past(const AttentionShape& shape, std::vector<Slice>& slices);
 
+// Neighbouring rows of the batch that are packed alike, and where their documents of queries and of keys begin, with
+// the end of the last one: document d has the queries [queries[d], queries[d + 1]).
+struct PackedRows {
+  Span batch;
+  std::vector<int64_t> queries, keys;
+};
+
+// Returns all rows of the batch by spec.documents (and spec.key_documents); without documents each row is one.
+std::vector<PackedRows> packed_rows(const PatternSpec& spec, const AttentionShape& shape);
+
 // Returns the parts of the slices that lie within one document of spec.documents (and spec.key_documents). The cost is
 // proportional to the number of parts, plus a search for each slice and each distinct list of documents.
 std::vector<Slice> within_documents(const PatternSpec& spec, const AttentionShape& shape,

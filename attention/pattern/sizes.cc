@@ -129,7 +129,9 @@ Size size_of(const PatternSpec& spec, const AttentionShape& shape) {
   Size size{1, 1, static_cast<double>(shape.q_len)};  // full, window
   switch (spec.kind) {
     case PatternSpec::Kind::kFull:
+      break;
     case PatternSpec::Kind::kWindow:
+      if (spec.sink_tokens > 0) size = {3, 3, 3 * size.queries};  // sink tokens before and after it
       break;
     case PatternSpec::Kind::kDilated:
       size = size_of_dilated(spec.dilated, shape);

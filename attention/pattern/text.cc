@@ -83,6 +83,7 @@ std::string PatternSpec::text() const {
     case Kind::kWindow:
       causal_said = right == 0;
       text += "\"window\", left = " + str(left) + ", right = " + str(right);
+      if (sink_tokens > 0) text += ", sink_tokens = " + str(sink_tokens);
       break;
     case Kind::kDilated:
       text += "\"dilated\"" + text_of(dilated);

@@ -85,7 +85,8 @@ PatternSpec any_member(const AttentionShape& shape, int depth) {
       break;
     case Kind::kWindow:
       spec.left = any(PatternSpec::kOpen, std::max<int64_t>(1, shape.k_len / 2));
-      spec.right = any(PatternSpec::kOpen, std::max<int64_t>(1, shape.k_len / 2));
+      spec.right = one_in(3) ? 0 : any(PatternSpec::kOpen, std::max<int64_t>(1, shape.k_len / 2));
+      if (one_in(2)) spec.sink_tokens = any(0, std::max<int64_t>(1, shape.k_len / 3));
       break;
     case Kind::kDilated:
       spec.dilated = any_dilated(shape, depth > 0);

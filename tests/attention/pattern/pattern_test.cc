@@ -133,6 +133,7 @@ TEST(Pattern, TextOfEveryKeyRoundTrips) {
            "{ kind = \"window\", left = 1023, right = 0 }",
            "{ kind = \"window\", left = 3, right = 4, causal = true, documents = [9] }",
            "{ kind = \"window\", left = -1, right = 4 }",
+           "{ kind = \"window\", left = 1023, right = 0, sink_tokens = 4 }",
            "{ kind = \"dilated\", segment_lengths = [2048, 4096], dilation_rates = [1, 2], offsets = \"groups\", "
            "combine = \"mean\", equal_segments = true }",
            "{ kind = \"blocks\", map = \"local\", block = 64, window_blocks = 2 }",
@@ -181,12 +182,14 @@ TEST(Pattern, EquivalentSpellingsHaveOneText) {
   EXPECT_EQ(window("left = -1, right = 0, documents = [3, 4]"), "{ kind = \"causal\", documents = [3, 4] }");
   EXPECT_EQ(window("left = -1, right = 3, causal = true"), causal_pattern().text());
   EXPECT_EQ(window("left = -1, right = -1"), PatternSpec().text());
+  EXPECT_EQ(window("left = -1, right = 0, sink_tokens = 4"), causal_pattern().text());
+  EXPECT_EQ(window("left = 5, right = 0, sink_tokens = 0"), "{ kind = \"window\", left = 5, right = 0 }");
   EXPECT_EQ(window("left = 5, right = 0, causal = true"), "{ kind = \"window\", left = 5, right = 0 }");
   // Patterns are also equal if their texts are, as exports and caches compare them.
   const auto spec = [](const std::string& text) { return parse_pattern(text, ""); };
   EXPECT_EQ(spec("{ kind = \"window\", left = 5, right = 0, causal = true }"),
             spec("{ kind = \"window\", left = 5, right = 0 }"));
-  EXPECT_EQ(spec("{ kind = \"window\", left = -1, right = 0 }"), causal_pattern());
+  EXPECT_EQ(spec("{ kind = \"window\", left = -1, right = 0, sink_tokens = 2 }"), causal_pattern());
   EXPECT_EQ(spec("{ kind = \"tree\", lengths = [[5]], parents = [[-1]], causal = true }"),
             spec("{ kind = \"tree\", lengths = [5], parents = [-1] }"));
   EXPECT_EQ(spec("{ kind = \"union\", of = [{ kind = \"window\", left = -1, right = -1 }] }"),
@@ -205,6 +208,8 @@ TEST(Pattern, TakesFewSlices) {
   // Each batch row has its own documents, and the window crosses none of their borders.
   EXPECT_EQ(slices_of("{ kind = \"window\", left = 9, right = 0, documents = [[65536], [65500, 36]] }", shape), 3u);
   // LongNet's base setting has a slice for each segment and each offset of a head.
+  EXPECT_EQ(slices_of("{ kind = \"window\", left = 9, right = 0, sink_tokens = 4, documents = [65500, 36] }", shape),
+            4u);
   EXPECT_EQ(slices_of("{ kind = \"dilated\", segment_lengths = [2048, 4096, 8192, 16384, 32768], dilation_rates = "
                       "[1, 2, 4, 6, 12] }",
                       shape),
@@ -227,6 +232,53 @@ TEST(Pattern, TakesFewSlices) {
                                "false }",
                       shape),
             size_t{512 * 4});
+}
+
+TEST(Pattern, SinkTokensAreCountedOnceBesideTheWindow) {
+  const auto picture = [](const std::string& keys, const AttentionShape& shape) {
+    const PatternSpec spec = parse_pattern("{ kind = \"window\", " + keys + " }", "");
+    EXPECT_EQ(difference(spec, shape), "") << keys;
+    const Count count = count_of(spec, shape);
+    std::vector<std::string> rows;
+    for (int64_t q = 0; q < shape.q_len; ++q) {
+      rows.emplace_back();
+      for (int64_t k = 0; k < shape.k_len; ++k) rows.back() += ".123"[count(0, 0, q, k)];
+    }
+    return rows;
+  };
+  using Rows = std::vector<std::string>;
+  const AttentionShape five{1, 1, 1, 5, 5, 0};
+  EXPECT_EQ(picture("left = 1, right = 0, sink_tokens = 2", five), (Rows{"1....", "11...", "111..", "1111.", "11.11"}));
+  // Queries before the window's right side see the sink tokens as well, unless the window is causal.
+  EXPECT_EQ(picture("left = 0, right = 1, sink_tokens = 3", {1, 1, 1, 5, 5, -1}),
+            (Rows{"111..", "111..", "111..", "1111.", "11111"}));
+  EXPECT_EQ(picture("left = 0, right = 1, sink_tokens = 3, causal = true", {1, 1, 1, 5, 5, -1}),
+            (Rows{".....", "1....", "11...", "111..", "1111."}));
+  // Of each document, and of the keys' in cross-attention.
+  EXPECT_EQ(picture("left = 0, right = 0, sink_tokens = 1, documents = [2, 3]", five),
+            (Rows{"1....", "11...", "..1..", "..11.", "..1.1"}));
+  EXPECT_EQ(
+      picture("left = 0, right = 0, sink_tokens = 1, documents = [1, 1], key_documents = [2, 4]", {1, 1, 1, 2, 6, 4}),
+      (Rows{"1.....", "..1..1"}));
+  EXPECT_EQ(picture("left = -1, right = 1, sink_tokens = 4", five),
+            (Rows{"1111.", "1111.", "1111.", "11111", "11111"}));
+}
+
+// Documents of a union are those of a member that has none of its own.
+TEST(Pattern, SinkTokensAreThoseOfTheNearestDocuments) {
+  const AttentionShape shape{2, 1, 1, 9, 9, 0};
+  const std::string window = "{ kind = \"window\", left = 0, right = 0, sink_tokens = 2";
+  const auto parse = [](const std::string& text) { return parse_pattern(text, ""); };
+  const PatternSpec within =
+      parse("{ kind = \"union\", of = [{ kind = \"union\", of = [" + window + " }] }], documents = [[4, 5], [9]] }");
+  const PatternSpec itself = parse(window + ", documents = [[4, 5], [9]] }");
+  const PatternSpec both =
+      parse("{ kind = \"union\", of = [" + window + ", documents = [[4, 5], [9]] }], documents = [6, 3] }");
+  for (const PatternSpec& spec : {within, itself, both}) EXPECT_EQ(difference(spec, shape), "") << spec.text();
+  const auto pairs = [&](const PatternSpec& spec) { return count_pairs(make_pattern(spec, shape)); };
+  EXPECT_EQ(pairs(within), pairs(itself));
+  EXPECT_EQ(pairs(itself), (1 + 2 + 3 + 3) + (1 + 2 + 3 + 3 + 3) + (1 + 2 + 7 * 3));
+  EXPECT_EQ(pairs(both), (1 + 2 + 3 + 3) + (1 + 2) + (1 + 1 + 1) + (1 + 2 + 4 * 3) + (1 + 1 + 1));
 }
 
 TEST(Pattern, BatchRowsKeepTheirOwnTrees) {

@@ -24,6 +24,8 @@ TEST(Pattern, RefusesInvalidPatterns) {
       {"{ kind = \"window\", left = 3 }", "\"right\" is missing"},
       {"{ kind = \"window\", left = -2, right = 0 }",
        "between 0 and 2^40, got -2; -1 stands for a side without a bound"},
+      {"{ kind = \"window\", left = 3, right = 0, sink_tokens = -1 }", "\"sink_tokens\" must be between 0 and 2^40"},
+      {"{ kind = \"causal\", sink_tokens = 4 }", "kind \"causal\" has no key \"sink_tokens\""},
       {"{ kind = \"window\", left = 1.5, right = 0 }", "whole number"},
       {"{ kind = \"full\", causal = 1 }", "true or false"},
       {"{ kind = \"causal\", causal = false }", "use kind = \"full\""},
