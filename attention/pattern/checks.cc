@@ -268,10 +268,6 @@ void check_shape(const PatternSpec& spec, const AttentionShape& shape) {
   if (spec.kind == PatternSpec::Kind::kTree) check_tree(spec.tree, shape);
   if (spec.kind == PatternSpec::Kind::kSlices) check_slices(spec, shape);
   if (spec.kind != PatternSpec::Kind::kDilated) return;
-  if (shape.q_len != shape.k_len) {
-    refuse_plan("dilated attention needs as many keys as queries, got " + counted(shape.q_len, "query") + " and " +
-                counted(shape.k_len, "key") + "; full, causal, window, blocks, slices and documents take both lengths");
-  }
   const int64_t branches = static_cast<int64_t>(spec.dilated.segment_lengths.size());
   if (spec.dilated.combine == DilatedSpec::Combine::kMean && branches > shape.heads) {
     refuse_plan("combine = \"mean\" gives each branch a group of heads: " + counted(shape.heads, "head") +

@@ -181,7 +181,7 @@ struct Pattern {
 };
 
 // Makes the slices. Raises Error(kPlan) if the pattern is invalid for this shape: documents that do not sum to the
-// lengths, Sq != Sk for dilated attention, a block map of another shape, more branches than heads with combine =
+// lengths, a tree with Sq != Sk, a block map of another shape, more branches than heads with combine =
 // "mean", too many slices, or a map that is not yet selected or loaded.
 Pattern make_pattern(const PatternSpec& spec, const AttentionShape& shape);
 

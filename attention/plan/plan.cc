@@ -39,7 +39,7 @@ void require_equal_segments(const PatternSpec& spec, const PlanRequest& request)
   if (spec.kind != PatternSpec::Kind::kDilated || !spec.dilated.equal_segments) return;
   const auto& lengths = spec.dilated.segment_lengths;
   const int64_t unit = request.ranks * *std::max_element(lengths.begin(), lengths.end());
-  const int64_t length = request.shape.q_len;
+  const int64_t length = request.shape.q_len % unit != 0 ? request.shape.q_len : request.shape.k_len;
   if (length % unit == 0) return;
   refuse("equal_segments = true needs a length that is a multiple of ranks x the longest segment, " +
          std::to_string(request.ranks) + " x " + std::to_string(unit / request.ranks) + " = " + std::to_string(unit) +

@@ -17,7 +17,7 @@ bool one_in(int64_t n) { return any(0, n - 1) == n - 1; }
 DilatedSpec any_dilated(const AttentionShape& shape, bool within_union) {
   DilatedSpec d;
   for (int64_t i = any(1, 3); i > 0; --i) {
-    d.segment_lengths.push_back(any(1, std::max<int64_t>(1, shape.q_len + shape.q_len / 2)));
+    d.segment_lengths.push_back(any(1, std::max<int64_t>({1, shape.q_len + shape.q_len / 2, shape.k_len})));
     d.dilation_rates.push_back(any(1, std::min<int64_t>(d.segment_lengths.back(), 7)));
   }
   d.offsets = *rc::gen::element(DilatedSpec::Offsets::kModulo, DilatedSpec::Offsets::kGroups);
@@ -73,8 +73,7 @@ TreeSpec any_tree(const AttentionShape& shape) {
 
 PatternSpec any_member(const AttentionShape& shape, int depth) {
   PatternSpec spec;
-  std::vector<Kind> kinds = {Kind::kFull, Kind::kWindow, Kind::kSlices};
-  if (shape.q_len == shape.k_len) kinds.insert(kinds.end(), {Kind::kDilated, Kind::kDilated});
+  std::vector<Kind> kinds = {Kind::kFull, Kind::kWindow, Kind::kSlices, Kind::kDilated, Kind::kDilated};
   if (shape.q_len == shape.k_len && shape.query_offset == 0) kinds.insert(kinds.end(), {Kind::kTree, Kind::kTree});
   if (shape.query_offset % 16 == 0) kinds.insert(kinds.end(), {Kind::kBlocks, Kind::kBlocks});
   if (depth < 2) kinds.push_back(Kind::kUnion);

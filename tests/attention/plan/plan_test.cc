@@ -486,6 +486,8 @@ TEST(Plan, EqualSegmentsIsEnforced) {
   }
   request.shape.q_len = request.shape.k_len = 128;
   validate(request);
+  request.shape.k_len = 96;
+  EXPECT_THROW(validate(request), Error) << "of the keys as well";
   request.pattern.dilated.equal_segments = false;
   request.shape.q_len = request.shape.k_len = 97;
   EXPECT_NO_THROW(make_program(request, 1));
