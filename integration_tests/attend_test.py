@@ -84,6 +84,18 @@ class AttendTest(cli.CliTest):
         self.attend(0, "--query-offset", "-10")
         self.check(offset=-10)
 
+    def test_queries_are_aligned_by_name(self):
+        for name, offset in (("bottom-right", 16), ("top-left", 0)):
+            self.make(1, 24, 40, 2, 2, 8, "f64")
+            self.attend(2, "--query-offset", name, "--layout", "zigzag", "--backward")
+            self.check(offset=offset)
+        code, out, err = self.annulus("attend", "--random", "queries=24,keys=40", "--query-offset", "bottom-right", "--check",
+                                      "--pattern", "{ kind = 'dilated', segment_lengths = [8, 30], dilation_rates = [1, 3] }")
+        self.assertEqual(code, 0, err)
+        code, _, err = self.annulus("attend", "--random", "queries=24", "--query-offset", "bottom-left")
+        self.assertEqual(code, 2, err)
+        self.assertIn('--query-offset: expected a whole number, "bottom-right" or "top-left", got "bottom-left"', err)
+
     def test_uneven_lengths_and_reference_kernel(self):
         self.make(1, 33, 33, 2, 1, 8, "f32")
         self.attend(4, "--lengths", "1,20,0,12", "--kernel", "reference", "--backward")
@@ -147,7 +159,7 @@ class AttendTest(cli.CliTest):
             code, out, _ = self.annulus(subcommand, "--help")
             self.assertEqual(code, 0)
             said = re.search(r"(?s)--pattern TEXT +(.*?)\n  -", out).group(1)
-            kinds = "full, causal, window, dilated, blocks, documents, union or slices; docs/explanation/attention.md"
+            kinds = "full, causal, window, dilated, blocks, documents, tree, union or slices; docs/explanation/attention.md"
             self.assertIn(kinds, " ".join(said.split()))
 
     def test_errors_leave_no_output(self):

@@ -29,6 +29,15 @@ class PlanTest(cli.CliTest):
         self.assertIn(f"{pairs:,} pairs are counted, {pairs / 1e4:.4g} % of all\n", out)
         self.assertRegex(out, rf"each of {pairs:,} pairs is computed as often as it is counted")
 
+    def test_aligns_queries_by_name(self):
+        args = ["plan", "--json", "--ranks", "2", "--length", "10", "--key-length", "30", "--heads", "1", "--query-offset"]
+        pairs = []
+        for offset in ("bottom-right", "20", "top-left", "0"):
+            code, out, err = self.annulus(*args, offset)
+            self.assertEqual(code, 0, err)
+            pairs.append(json.loads(out)["pairs"])
+        self.assertEqual(pairs, [255, 255, 55, 55])
+
     def test_refuses_invalid_requests_and_says_what_is_possible(self):
         for args, code, part in [
             (["--ranks", "8", "--length", "100", "--heads", "1", "--even"], 4, "multiple of 16"),

@@ -180,6 +180,7 @@ at::Tensor MultiheadAttentionImpl::attend(const at::Tensor& x, const at::Tensor&
                         .k_len = 0,
                         .query_offset = scope.query_offset};
   place_sequence(call.request, parts);
+  call.request.shape = aligned(call.request.shape);
   call.comm = &scope.comm;
   call.kernel = o.kernel;
   if (o.scale != 0) call.scale = o.scale;
@@ -195,7 +196,7 @@ at::Tensor MultiheadAttentionImpl::attend(const at::Tensor& x, const at::Tensor&
       return rotary_table_at(layout.spans[static_cast<size_t>(rank)], offset,
                              {.head_dim = o.head_dim, .theta = o.rotary_base}, x.scalar_type(), x.device());
     };
-    plan.query_rotary = table(query_layout(call.request), scope.query_offset);
+    plan.query_rotary = table(query_layout(call.request), call.request.shape.query_offset);
     plan.key_rotary = table(key_layout(call.request), 0);
   }
   const ProjectionWeights weights{q_proj->weight, q_proj->bias,   k_proj->weight,

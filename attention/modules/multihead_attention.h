@@ -61,7 +61,7 @@ struct AttentionScope {
   Communicator& comm;        // of this call; shared ownership is held until the backward has run
   int64_t step = 0;          // the training step, for dropout
   int64_t first_row = 0;     // the global number of batch row 0, for dropout
-  int64_t query_offset = 0;  // query i has position i + query_offset
+  int64_t query_offset = 0;  // query i has position i + query_offset; may be kBottomRight
   // Packed sequences, as in PatternSpec. If `documents` is empty, the pattern's own documents apply.
   std::vector<std::vector<int64_t>> documents = {};
   std::vector<std::vector<int64_t>> key_documents = {};

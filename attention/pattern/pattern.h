@@ -31,6 +31,17 @@ struct AttentionShape {
   friend bool operator==(const AttentionShape&, const AttentionShape&) = default;
 };
 
+// The query offset k_len - q_len, by which the last query has the position of the last key, where the lengths are not
+// known yet. aligned() replaces it; other functions take a shape only without it.
+constexpr int64_t kBottomRight = -(int64_t{1} << 60);
+
+// Parses a query offset: a whole number, "bottom-right" (kBottomRight) or "top-left" (0). `where` names the source in
+// messages ("--query-offset"). Raises Error(kUsage).
+int64_t parse_query_offset(std::string_view text, std::string_view where);
+
+// Returns the shape with the number that its query offset kBottomRight, if it has that, stands for.
+AttentionShape aligned(AttentionShape shape);
+
 // Raises Error(kPlan) if a size is negative, heads is not a multiple of kv_heads, a length exceeds 2^40, batch or heads
 // exceeds 2^24, or batch * heads * length overflows 64 bits.
 void validate(const AttentionShape& shape);

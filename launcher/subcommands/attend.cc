@@ -45,7 +45,11 @@ class AttendSubcommand : public Subcommand {
                    "which keys a query sees: { kind = ..., ... } with " + pattern_kinds() +
                        "; docs/explanation/attention.md has their keys (default: { kind = \"causal\" })");
     app.add_option("--scale", options_.scale, "factor on q.k (default: 1/sqrt(head size))");
-    app.add_option("--query-offset", options_.query_offset, "query i has the position i + N (default: 0)");
+    app.add_option(
+           "--query-offset", options_.query_offset,
+           "query i has the position i + N (default: 0, which is top-left); bottom-right: the last query has the "
+           "position of the last key")
+        ->type_name("N");
     app.add_option("--device", device_, "auto (default: GPUs if there is one for each rank), cpu or cuda");
     app.add_option("--kernel", options_.kernel, "auto (default), cpu, reference, efficient, cudnn, flash2 or flash3");
     app.option_defaults()->group("Ranks");

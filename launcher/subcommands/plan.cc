@@ -24,7 +24,11 @@ class PlanSubcommand : public Subcommand {
     app.option_defaults()->group("Problem");
     app.add_option("--length", length_, "number of tokens of the whole sequence");
     app.add_option("--key-length", key_length_, "number of keys (default: as many as queries)");
-    app.add_option("--query-offset", request_.shape.query_offset, "query i has the position i + N (default: 0)");
+    app.add_option(
+           "--query-offset", query_offset_,
+           "query i has the position i + N (default: 0, which is top-left); bottom-right: the last query has the "
+           "position of the last key")
+        ->type_name("N");
     app.add_option("--batch", request_.shape.batch, "batch rows (default: 1)");
     app.add_option("--heads", heads_, "query heads (required)");
     app.add_option("--kv-heads", kv_heads_, "kv heads (default: as many as query heads)");
@@ -58,6 +62,8 @@ class PlanSubcommand : public Subcommand {
     request_.pattern = parse_pattern(pattern_, "--pattern");
     request_.layout = parse_layout(layout_.value_or("zigzag"), "--layout");
     request_.schedule = parse_schedule(schedule_, "--schedule");
+    request_.shape.query_offset = parse_query_offset(query_offset_, "--query-offset");
+    request_.shape = aligned(request_.shape);
     if (!request_.uneven_lengths.empty()) request_.layout = LayoutKind::kContiguous;
     require_plannable(request_);
   }
@@ -157,7 +163,7 @@ class PlanSubcommand : public Subcommand {
   std::optional<int64_t> length_, key_length_, heads_, kv_heads_;
   std::optional<std::string> layout_;
   int64_t head_dim_ = 128, element_bytes_ = 2;
-  std::string pattern_ = "{ kind = \"causal\" }", schedule_ = "auto";
+  std::string pattern_ = "{ kind = \"causal\" }", schedule_ = "auto", query_offset_ = "0";
   bool no_proof_ = false, json_ = false;
 };
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ._errors import AnnulusError, errors
 from ._operators import Group, group_name, rank, size
-from ._patterns import Pattern, pattern_text
+from ._patterns import Pattern, QueryOffset, offset_number, pattern_text
 from ._sharding import Cut, Tensors, cut_of, each, positions, settled, shard, unshard
 
 
@@ -38,7 +38,7 @@ def attention(
     step: int = 0,
     layer: int = 0,
     first_row: int = 0,
-    query_offset: int = 0,
+    query_offset: QueryOffset = 0,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Computes exact attention over the ranks of `group`, each of which passes its own rows of the sequence. Collective.
@@ -61,7 +61,8 @@ def attention(
     dropout: the dropout rate of attention probabilities, in [0, 1). Draws depend only on `seed`, `step`, `layer`, the
         global batch row (row 0 is `first_row`), the head and the positions.
     layer: must be the same on all ranks, so that calls of different layers are never mixed up.
-    query_offset: query i has position i + query_offset.
+    query_offset: query i has position i + query_offset. "bottom-right" gives the last query the position of the last key, as
+        other libraries align queries that are fewer than keys; "top-left" is 0.
     return_lse: also returns lse [batch, heads, n], the log-sum-exp (natural logarithm) of a query's scaled scores before
         dropout, -inf for a query without keys. It is fp32, or fp64 for fp64 tensors, and differentiable; with dropout its
         backward raises AnnulusError.
@@ -75,7 +76,7 @@ def attention(
     known = {"sharding": sharding, "q": cut_of(q), "k": cut_of(k), "v": cut_of(v)}
     group, layout = settled(known, group, layout)
     settings = dict(layout=layout or "", schedule=schedule, scale=scale, dropout=dropout, seed=seed, step=step, layer=layer)
-    settings |= dict(first_row=first_row, query_offset=query_offset, group=group_name(group), cu_seqlens=cu_seqlens)
+    settings |= dict(first_row=first_row, query_offset=offset_number(query_offset), group=group_name(group), cu_seqlens=cu_seqlens)
     op = torch.ops.annulus.attention_with_lse if return_lse else torch.ops.annulus.attention
     if torch.compiler.is_compiling():
         return op(q, k, v, pattern_text(pattern), **settings)

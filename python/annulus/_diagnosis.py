@@ -14,7 +14,7 @@ from torch import Tensor
 from . import _library
 from ._errors import errors
 from ._operators import Group, group_name
-from ._patterns import Pattern, pattern_text
+from ._patterns import Pattern, QueryOffset, offset_number, pattern_text
 from ._sharding import chosen_layout
 
 
@@ -30,7 +30,7 @@ def plan(
     element_bytes: int = 2,
     layout: str | None = None,
     schedule: str = "auto",
-    query_offset: int = 0,
+    query_offset: QueryOffset = 0,
     key_length: int | None = None,
     lengths: Sequence[int] | None = None,
     cu_seqlens: Tensor | None = None,
@@ -49,7 +49,7 @@ def plan(
     layout = layout or ("zigzag" if lengths is None else "contiguous")
     given = dict(locals())
     with errors():
-        given["pattern"] = pattern_text(pattern)
+        given |= {"pattern": pattern_text(pattern), "query_offset": offset_number(query_offset)}
         return json.loads(torch.ops.annulus.plan(**given))
 
 
@@ -63,7 +63,7 @@ def plan_ahead(
     group: Group = None,
     layout: str | None = None,
     schedule: str = "auto",
-    query_offset: int = 0,
+    query_offset: QueryOffset = 0,
     key_length: int | None = None,
     lengths: Sequence[int] | None = None,
     cu_seqlens: Tensor | None = None,
@@ -76,7 +76,7 @@ def plan_ahead(
     """
     given = dict(locals())
     with errors():
-        given |= {"pattern": pattern_text(pattern), "group": group_name(group)}
+        given |= {"pattern": pattern_text(pattern), "group": group_name(group), "query_offset": offset_number(query_offset)}
         given["layout"] = chosen_layout(layout, group) if lengths is None else layout or "contiguous"
         torch.ops.annulus.plan_ahead(**given)
 

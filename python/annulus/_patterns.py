@@ -1,13 +1,17 @@
-"""Converts attention patterns to the TOML text that the operators take. Used by _operators.py and _diagnosis.py."""
+"""Converts attention patterns to the TOML text that the operators take, and query offsets to their numbers. Used by _operators.py and _diagnosis.py."""
 
 import numbers
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ._errors import AnnulusError
 
 Pattern = str | Mapping[str, Any]
+QueryOffset = int | Literal["bottom-right", "top-left"]
+
+# What these names stand for; the operators replace the first one (kBottomRight in attention/pattern/pattern.h).
+_OFFSETS = {"bottom-right": -(2**60), "top-left": 0}
 
 # Characters that must be escaped in a TOML string.
 _ESCAPES = {i: f"\\u{i:04x}" for i in (*range(32), 127)} | {ord('"'): '\\"', ord("\\"): "\\\\"}
@@ -72,3 +76,12 @@ def pattern_text(pattern: Pattern) -> str:
             f"[pattern] a pattern must be inline TOML or a mapping of the same keys, but is {type(pattern).__name__}"
         )
     return _table(pattern, "a pattern")
+
+
+def offset_number(query_offset: QueryOffset) -> int:
+    """Returns the operators' number for a query offset. Raises AnnulusError for an unknown name."""
+    if not isinstance(query_offset, str):
+        return query_offset
+    if query_offset not in _OFFSETS:
+        raise AnnulusError(f"[pattern] query_offset must be a whole number, 'bottom-right' or 'top-left', but is {query_offset!r}")
+    return _OFFSETS[query_offset]

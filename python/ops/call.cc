@@ -217,6 +217,7 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
                         .query_offset = settings.query_offset.expect_int()};
   direction.lse_gradient = parts.lse_gradient;
   place_sequence(call.request, parts);
+  call.request.shape = aligned(call.request.shape);
   if (packed) require_end(documents, call.request.shape);  // the same on every rank
   call.request.pattern = std::move(given);
   if (!reads_a_file(call.request.pattern)) return call;

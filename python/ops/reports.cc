@@ -46,12 +46,12 @@ PlanRequest request_of(const std::string& pattern, int64_t length, int64_t ranks
                        std::optional<int64_t> key_length, const std::optional<std::vector<int64_t>>& lengths,
                        const std::optional<at::Tensor>& cu_seqlens, bool keep) {
   PlanRequest request;
-  request.shape = {.batch = batch,
-                   .heads = heads,
-                   .kv_heads = kv_heads == 0 ? heads : kv_heads,
-                   .q_len = length,
-                   .k_len = key_length.value_or(length),
-                   .query_offset = query_offset};
+  request.shape = aligned({.batch = batch,
+                           .heads = heads,
+                           .kv_heads = kv_heads == 0 ? heads : kv_heads,
+                           .q_len = length,
+                           .k_len = key_length.value_or(length),
+                           .query_offset = query_offset});
   request.layout = parse_layout(layout, "layout");
   request.schedule = parse_schedule(schedule, "schedule");
   require(ranks >= 1 && ranks <= 1 << 20, "ranks must be from 1 to 1048576, but is " + std::to_string(ranks));

@@ -109,6 +109,7 @@ void check_options(const AttendOptions& o) {
     refuse("--lengths gives each rank a contiguous part, and --layout was given as well; leave one of them out");
   }
   parse_schedule(o.schedule, "--schedule");
+  parse_query_offset(o.query_offset, "--query-offset");
   parse_kernel(o.kernel, "--kernel");
   if (o.scale && !(std::isfinite(*o.scale) && *o.scale != 0)) refuse("--scale should be a finite number other than 0");
   if (o.output.empty() && !o.input.empty()) refuse("expected --output FILE, the safetensors file to write");
@@ -131,7 +132,7 @@ AttendJob::AttendJob(const AttendOptions& options, int ranks) : options_(options
     random_ = parse_random_input(options.random, "--random");
     dtype_ = random_->dtype;
     head_dim_ = random_->dim;
-    request_.shape = random_->shape(options.query_offset);
+    request_.shape = aligned(random_->shape(parse_query_offset(options.query_offset, "--query-offset")));
   } else {
     open_input();
   }
@@ -182,7 +183,8 @@ void AttendJob::open_input() {
   if (head_dim_ == 0) {
     throw Error(ErrorKind::kInput, "attend", options_.input + ": q has the head size 0, which should be at least 1");
   }
-  request_.shape = {qs[0], qs[2], ks[2], qs[1], ks[1], options_.query_offset};
+  const int64_t offset = parse_query_offset(options_.query_offset, "--query-offset");
+  request_.shape = aligned({qs[0], qs[2], ks[2], qs[1], ks[1], offset});
 }
 
 void AttendJob::check_tensor(const char* name, const char* expected, const std::vector<int64_t>& shape) const {

@@ -34,10 +34,10 @@ struct AttendOptions {
   std::string schedule = "auto";
   std::string kernel = "auto";
   bool backward = false;
-  std::optional<double> scale;   // default 1 / sqrt(D)
-  int64_t query_offset = 0;      // query i has the position i + query_offset
-  bool even = false;             // refuse lengths that do not give every rank the same share
-  std::vector<int64_t> lengths;  // not empty: contiguous parts of these lengths instead of a layout
+  std::optional<double> scale;     // default 1 / sqrt(D)
+  std::string query_offset = "0";  // query i has the position i + query_offset
+  bool even = false;               // refuse lengths that do not give every rank the same share
+  std::vector<int64_t> lengths;    // not empty: contiguous parts of these lengths instead of a layout
   Dropout dropout = {};
   std::string mask_out;    // the file to write the block map that was used to; empty: none
   bool check = false;      // compare the results with the oracle

@@ -195,6 +195,7 @@ TEST(MultiheadAttention, CrossAttentionEqualsPlainLibTorch) {
   for (const int ranks : {1, 2, 4}) {
     expect_alike(outcome_over(ranks, full, x, memory, dout), plain_outcome(full, x, memory, dout));
     expect_alike(outcome_over(ranks, causal, x, memory, dout, 5), plain_outcome(causal, x, memory, dout, 5));
+    expect_alike(outcome_over(ranks, causal, x, memory, dout, kBottomRight), plain_outcome(causal, x, memory, dout, 5));
   }
   EXPECT_THROW(outcome_over(1, full, x, {}, dout), Error);
 }
