@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests the package annulus in one process: positions of layouts, labels, invalid groups, errors and torch.compile."""
 
+import collections
 import collections.abc
 import inspect
 import os
@@ -44,6 +45,53 @@ class Package(unittest.TestCase):
         self.assertEqual(annulus.shift_labels(labels, documents, ignore=-1).tolist(), [[1, 2, -1, 4, -1, -1]])
         rows = annulus.shift_labels(labels.expand(2, 6), documents)
         self.assertEqual(rows.tolist(), [[1, 2, -100, 4, -100, -100]] * 2)
+
+    def test_queries_are_aligned_by_name(self):
+        torch.manual_seed(4)
+        q, k, v = (torch.randn(1, n, 2, 8, dtype=torch.float64, requires_grad=True) for n in (9, 21, 21))
+        for name, offset in (("bottom-right", 12), ("top-left", 0)):
+            want, got = (annulus.attention(q, k, v, query_offset=value) for value in (offset, name))
+            self.assertTrue(torch.equal(got, want))
+            for a, b in zip(*(torch.autograd.grad(out.sum(), (q, k, v)) for out in (got, want))):
+                self.assertTrue(torch.equal(a, b))
+            plans = [annulus.plan("{ kind = 'causal' }", 9, 2, key_length=21, query_offset=value) for value in (offset, name)]
+            self.assertEqual(plans[0]["request"], plans[1]["request"])
+        with self.assertRaisesRegex(annulus.AnnulusError, "'bottom-right' or 'top-left', but is 'bottom'"):
+            annulus.attention(q, k, v, query_offset="bottom")
+
+    def test_trees_have_each_rollout_as_a_path(self):
+        torch.manual_seed(6)
+        for trial in range(60):
+            rollouts = [torch.randint(1 + trial % 3, (length,)).tolist() for length in torch.randint(9, (1 + trial % 7,))]
+            tree = annulus.Tree.of_rollouts(rollouts)
+            begins = torch.tensor([0, *tree.lengths]).cumsum(0)
+            of_node = [list(range(begins[i], begins[i + 1])) for i in range(len(tree.lengths))]
+            paths = []  # the row indices of each rollout
+            for leaf in tree.leaves.tolist():
+                path, node = [], leaf
+                while node >= 0:
+                    path, node = of_node[node] + path, tree.parents[node]
+                paths.append(path)
+            self.assertEqual([tree.tokens[path].tolist() for path in paths], rollouts)
+            self.assertEqual([tree.positions[path].tolist() for path in paths], [list(range(len(r))) for r in rollouts])
+            self.assertEqual(len(tree.tokens), len({tuple(r[: i + 1]) for r in rollouts for i in range(len(r))}))
+            expected = collections.Counter(pair for path in paths for pair in zip(path, path[1:]))
+            targets = tree.targets()
+            self.assertEqual({(s, t): w for s, t, w in zip(*(part.tolist() for part in targets))}, expected)
+            self.assertEqual(targets.target.tolist(), sorted(targets.target.tolist()))
+            for layout in ("contiguous", "zigzag", "striped"):
+                found = []
+                for rank in range(3):
+                    rows = annulus.positions(len(tree.tokens), layout, rank=rank, size=3)
+                    part = tree.targets(rows)
+                    found += zip(rows[part.source].tolist(), part.target.tolist(), part.weight.tolist())
+                self.assertEqual(sorted(found), sorted((s, t, w) for (s, t), w in expected.items()))
+        with self.assertRaisesRegex(annulus.AnnulusError, "node 2 of a tree cannot have the parent 3, which comes after it"):
+            annulus.Tree([1, 1, 1, 1], [-1, 0, 3, 0])
+        with self.assertRaisesRegex(annulus.AnnulusError, "at least one rollout"):
+            annulus.Tree.of_rollouts([])
+        with self.assertRaisesRegex(annulus.AnnulusError, "rollout 1 must be a list or tensor of whole numbers"):
+            annulus.Tree.of_rollouts([[1], [0.5]])
 
     def test_labels_whose_dtype_cannot_hold_ignore_become_int64(self):
         ids = torch.tensor([[0, 200, 156, 255, 7, 1]])

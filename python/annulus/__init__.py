@@ -15,6 +15,7 @@ from ._library import __version__, load
 from ._operators import all_reduce, rank, size
 from ._ops import Operators
 from ._sharding import positions, shard, shift_labels, unshard
+from ._trees import Tree, TreeTargets
 
 AnnulusError.__module__ = __name__  # the name that users import
 
@@ -22,6 +23,8 @@ __all__ = [
     "AnnulusError",
     "Operators",
     "Sharding",
+    "Tree",
+    "TreeTargets",
     "__version__",
     "all_reduce",
     "attention",

@@ -63,6 +63,15 @@ class Operators(Protocol):
                    lengths: Sequence[int] | None = None, cu_seqlens: Tensor | None = None, keep: bool = True) -> None:
         """Begins to plan a later attention on another thread."""
 
+    def tree_positions(self, lengths: Tensor, parents: Tensor) -> Tensor:
+        """The position of each token of a row of prefix trees. `annulus.Tree` calls these three."""
+
+    def tree_targets(self, lengths: Tensor, parents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns (source, target, weight)."""
+
+    def tree_of_rollouts(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Returns (tokens, lengths, parents, leaves)."""
+
     def stats(self, group: str = "") -> str:
         """What was sent over `group`, and planned, as JSON."""
 
