@@ -36,10 +36,26 @@ PatternSpec packed_documents(int64_t length) {
   return spec;
 }
 
+// Rollouts of one prompt: four beginnings of answers, and four ends of each, together three quarters of the row.
+PatternSpec rollouts(int64_t length) {
+  const int64_t beginning = length / 16, end = length / 32;
+  PatternSpec spec;
+  spec.kind = PatternSpec::Kind::kTree;
+  std::vector<int64_t> lengths = {length - 4 * beginning - 16 * end}, parents = {-1};
+  for (int64_t i = 0; i < 4; ++i) {
+    const auto node = static_cast<int64_t>(lengths.size());
+    lengths.insert(lengths.end(), {beginning, end, end, end, end});
+    parents.insert(parents.end(), {0, node, node, node, node});
+  }
+  spec.tree = {{lengths}, {parents}};
+  return spec;
+}
+
 constexpr const char* kDilated =
     "{ kind = \"dilated\", segment_lengths = [2048, 4096, 8192, 16384], dilation_rates = [1, 2, 4, 8] }";
 constexpr const char* kWindow = "{ kind = \"window\", left = 1023, right = 0 }";
 constexpr const char* kNarrowWindow = "{ kind = \"window\", left = 255, right = 0 }";
+constexpr const char* kSinks = "{ kind = \"window\", left = 1023, right = 0, sink_tokens = 4 }";
 constexpr const char* kBigBird =
     "{ kind = \"blocks\", map = \"bigbird\", block = 128, window_blocks = 1, global_blocks = 1, random_blocks = 3 }";
 constexpr const char* kUnion =
@@ -109,6 +125,8 @@ std::vector<BenchPattern> bench_patterns(const PatternsBenchOptions& options) {
     patterns.push_back({"dilated", parse_pattern(kDilated, "bench"), goal(1.1)});
     patterns.push_back({"window 1024", parse_pattern(kWindow, "bench"), goal(1.12)});
     patterns.push_back({"window 256", parse_pattern(kNarrowWindow, "bench"), goal(1.3)});
+    patterns.push_back({"window 1024, 4 sink tokens", parse_pattern(kSinks, "bench"), goal(1.15)});
+    patterns.push_back({"tree", rollouts(options.length), goal(1.15)});
     patterns.push_back({"causal", causal_pattern(), {}});
     patterns.push_back({"documents", packed_documents(options.length), {}});
     patterns.push_back({"bigbird", parse_pattern(kBigBird, "bench"), {}});

@@ -46,6 +46,11 @@ TEST(BenchPatterns, GoalPatternsHaveTheirStatedShares) {
     if (p.name == "dilated") {
       EXPECT_DOUBLE_EQ(share, (2048 + 4096 / 4. + 8192 / 16. + 16384 / 64.) / 16384);
     }
+    // Each of 16 rollouts has the prompt, a quarter of the row, its beginning and its end.
+    if (p.name == "tree") {
+      const double ends = 16 * 512 * (4096 + 1024 + 513 / 2.), beginnings = 4 * 1024 * (4096 + 1025 / 2.);
+      EXPECT_DOUBLE_EQ(share, (ends + beginnings + 4096 * 4097 / 2.) / (16384. * 16384));
+    }
     if (p.name == "window 256") {
       EXPECT_DOUBLE_EQ(share, (256 * 16384. - 256 * 255 / 2.) / (16384. * 16384));
     }
@@ -54,7 +59,9 @@ TEST(BenchPatterns, GoalPatternsHaveTheirStatedShares) {
                                                                 {"blocks, density 0.1, a map per head", 1.1},
                                                                 {"dilated", 1.1},
                                                                 {"window 1024", 1.12},
-                                                                {"window 256", 1.3}}));
+                                                                {"window 256", 1.3},
+                                                                {"window 1024, 4 sink tokens", 1.15},
+                                                                {"tree", 1.15}}));
 }
 
 TEST(BenchPatterns, UserPatternsReplaceTheListWithoutDuplicates) {

@@ -21,6 +21,12 @@ inline std::vector<std::pair<std::string, std::string>> long_patterns(int64_t le
   const auto n = [](int64_t x) { return std::to_string(x); };
   std::string documents;
   for (int64_t i = 0; i < length / 512; ++i) documents += (i > 0 ? ", " : "") + n(i % 2 == 0 ? 200 : 824);
+  // Trees of a prompt with three answers.
+  std::string lengths, parents;
+  for (int64_t i = 0; i < length / 512; ++i) {
+    lengths += (i > 0 ? ", 512" : "512");
+    parents += (i > 0 ? ", " : "") + n(i % 4 == 0 ? -1 : i - i % 4);
+  }
   // Slices: the even queries see the 64 keys before them, and all see every 4096th key.
   const std::string slices = "[{ queries = [0, 2, " + n(length / 2) + "], keys = [0, 1, " + n(length) +
                              "], lo = -64, hi = 0 }, { queries = [0, 1, " + n(length) + "], keys = [7, 4096, " +
@@ -30,6 +36,8 @@ inline std::vector<std::pair<std::string, std::string>> long_patterns(int64_t le
       {"dilated", "{ kind = 'dilated', segment_lengths = [256, 2048], dilation_rates = [1, 8], causal = true }"},
       {"mean", "{ kind = 'dilated', segment_lengths = [128, 1024], dilation_rates = [1, 8], combine = 'mean' }"},
       {"documents", "{ kind = 'causal', documents = [" + documents + "] }"},
+      {"sinks", "{ kind = 'window', left = 100, right = 0, sink_tokens = 4 }"},
+      {"tree", "{ kind = 'tree', lengths = [" + lengths + "], parents = [" + parents + "] }"},
       {"slices", "{ kind = 'slices', slices = " + slices + " }"},
       {"union",
        "{ kind = 'union', of = [{ kind = 'window', left = 64, right = 0 }, { kind = 'blocks', map = 'dilated', "
