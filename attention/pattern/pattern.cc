@@ -52,12 +52,17 @@ BlockMap block_map_of(const PatternSpec& spec, const AttentionShape& shape) {
 // The slices of a pattern within unions of which `around` is the nearest that has documents; itself if there is none.
 std::vector<Slice> slices_of(const PatternSpec& spec, const AttentionShape& shape, const PatternSpec& around) {
   const PatternSpec& packed = spec.documents.empty() ? around : spec;
+  const bool has_sinks = spec.kind == PatternSpec::Kind::kWindow && spec.sink_tokens > 0;
   std::vector<Slice> slices;
   switch (spec.kind) {
     case PatternSpec::Kind::kFull:
       slices.push_back(whole(shape));
       break;
     case PatternSpec::Kind::kWindow:
+      if (has_sinks) {
+        append_sinks(spec, packed, shape, slices);
+        break;
+      }
       slices.push_back(whole(shape));
       if (spec.left != PatternSpec::kOpen) slices.back().band.lo = shape.query_offset - spec.left;
       if (spec.right != PatternSpec::kOpen) slices.back().band.hi = shape.query_offset + spec.right;
@@ -86,8 +91,7 @@ std::vector<Slice> slices_of(const PatternSpec& spec, const AttentionShape& shap
       break;
   }
   if (spec.causal) restrict_to_past(shape, slices);
-  if (!spec.documents.empty()) slices = within_documents(spec, shape, slices);
-  if (spec.kind == PatternSpec::Kind::kWindow) append_sinks(spec, packed, shape, slices);
+  if (!spec.documents.empty() && !has_sinks) slices = within_documents(spec, shape, slices);
   std::erase_if(slices, [](const Slice& slice) { return is_empty(slice); });
   return slices;
 }

@@ -1,12 +1,13 @@
-// Makes the slices of sink tokens beside a window. Used by pattern.cc.
+// Makes the slices of a window with sink tokens. Used by pattern.cc.
 #pragma once
 
 #include "attention/pattern/pattern.h"
 
 namespace annulus {
 
-// Appends, for a window with sink tokens, their pairs that are outside of the window. The sink tokens are the first
-// keys of each document of `packed`, or of the row if it has no documents. The specs must be valid for the shape.
+// Appends the slices of a window with sink tokens, within the documents of `packed`: the window's own, and the pairs
+// outside of it with sink tokens, which are the first keys of each document, or of the row if there are no documents.
+// The specs must be valid for the shape.
 void append_sinks(const PatternSpec& window, const PatternSpec& packed, const AttentionShape& shape,
                   std::vector<Slice>& slices);
 

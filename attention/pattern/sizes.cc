@@ -131,7 +131,7 @@ Size size_of(const PatternSpec& spec, const AttentionShape& shape) {
     case PatternSpec::Kind::kFull:
       break;
     case PatternSpec::Kind::kWindow:
-      if (spec.sink_tokens > 0) size = {3, 3, 3 * size.queries};  // sink tokens before and after it
+      if (spec.sink_tokens > 0) size = {4, 4, 3 * size.queries};  // the window's two, and before and after it
       break;
     case PatternSpec::Kind::kDilated:
       size = size_of_dilated(spec.dilated, shape);

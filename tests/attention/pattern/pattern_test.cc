@@ -209,7 +209,7 @@ TEST(Pattern, TakesFewSlices) {
   EXPECT_EQ(slices_of("{ kind = \"window\", left = 9, right = 0, documents = [[65536], [65500, 36]] }", shape), 3u);
   // LongNet's base setting has a slice for each segment and each offset of a head.
   EXPECT_EQ(slices_of("{ kind = \"window\", left = 9, right = 0, sink_tokens = 4, documents = [65500, 36] }", shape),
-            4u);
+            6u);
   EXPECT_EQ(slices_of("{ kind = \"dilated\", segment_lengths = [2048, 4096, 8192, 16384, 32768], dilation_rates = "
                       "[1, 2, 4, 6, 12] }",
                       shape),
