@@ -304,9 +304,9 @@ TEST(Attend, RefusesInvalidOptions) {
   refused(
       [](AttendOptions& o) {
         o.random = "queries=20,keys=30";
-        o.pattern = "{ kind = 'dilated', segment_lengths = [8], dilation_rates = [2] }";
+        o.pattern = "{ kind = 'tree', lengths = [20], parents = [-1] }";
       },
-      "dilated", ErrorKind::kPlan);
+      "as many keys as queries", ErrorKind::kPlan);
   refused(
       [](AttendOptions& o) {
         o.pattern = "{ kind = 'blocks', map = 'local', window_blocks = 1 }";
