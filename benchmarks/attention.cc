@@ -26,7 +26,8 @@ constexpr int64_t kHeads = 2;    // kv heads, and query heads except for "groupe
 constexpr int64_t kGrouped = 8;  // query heads of "grouped"
 
 // The masks and their patterns; "blocks" is drawn for each length. "grouped" has four query heads for each kv head, and
-// "dropout" drops a tenth of the pairs.
+// "dropout" drops a tenth of the pairs. "sinks" has a sink for each head, and "softcap" a soft cap of 50, as Gemma 2
+// has; that of "softcap2" is 2, about as large as the scores.
 const std::map<std::string, std::string> kMasks = {
     {"causal", "{ kind = 'causal' }"},
     {"full", "{ kind = 'full' }"},
@@ -36,6 +37,9 @@ const std::map<std::string, std::string> kMasks = {
     {"dilated", "{ kind = 'dilated', segment_lengths = [2048, 4096, 8192], dilation_rates = [1, 2, 4] }"},
     {"blocks", ""},
     {"dropout", "{ kind = 'causal' }"},
+    {"sinks", "{ kind = 'causal' }"},
+    {"softcap", "{ kind = 'causal' }"},
+    {"softcap2", "{ kind = 'causal' }"},
 };
 const std::map<std::string, at::ScalarType> kDtypes = {
     {"fp32", at::kFloat}, {"bf16", at::kBFloat16}, {"fp64", at::kDouble}};
@@ -52,6 +56,7 @@ struct Cell {
   std::string dtype;
 
   std::string name() const { return mask + " " + std::to_string(length) + " x " + std::to_string(dim) + " " + dtype; }
+  bool changes_softmax() const { return mask == "sinks" || mask == "softcap" || mask == "softcap2"; }
   bool dense() const { return mask == "causal" || mask == "full"; }
   int64_t heads() const { return mask == "grouped" ? kGrouped : kHeads; }
   AttentionShape shape() const { return {1, heads(), kHeads, length, length, 0}; }
@@ -72,6 +77,9 @@ std::vector<Cell> usual_cells() {
   }
   cells.push_back({"causal", 16384, 64, "fp32"});
   cells.push_back({"dropout", 4096, 64, "fp32"});
+  for (const char* mask : {"sinks", "softcap"}) {
+    for (const int64_t dim : {64, 128}) cells.push_back({mask, 4096, dim, "fp32"});
+  }
   for (const char* dtype : {"bf16", "fp64"}) {
     cells.push_back({"causal", 1024, 64, dtype});
     cells.push_back({"causal", 4096, 64, dtype});
@@ -95,6 +103,7 @@ struct Costs {
 
 struct Measured {
   Costs ours, theirs, fp32;  // theirs: where LibTorch's operator knows the mask; fp32: where the cell's dtype is bf16
+  Costs plain;               // causal alone, where the cell adds sinks or a soft cap to it
   double pairs = 0;          // the (query, key) pairs that count, of all heads
 };
 
@@ -105,6 +114,10 @@ Measured measure(const Cell& cell, double seconds) {
   call.request.pattern = cell.pattern();
   call.label = "bench attention";
   if (cell.mask == "dropout") call.dropout.rate = 0.1;
+  std::optional<ExecutorCall> plain;
+  if (cell.changes_softmax()) plain.emplace(in, call);
+  call.sinks = cell.mask == "sinks";
+  call.softcap = cell.mask == "softcap" ? 50 : cell.mask == "softcap2" ? 2 : 0;
   ExecutorCall ours(in, call);
   std::optional<ExecutorCall> fp32;
   if (cell.dtype == "bf16") {
@@ -113,15 +126,17 @@ Measured measure(const Cell& cell, double seconds) {
   }
   std::optional<OperatorCall> theirs;
   if (cell.dense()) theirs.emplace(in, cell.mask == "causal");
-  const double sides = 1.0 + theirs.has_value() + fp32.has_value();
+  const double sides = 1.0 + theirs.has_value() + fp32.has_value() + plain.has_value();
   Measured m;
   const double begin = wall_seconds();
   // The first turn does not count: it makes the plan and touches memory for the first time.
   for (int turn = 0; turn < 4 || wall_seconds() - begin < sides * seconds; ++turn) {
     const bool counted = turn > 0, later = turn % 2 > 0;  // what follows LibTorch's call is slower
     if (fp32 && later) m.fp32.take(*fp32, counted);
+    if (plain && later) m.plain.take(*plain, counted);
     m.ours.take(ours, counted);
     if (fp32 && !later) m.fp32.take(*fp32, counted);
+    if (plain && !later) m.plain.take(*plain, counted);
     if (theirs) m.theirs.take(*theirs, counted);
   }
   m.pairs = ours.pairs();
@@ -196,6 +211,13 @@ class AttentionBenchmark : public Benchmark {
           const BenchRatio& ratio = ratios.emplace_back(ratio_of(name + ", over fp32", isa, ours, fp32, 1));
           out << line("%s%.3f times fp32's speed, goal 1: %s", theirs.empty() ? "  " : "; ", least(fp32) / least(ours),
                       met_or_missed(ratio.met()));
+        }
+        if (const std::vector<double>& plain = m.plain.of(back); !plain.empty()) {
+          const bool has_goal = cell.mask != "softcap2";
+          const BenchRatio& ratio = ratios.emplace_back(
+              ratio_of(name + ", over causal", isa, ours, plain, has_goal ? std::optional(1.03) : std::nullopt));
+          out << line("  %.3f times the cost of causal", least(ours) / least(plain));
+          if (has_goal) out << line(", goal 1.03: %s", met_or_missed(ratio.met()));
         }
         if (const std::optional<double> share = share_goal(cell, back)) {
           out << line("; of peak %.2f: %s", *share, met_or_missed(reached / now >= *share));

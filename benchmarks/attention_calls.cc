@@ -27,6 +27,7 @@ AttentionInputs random_inputs(const AttentionShape& s, int64_t head_dim, const a
 ExecutorCall::ExecutorCall(AttentionInputs inputs, AttentionCall call)
     : in_(std::move(inputs)), self_(call.comm == nullptr ? make_self_communicator() : nullptr), call_(std::move(call)) {
   if (self_) call_.comm = self_.get();
+  if (call_.sinks) sinks_ = at::randn({in_.q.size(2)}, in_.q.options().dtype(at::kFloat));
 }
 
 double ExecutorCall::pairs() const {

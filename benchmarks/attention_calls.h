@@ -22,8 +22,9 @@ AttentionInputs random_inputs(const AttentionShape& shape, int64_t head_dim, con
 // rank. Not thread safe.
 class ExecutorCall {
  public:
+  // If call.sinks, it draws them.
   ExecutorCall(AttentionInputs inputs, AttentionCall call);
-  void forward() { output_ = attention_forward(in_.q, in_.k, in_.v, call_, &forward_stats_); }
+  void forward() { output_ = attention_forward(in_.q, in_.k, in_.v, call_, sinks_, &forward_stats_); }
   // Of the last forward.
   void backward() { gradients_ = attention_backward(in_.dout, in_.q, in_.k, in_.v, output_, &backward_stats_); }
   void run() {
@@ -43,6 +44,7 @@ class ExecutorCall {
   const AttentionInputs in_;
   const std::shared_ptr<Communicator> self_;
   AttentionCall call_;
+  at::Tensor sinks_;
   AttentionOutput output_;
   AttentionGradients gradients_;
   AttentionStats forward_stats_, backward_stats_;

@@ -118,6 +118,13 @@ class AttendTest(cli.CliTest):
         self.assertEqual(code, 0, err)
         self.assertIn("check: out", out)
 
+    def test_checks_sinks_and_caps(self):
+        args = ["attend", "--random", "queries=70,heads=4,kv_heads=2,dim=8,seed=3", "--backward", "--sinks", "--softcap", "1.5"]
+        for ranks, check in ((1, []), (3, []), (3, ["rows=1000"])):
+            code, out, err = self.annulus("launch", "-n", str(ranks), *args, "--check", *check)
+            self.assertEqual(code, 0, err)
+            self.assertIn("dsinks", out)
+
     def test_checks_mean_combine_with_inputs_of_a_file(self):
         self.make(1, 50, 50, 4, 2, 8, "f64")
         mean = "{ kind = 'dilated', segment_lengths = [20, 50], dilation_rates = [1, 2], combine = 'mean' }"
@@ -159,7 +166,7 @@ class AttendTest(cli.CliTest):
             code, out, _ = self.annulus(subcommand, "--help")
             self.assertEqual(code, 0)
             said = re.search(r"(?s)--pattern TEXT +(.*?)\n  -", out).group(1)
-            kinds = "full, causal, window, dilated, blocks, documents, tree, union or slices; docs/explanation/attention.md"
+            kinds = "full, causal, window, dilated, blocks, documents, tree, mask, union or slices; docs/explanation/attention.md"
             self.assertIn(kinds, " ".join(said.split()))
 
     def test_errors_leave_no_output(self):

@@ -36,6 +36,12 @@ struct AttentionCall;
 // be wrong; and Error(kComm) if a transfer fails or misses its deadline.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call);
 
+// The same with a learned logit for each query head in the denominator of its softmax, sinks [H] (sinks.h), in which it
+// is differentiable as well; call.sinks need not be set. Each rank's gradient of the sinks is the part of its own
+// queries. As for any weight that all ranks have, the caller adds these parts up over the ranks.
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& sinks,
+                     AttentionCall call);
+
 // The default of AttentionCall::prove: true unless ANNULUS_PROVE is 0. Raises Error(kUsage) if the variable is neither
 // 0 nor 1. If ranks differ in it, the first call raises an error on all of them.
 bool proves_by_default();
@@ -46,6 +52,9 @@ struct AttentionCall {
   Communicator* comm = nullptr;  // must not be null; `attention` shares its ownership until the backward has run
   KernelKind kernel = KernelKind::kAuto;
   std::optional<double> scale;  // the factor of q.k; 1 / sqrt(D) unless given
+  // A soft cap c of the scores, as in Gemma 2: c tanh(scale q.k / c) instead of scale q.k. From 1e-30 to 1e30; 0: none.
+  double softcap = 0;
+  bool sinks = false;  // whether every rank passes sinks
   Dropout dropout;
   std::string label = "attention";  // names the call in error messages: "attention, layer 3"
   // Whether the first call of a request proves its plan before keys and values are sent; later calls find the proof

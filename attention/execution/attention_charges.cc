@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention/execution/select_blocks.h"
+#include "attention/execution/sinks.h"
 #include "attention/plan/traffic.h"
 #include "attention/tiles/tile_views.h"
 
@@ -30,7 +31,7 @@ void count_blocks(const Program& program, CallSize& size) {
 
 Part attention_charges(const PlanRequest& request, const Program* program, int rank, const CallTraits& call,
                        const Kernel& kernel) {
-  const auto [head_dim, type, gpu, dropout] = call;
+  const auto [head_dim, type, gpu, dropout, softcap, sinks] = call;
   const AttentionShape& s = request.shape;
   const PatternSpec& pattern = request.pattern;
   CallSize size{.batch = s.batch,
@@ -42,6 +43,7 @@ Part attention_charges(const PlanRequest& request, const Program* program, int r
                 .blocks = request.ranks,
                 .gathers = pattern.kind != PatternSpec::Kind::kFull || !pattern.documents.empty(),
                 .dropout = dropout,
+                .softcap = softcap,
                 .type = type};
   const int64_t own_keys = size.key_elements();
   if (program) count_blocks(*program, size);
@@ -68,6 +70,13 @@ Part attention_charges(const PlanRequest& request, const Program* program, int r
   charges.push_back(
       {"blocks that travel, and gradients", std::max(gradients, own_keys * wide + results), When::kBackward});
   for (const Charge& charge : kernel.charges(size)) charges.push_back(charge);
+  if (sinks) {
+    const auto bytes = [&](bool of_backward) {
+      return sink_bytes(s.batch * size.queries, s.heads, head_dim, e, wide, of_backward);
+    };
+    charges.push_back({"sinks", bytes(false), When::kForward});
+    charges.push_back({"gradients of sinks", bytes(true), When::kBackward});
+  }
   charges.push_back({"selection of blocks", selection_bytes(request, rank, head_dim, gpu), When::kForward});
   return part;
 }

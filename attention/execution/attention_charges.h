@@ -17,7 +17,8 @@ struct CallTraits {
   int64_t head_dim;
   at::ScalarType type;
   bool gpu;
-  bool dropout;  // whether some pairs are dropped
+  bool dropout;                         // whether some pairs are dropped
+  bool softcap = false, sinks = false;  // whether scores are capped, and softmaxes have sinks
 };
 
 // The part "attention" of a step: the charges in bytes of a call of this rank's program with `kernel`, without q, k, v

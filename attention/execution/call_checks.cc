@@ -22,6 +22,10 @@ void require_fit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
   if (!(call.dropout.rate >= 0 && call.dropout.rate < 1)) {
     refuse(call, "expected a dropout rate of at least 0 and below 1, got " + exact(call.dropout.rate));
   }
+  if (call.softcap != 0 && !(call.softcap >= 1e-30 && call.softcap <= 1e30)) {
+    refuse(call, "expected a soft cap of scores that is positive and finite, from 1e-30 to 1e30, or 0 for none, got " +
+                     exact(call.softcap));
+  }
   const auto expect = [&](const at::Tensor& tensor, const char* name, int64_t rows, int64_t heads) {
     const AttentionShape& shape = request.shape;
     if (tensor.dim() != 4 || tensor.size(0) != shape.batch || tensor.size(1) != rows || tensor.size(2) != heads ||
@@ -47,6 +51,20 @@ void require_fit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
   expect(v, "v", keys, request.shape.kv_heads);
 }
 
+void require_sinks(const at::Tensor& sinks, const at::Tensor& q, const AttentionCall& call) {
+  if (!sinks.defined()) {
+    if (call.sinks) refuse(call, "the call was planned with sinks (AttentionCall::sinks), but no tensor was passed");
+    return;
+  }
+  if (!call.sinks) refuse(call, "sinks were passed to a call that was planned without; set AttentionCall::sinks");
+  const at::Tensor& s = sinks;
+  if (s.dim() != 1 || s.size(0) != q.size(2) || !s.is_floating_point() || s.device() != q.device()) {
+    refuse(call, "expected sinks [" + std::to_string(q.size(2)) + "] of a floating dtype on " + q.device().str() +
+                     ", one for each head of q, got " + list_text(s.sizes()) + " " + toString(s.scalar_type()) +
+                     " on " + s.device().str());
+  }
+}
+
 void require_fit(const at::Tensor& dout, const AttentionOutput& forward, const at::Tensor& q) {
   const AttentionCall& call = forward.call.settings();
   if (!forward.call.plan()) refuse(call, "expected the output of attention_forward, got an output without a plan");
@@ -67,6 +85,7 @@ void require_fit(const at::Tensor& dout, const AttentionOutput& forward, const a
   expect(dout, "dout", q.sizes(), q.scalar_type());
   expect(forward.out, "out", q.sizes(), q.scalar_type());
   expect(forward.lse, "lse", {q.size(0), q.size(2), q.size(1)}, accumulator_type(q.scalar_type()));
+  require_sinks(forward.sinks, q, call);
   if (program.saved < 0) return;
   const int64_t rows = program.buffers[static_cast<size_t>(program.saved)].rows.rows();
   for (const at::Tensor* saved : {&forward.saved_k, &forward.saved_v}) {

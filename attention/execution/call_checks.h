@@ -23,6 +23,8 @@ namespace annulus {
 void require_communicator(const AttentionCall& call);
 // The tensors must be this rank's rows of the request's problem.
 void require_fit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call);
+// The sinks must be one for each head, and given if and only if the call says so.
+void require_sinks(const at::Tensor& sinks, const at::Tensor& q, const AttentionCall& call);
 // dout must be like q, and `forward`, which is planned, what the forward of the same request returned on this rank.
 void require_fit(const at::Tensor& dout, const AttentionOutput& forward, const at::Tensor& q);
 

@@ -15,6 +15,7 @@
 #include "attention/execution/planned_call.h"
 #include "attention/execution/prove.h"
 #include "attention/execution/select_blocks.h"
+#include "attention/execution/sinks.h"
 #include "attention/execution/travelling_blocks.h"
 #include "attention/plan/schedules.h"
 #include "attention/tiles/tile_views.h"
@@ -45,8 +46,12 @@ bool one_block(const Program& program) { return program.request.ranks == 1; }
 // A program whose blocks are selected by q and k runs once, so kernels keep nothing that they make from it.
 KernelCall kernel_call(const at::Tensor& q, const AttentionCall& call, const Program& program) {
   const AttentionShape& shape = program.request.shape;
-  return {scale_of(call, q.size(3)), shape.heads / shape.kv_heads, call.dropout,
-          is_adaptive(call.request.pattern) ? 0 : program.number.value(), one_block(program)};
+  return {.scale = scale_of(call, q.size(3)),
+          .softcap = call.softcap,
+          .group = shape.heads / shape.kv_heads,
+          .dropout = call.dropout,
+          .program = is_adaptive(call.request.pattern) ? 0 : program.number.value(),
+          .at_once = one_block(program)};
 }
 
 struct Execution {
@@ -181,10 +186,16 @@ void report(AttentionStats* stats, const Execution& execution, const Kernel& ker
 
 AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const PlannedCall& planned, AttentionStats* stats) {
+  return attention_forward(q, k, v, planned, at::Tensor(), stats);
+}
+
+AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const PlannedCall& planned, const at::Tensor& sinks, AttentionStats* stats) {
   avoid_wrong_gradients();
   const AttentionCall& call = planned.settings();
   const bool unproved = agree_on(planned, q, std::nullopt, [&] {
     require_fit(q, k, v, call);
+    require_sinks(sinks, q, call);
     return planned.asks_for_proof();
   });
   AttentionOutput result;
@@ -193,14 +204,18 @@ AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, cons
   const bool adaptive = is_adaptive(call.request.pattern);
   result.call = adaptive ? planned.with(select_and_plan(q, k, call)) : planned;
   const Program& program = result.program();
-  const std::unique_ptr<Kernel> kernel = make_kernel(call.kernel, q, call.dropout.rate > 0);
+  const std::unique_ptr<Kernel> kernel = make_kernel(call.kernel, q, call.dropout.rate > 0, call.softcap > 0);
   Execution execution(result.call, "forward", program.forward, k, result.own_keys);
   execution.buffers.put(kOwnKVBuffer, {flat(k), flat(v)});
-  kernel->begin_forward(q, kernel_call(q, call, program));
+  KernelCall of_kernel = kernel_call(q, call, program);
+  if (call.sinks) of_kernel.at_once = false;  // out is rounded after they are added
+  kernel->begin_forward(q, of_kernel);
   execution.run([&](std::span<const Tile> tiles) {
     kernel->forward(execution.block(tiles[0].buffer, tiles[0].block), tiles, execution.poll);
   });
   kernel->finish_forward(result.out, result.lse);
+  if (call.sinks) add_sinks(result.out, result.lse, sinks);
+  result.sinks = sinks;
   result.out = result.out.to(q.scalar_type());
   if (program.saved >= 0) {
     const TensorPair& saved = execution.buffers.get(program.saved);
@@ -220,7 +235,11 @@ AttentionGradients attention_backward(const at::Tensor& dout, const at::Tensor& 
     return false;
   });
   const Program& program = forward.program();
-  const std::unique_ptr<Kernel> kernel = make_kernel(call.kernel, q, call.dropout.rate > 0);
+  at::Tensor dsinks;
+  if (call.sinks) {
+    dsinks = sink_gradients(dout, forward.out, forward.lse, forward.sinks).to(forward.sinks.scalar_type());
+  }
+  const std::unique_ptr<Kernel> kernel = make_kernel(call.kernel, q, call.dropout.rate > 0, call.softcap > 0);
   Execution execution(forward.call, "backward", program.backward, k, forward.own_keys);
   execution.buffers.put(kOwnKVBuffer, {flat(k), flat(v)});
   if (program.saved >= 0) execution.buffers.put(program.saved, {forward.saved_k, forward.saved_v});
@@ -237,7 +256,7 @@ AttentionGradients attention_backward(const at::Tensor& dout, const at::Tensor& 
   const at::ScalarType type = q.scalar_type();
   const TensorPair& home = execution.buffers.get(kOwnGradBuffer);
   AttentionGradients result{kernel->finish_backward().to(type), home.k.view(k.sizes()).to(type),
-                            home.v.view(v.sizes()).to(type)};
+                            home.v.view(v.sizes()).to(type), dsinks};
   report(stats, execution, *kernel);
   return result;
 }

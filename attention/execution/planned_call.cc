@@ -24,6 +24,8 @@ void for_each_term(const AttentionCall& call, const TensorTraits& tensors, Take&
   take("dtype", std::string_view(toString(tensors.dtype)));
   take("head size", tensors.head_dim);
   take("scale", scale_of(call, tensors.head_dim));
+  take("soft cap", call.softcap);
+  take("sinks", std::string_view(call.sinks ? "given" : "none"));
   take("dropout", call.dropout.rate == 0 ? Dropout() : call.dropout);
   take("device", std::string_view(c10::DeviceTypeName(tensors.device)));
   take("kernel", to_string(call.kernel));

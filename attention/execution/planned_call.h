@@ -6,7 +6,8 @@
 // algorithm 4) with the merged out and lse.
 //
 // Shapes, dtypes and thread safety are those of attention.h. lse is [B, H, n], the natural logarithm of the softmax
-// denominators of the scaled scores, -inf for queries without keys, in fp32, or fp64 for fp64 inputs.
+// denominators of the scaled scores, -inf for queries without keys, in fp32, or fp64 for fp64 inputs. It includes sinks
+// (sinks.h): with them it is the sink's logit for queries without keys.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -105,16 +106,19 @@ struct AttentionOutput {
   at::Tensor lse;
   at::Tensor saved_k;  // the keys that the rank held last, [rows, D]; undefined if the plan keeps none
   at::Tensor saved_v;  // the values of the same rows
+  at::Tensor sinks;    // as they were given; undefined without sinks
 
   const Program& program() const { return call.plan()->program; }
   // The same with other tensors: autograd nodes keep them by themselves.
-  AttentionOutput with(const at::Tensor& out, const at::Tensor& lse, const at::Tensor& k, const at::Tensor& v) const {
-    return {call, own_keys, number, out, lse, k, v};
+  AttentionOutput with(const at::Tensor& out, const at::Tensor& lse, const at::Tensor& k, const at::Tensor& v,
+                       const at::Tensor& sinks) const {
+    return {call, own_keys, number, out, lse, k, v, sinks};
   }
 };
 
 struct AttentionGradients {
-  at::Tensor dq, dk, dv;  // with the shapes and dtypes of q, k, v
+  at::Tensor dq, dk, dv;   // with the shapes and dtypes of q, k, v
+  at::Tensor dsinks = {};  // with those of the sinks: the part of this rank's queries; undefined without sinks
 };
 
 // What a call really did on this rank, for tests, metrics and benchmarks. A buffer's tensors count as held for as long
@@ -131,10 +135,13 @@ struct AttentionStats {
   double exposed_seconds = 0;
 };
 
-// Collective. Raises Error(kMismatch) on every rank if plan, dtype, head size, scale, dropout, kernel, device or label
-// differ between ranks, or if they are in the backwards of different calls (neither is compared for calls of
-// plan_calls); Error(kPlan) if the tensors of a rank do not fit the request; Error(kInternal) if the plan turns out to
-// be wrong; and Error(kComm) if a transfer fails or misses its deadline. `stats`, if given, is overwritten.
+// Collective. Raises Error(kMismatch) on every rank if plan, dtype, head size, scale, soft cap, dropout, kernel, device
+// or label differ between ranks, or whether there are sinks, or if they are in the backwards of different calls
+// (neither is compared for calls of plan_calls); Error(kPlan) if the tensors of a rank do not fit the request;
+// Error(kInternal) if the plan turns out to be wrong; and Error(kComm) if a transfer fails or misses its deadline.
+// `sinks` [H] are passed if call.sinks. `stats`, if given, is overwritten.
+AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const PlannedCall& call, const at::Tensor& sinks, AttentionStats* stats = nullptr);
 AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const PlannedCall& call, AttentionStats* stats = nullptr);
 
@@ -144,6 +151,7 @@ AttentionGradients attention_backward(const at::Tensor& dout, const at::Tensor& 
                                       const at::Tensor& v, AttentionOutput forward, AttentionStats* stats = nullptr);
 
 // attention() of attention.h, of a call that may be planned ahead.
-at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const PlannedCall& call);
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const PlannedCall& call,
+                     const at::Tensor& sinks = {});
 
 }  // namespace annulus

@@ -35,6 +35,16 @@ void log_once(const std::string& reason) {
   if (said.insert(reason).second) LOG(INFO) << "attention kernel: " << reason;
 }
 
+// What the operators of libraries leave to dense blocks.
+std::string dense_parts(bool dropout, bool softcap) {
+  if (!dropout && !softcap) return "";
+  return std::string("; ") +
+         (!softcap   ? "dropout falls"
+          : !dropout ? "a soft cap falls"
+                     : "dropout and a soft cap fall") +
+         " back to dense blocks";
+}
+
 }  // namespace
 
 std::string_view to_string(KernelKind kind) { return names()[static_cast<size_t>(kind)]; }
@@ -43,15 +53,15 @@ KernelKind parse_kernel(std::string_view name, std::string_view where) {
   return static_cast<KernelKind>(index_of_name(name, names(), "kernel", where));
 }
 
-KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarType type, int64_t head_dim,
-                           bool dropout) {
+KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarType type, int64_t head_dim, bool dropout,
+                           bool softcap) {
   if (asked == KernelKind::kReference) return {asked, "reference, as asked: dense fp64, slow"};
   if (type != at::kFloat && type != at::kDouble && type != at::kBFloat16 && type != at::kHalf) {
     throw Error(ErrorKind::kUnavailable, "kernel",
                 std::string("no kernel takes ") + c10::toString(type) + "; use fp32, fp64, bf16 or fp16");
   }
   if (device == at::kCUDA && !gpu_abilities().name.empty()) {
-    return choose_gpu_kernel(asked, gpu_abilities(), type, head_dim, dropout);
+    return choose_gpu_kernel(asked, gpu_abilities(), type, head_dim, dropout, softcap);
   }
   if (device != at::kCPU) {
     std::string looked_for;
@@ -66,7 +76,7 @@ KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarTy
   const std::string computes = half ? std::string("; computes ") + c10::toString(type) + " in fp32" : "";
   if (asked == KernelKind::kEfficient) {
     return {asked, "efficient, as asked: LibTorch's flash attention operator on CPU" + computes +
-                       (dropout ? "; dropout falls back to dense blocks" : "")};
+                       dense_parts(dropout, softcap)};
   }
   if (asked != KernelKind::kCpu && asked != KernelKind::kAuto) {
     throw Error(ErrorKind::kUnavailable, "kernel",
@@ -81,7 +91,7 @@ KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarTy
 }
 
 KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::ScalarType type, int64_t head_dim,
-                               bool dropout) {
+                               bool dropout, bool softcap) {
   const bool half = type == at::kBFloat16 || type == at::kHalf;
   const int64_t size = ceil_div(head_dim, 8) * 8;  // the padded size that operators get
   // Why a kernel cannot be used; empty if it can.
@@ -110,7 +120,7 @@ KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::Sc
     return size > most ? "it takes head sizes up to " + std::to_string(most) + " here" : "";
   };
   const std::string inputs = std::string(c10::toString(type)) + ", head size " + std::to_string(head_dim) + ", on " +
-                             gpu.name + (dropout ? "; dropout falls back to dense blocks" : "");
+                             gpu.name + dense_parts(dropout, softcap);
   const auto besides = [&](KernelKind kind) -> std::string {
     if (kind != KernelKind::kCudnn) return "";
     return std::string("; windows, gathered blocks and ever new shapes by ") + (gpu.flash2 ? "flash2" : "efficient");
@@ -131,17 +141,17 @@ KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::Sc
   return {KernelKind::kReference, "reference: dense fp64, slow: " + inputs + passed};
 }
 
-KernelKind planned_kernel(KernelKind asked, at::DeviceType device, at::ScalarType type, int64_t head_dim,
-                          bool dropout) {
+KernelKind planned_kernel(KernelKind asked, at::DeviceType device, at::ScalarType type, int64_t head_dim, bool dropout,
+                          bool softcap) {
   if (device != at::kCUDA || !gpu_abilities().name.empty()) {
-    return choose_kernel(asked, device, type, head_dim, dropout).kind;
+    return choose_kernel(asked, device, type, head_dim, dropout, softcap).kind;
   }
   GpuAbilities gpu;
   gpu.name = "a GPU that is not here";
   gpu.capability = 90;
   gpu.cudnn = kOldestCudnn;
   gpu.flash2 = true;
-  return choose_gpu_kernel(asked, gpu, type, head_dim, dropout).kind;
+  return choose_gpu_kernel(asked, gpu, type, head_dim, dropout, softcap).kind;
 }
 
 std::unique_ptr<Kernel> make_chosen_kernel(KernelKind chosen, at::DeviceType device, at::ScalarType type) {
@@ -164,8 +174,8 @@ std::unique_ptr<Kernel> make_chosen_kernel(KernelKind chosen, at::DeviceType dev
   }
 }
 
-std::unique_ptr<Kernel> make_kernel(KernelKind kind, const at::Tensor& q, bool dropout) {
-  const KernelChoice choice = choose_kernel(kind, q.device().type(), q.scalar_type(), q.size(-1), dropout);
+std::unique_ptr<Kernel> make_kernel(KernelKind kind, const at::Tensor& q, bool dropout, bool softcap) {
+  const KernelChoice choice = choose_kernel(kind, q.device().type(), q.scalar_type(), q.size(-1), dropout, softcap);
   log_once(choice.reason);
   return make_chosen_kernel(choice.kind, q.device().type(), q.scalar_type());
 }

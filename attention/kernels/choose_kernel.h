@@ -34,21 +34,24 @@ struct KernelChoice {
   KernelKind kind = KernelKind::kCpu;  // never kAuto
   std::string reason;                  // one line
 };
-KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarType type, int64_t head_dim,
-                           bool dropout);
+// Dropout and a soft cap of the scores, which no library's operator computes, are left to dense blocks by kernels other
+// than `cpu` and `reference`.
+KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarType type, int64_t head_dim, bool dropout,
+                           bool softcap = false);
 
 // Chooses for a GPU with these abilities, which need not exist (for tests).
 struct GpuAbilities;
 KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::ScalarType type, int64_t head_dim,
-                               bool dropout);
+                               bool dropout, bool softcap = false);
 
 // Returns the kernel that a memory plan assumes. On a machine without a GPU it assumes one with compute capability 9.0
 // and all libraries except FlashAttention 3's package. Raises the errors of choose_kernel.
-KernelKind planned_kernel(KernelKind asked, at::DeviceType device, at::ScalarType type, int64_t head_dim, bool dropout);
+KernelKind planned_kernel(KernelKind asked, at::DeviceType device, at::ScalarType type, int64_t head_dim, bool dropout,
+                          bool softcap = false);
 // Makes a kernel of a kind returned by choose_kernel for this device and dtype of q.
 std::unique_ptr<Kernel> make_chosen_kernel(KernelKind chosen, at::DeviceType device, at::ScalarType type);
 
 // Chooses and makes the kernel for a call with this q, and logs each reason once. Raises the errors of choose_kernel.
-std::unique_ptr<Kernel> make_kernel(KernelKind kind, const at::Tensor& q, bool dropout = false);
+std::unique_ptr<Kernel> make_kernel(KernelKind kind, const at::Tensor& q, bool dropout = false, bool softcap = false);
 
 }  // namespace annulus

@@ -324,7 +324,7 @@ class ComposedKernel : public Kernel {
 
   std::optional<KeyGradients> whole_backward(const KeyBlock& keys, std::span<const Tile> tiles,
                                              const Poll& poll) override {
-    if (call_.dropout.rate > 0) return std::nullopt;
+    if (dense_only()) return std::nullopt;
     const PreparedPointer what = composed(keys, &keys, tiles);
     const Composition& c = what->composition;
     const bool one = c.direct.size() == 1 && c.gathered.empty() && c.dense.empty();
@@ -378,10 +378,13 @@ class ComposedKernel : public Kernel {
     input_.rows = q.size(1), input_.heads = q.size(2), input_.group = call.group;
   }
 
+  // No operator can reproduce the draws of dropout, or cap scores.
+  bool dense_only() const { return call_.dropout.rate > 0 || call_.softcap > 0; }
+
   template <typename Direct, typename Gathered, typename Dense>
   void run(const KeyBlock& keys, const KeyBlock* grads, std::span<const Tile> tiles, const Poll& poll, Direct direct,
            Gathered gather, Dense dense) {
-    if (call_.dropout.rate > 0) {  // no operator can reproduce these draws
+    if (dense_only()) {
       for (const Tile& tile : tiles) dense(tile);
       return;
     }

@@ -4,6 +4,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/zeros.h>
 #include <torch/nn/init.h>
 
 #include <cmath>
@@ -66,6 +67,8 @@ MultiheadAttentionOptions checked(MultiheadAttentionOptions o) {
   require(file.empty(), "the block mask in " + file +
                             " was not read: a module reads no files. Give it read_block_maps(pattern, shape) of "
                             "runtime/tensor_files/block_map_file.h as the pattern (docs/reference/modules.md)");
+  require(o.softcap == 0 || (o.softcap >= 1e-30 && o.softcap <= 1e30),
+          "softcap must be positive and finite, from 1e-30 to 1e30, or 0 for none, but is " + exact(o.softcap));
   require(std::isfinite(o.scale) && std::isfinite(o.norm_eps) && o.norm_eps >= 0,
           "scale and norm_eps must be finite, norm_eps not negative, but are " + exact(o.scale) + " and " +
               exact(o.norm_eps));
@@ -89,7 +92,9 @@ std::string MultiheadAttentionOptions::text() const {
          ", kv_heads = " + std::to_string(kv_heads) + ", head_dim = " + std::to_string(head_dim) +
          ", memory_dim = " + std::to_string(memory_dim) + ", bias = " + (bias ? "true" : "false") +
          ", norm = " + (norm ? "true, norm_eps = " + number(norm_eps) : "false") +
-         ", rotary_base = " + number(rotary_base) + ", scale = " + number(scale) + ", pattern = " + pattern.text();
+         ", rotary_base = " + number(rotary_base) + ", scale = " + number(scale) +
+         (softcap == 0 ? "" : ", softcap = " + number(softcap)) + (learned_sinks ? ", learned_sinks = true" : "") +
+         ", pattern = " + pattern.text();
 }
 
 bool MultiheadAttentionOptions::same_as(const std::string& saved) const {
@@ -124,6 +129,7 @@ void MultiheadAttentionImpl::reset() {
                            torch::nn::LayerNorm(torch::nn::LayerNormOptions({o.heads * o.head_dim}).eps(o.norm_eps)));
   }
   out_proj = linear("out_proj", o.heads * o.head_dim, o.dim);
+  if (o.learned_sinks) sinks = register_parameter("sinks", at::zeros({o.heads}));
 }
 
 at::Tensor MultiheadAttentionImpl::forward(const at::Tensor& x, const AttentionScope& scope) const {
@@ -184,6 +190,8 @@ at::Tensor MultiheadAttentionImpl::attend(const at::Tensor& x, const at::Tensor&
   call.comm = &scope.comm;
   call.kernel = o.kernel;
   if (o.scale != 0) call.scale = o.scale;
+  call.softcap = o.softcap;
+  call.sinks = o.learned_sinks;
   if (is_training()) {
     call.dropout = {
         .rate = o.dropout, .seed = o.seed, .step = scope.step, .layer = o.layer, .first_row = scope.first_row};
@@ -203,10 +211,10 @@ at::Tensor MultiheadAttentionImpl::attend(const at::Tensor& x, const at::Tensor&
                                   k_proj->bias,   v_proj->weight, v_proj->bias};
   at::Tensor out;
   if (o.recompute && at::GradMode::is_enabled()) {
-    out = projected_attention(x, memory, weights, plan, call);
+    out = projected_attention(x, memory, weights, plan, call, sinks);
   } else {
     const Projected p = project(x, memory, weights, plan);
-    out = attention(p.q, p.k, p.v, call);
+    out = o.learned_sinks ? attention(p.q, p.k, p.v, sinks, call) : attention(p.q, p.k, p.v, call);
   }
   out = out.reshape({x.size(0), x.size(1), o.heads * o.head_dim});
   if (o.norm) out = at::layer_norm(out, {out.size(2)}, norm->weight, norm->bias, o.norm_eps);

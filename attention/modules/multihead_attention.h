@@ -1,7 +1,7 @@
 // MultiheadAttention: a torch module for C++ programs, projections and attention() over the ranks of a communicator.
 // Every rank has the same weights and its own positions of the sequence. Constructed directly or by name (factory.h).
 //
-//   x [B, n, dim] -> q, k, v projections -> rotary embedding by global position -> attention over all ranks
+//   x [B, n, dim] -> q, k, v projections -> rotary embedding by global position -> attention over all ranks, with sinks
 //                 -> normalisation, if any -> output projection -> [B, n, dim]
 //
 // Thread safety: forward stores nothing in the module, so threads may share a module, each with its own communicator,
@@ -35,8 +35,10 @@ struct MultiheadAttentionOptions {
   bool bias = true;        // of the four projections
   bool norm = false;       // LayerNorm over all heads, before the output projection
   double norm_eps = 1e-5;
-  double rotary_base = 0;    // base of the rotary embedding's wavelengths, usually 10000; 0: no rotary embedding
-  double scale = 0;          // of the scores; 0: 1 / sqrt(head_dim)
+  double rotary_base = 0;      // base of the rotary embedding's wavelengths, usually 10000; 0: no rotary embedding
+  double scale = 0;            // of the scores; 0: 1 / sqrt(head_dim)
+  double softcap = 0;          // a soft cap of the scores (AttentionCall::softcap); 0: none
+  bool learned_sinks = false;  // a parameter `sinks` [heads]: logits in the softmaxes' denominators, at first 0
   PatternSpec pattern = {};  // full by default; map = "file" must be loaded by read_block_maps (runtime/tensor_files/)
   // The positions of this rank's rows of x and memory, which the module cannot check.
   LayoutKind layout = LayoutKind::kContiguous;
@@ -90,6 +92,7 @@ class MultiheadAttentionImpl final : public torch::nn::Cloneable<MultiheadAttent
 
   torch::nn::Linear q_proj{nullptr}, k_proj{nullptr}, v_proj{nullptr}, out_proj{nullptr};
   torch::nn::LayerNorm norm{nullptr};  // null if there is none
+  at::Tensor sinks;                    // undefined if there are none
 
  private:
   void check_inputs(const at::Tensor& x, const at::Tensor& memory) const;

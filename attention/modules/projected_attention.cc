@@ -45,7 +45,7 @@ at::Tensor divided(const at::Tensor& t, const PatternSpec& pattern) {
   return divisor == 1 ? t : t.div(static_cast<double>(divisor));
 }
 
-constexpr size_t kInputs = 8;  // x, memory and six weights
+constexpr size_t kInputs = 8;  // x, memory and six weights, whose gradients pass through the projections
 
 class ProjectedAttention : public torch::autograd::Function<ProjectedAttention> {
  public:
@@ -53,18 +53,18 @@ class ProjectedAttention : public torch::autograd::Function<ProjectedAttention> 
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const MaybeTensor& memory,
                             const at::Tensor& q, const MaybeTensor& q_bias, const at::Tensor& k,
                             const MaybeTensor& k_bias, const at::Tensor& v, const MaybeTensor& v_bias,
-                            const c10::intrusive_ptr<Held>& held) {
+                            const MaybeTensor& sinks, const c10::intrusive_ptr<Held>& held) {
     const auto plain = [](const MaybeTensor& t) { return t ? *t : at::Tensor(); };
     const ProjectionWeights weights{q, plain(q_bias), k, plain(k_bias), v, plain(v_bias)};
     AttentionOutput result;
     {
       const Projected p = project(x, memory ? *memory : x, weights, held->plan);
-      result = attention_forward(p.q, p.k, p.v, held->output.call);
+      result = attention_forward(p.q, p.k, p.v, held->output.call, plain(sinks));
     }
-    held->output = result.with({}, {}, {}, {});
+    held->output = result.with({}, {}, {}, {}, {});
     held->output.own_keys = Finite::kUnknown;  // the backward computes the keys again
     context->save_for_backward({x, plain(memory), q, plain(q_bias), k, plain(k_bias), v, plain(v_bias), result.out,
-                                result.lse, result.saved_k, result.saved_v});
+                                result.lse, result.saved_k, result.saved_v, plain(sinks)});
     context->saved_data["held"] = c10::IValue::make_capsule(held);
     // If `out` is returned itself, autograd sees that a caller changed it, and the backward refuses.
     return divided(result.out, held->pattern());
@@ -84,7 +84,7 @@ class ProjectedAttention : public torch::autograd::Function<ProjectedAttention> 
     }
     const AttentionGradients d =
         attention_backward(divided(grads[0], held->pattern()), p.q.detach(), p.k.detach(), p.v.detach(),
-                           held->output.with(saved[8], saved[9], saved[10], saved[11]));
+                           held->output.with(saved[8], saved[9], saved[10], saved[11], saved[12]));
     variable_list wanted;
     std::vector<size_t> where;
     size_t edge = 0;  // edge of the node; inputs that were not given have none
@@ -93,7 +93,8 @@ class ProjectedAttention : public torch::autograd::Function<ProjectedAttention> 
       wanted.push_back(inputs[i]);
       where.push_back(i);
     }
-    variable_list result(kInputs + 1);
+    variable_list result(kInputs + 2);
+    result[kInputs] = d.dsinks;
     if (wanted.empty()) return result;
     const variable_list got = torch::autograd::grad({p.q, p.k, p.v}, wanted, {d.dq, d.dk, d.dv});
     for (size_t i = 0; i < where.size(); ++i) result[where[i]] = got[i];
@@ -120,9 +121,10 @@ Projected project(const at::Tensor& x, const at::Tensor& memory, const Projectio
 }
 
 at::Tensor projected_attention(const at::Tensor& x, const at::Tensor& memory, const ProjectionWeights& w,
-                               const ProjectionPlan& plan, const AttentionCall& call) {
+                               const ProjectionPlan& plan, const AttentionCall& call, const at::Tensor& sinks) {
   return ProjectedAttention::apply(x, memory.is_same(x) ? std::nullopt : maybe(memory), w.q, maybe(w.q_bias), w.k,
-                                   maybe(w.k_bias), w.v, maybe(w.v_bias), c10::make_intrusive<Held>(plan, call));
+                                   maybe(w.k_bias), w.v, maybe(w.v_bias), maybe(sinks),
+                                   c10::make_intrusive<Held>(plan, call));
 }
 
 }  // namespace annulus

@@ -28,8 +28,9 @@ struct Projected {
 Projected project(const at::Tensor& x, const at::Tensor& memory, const ProjectionWeights& weights,
                   const ProjectionPlan& plan);
 
-// Returns attention(project(...)), [B, n, heads, head_dim], with the same values and gradients.
+// Returns attention(project(...)), [B, n, heads, head_dim], with the same values and gradients. Sinks are given if
+// call.sinks.
 at::Tensor projected_attention(const at::Tensor& x, const at::Tensor& memory, const ProjectionWeights& weights,
-                               const ProjectionPlan& plan, const AttentionCall& call);
+                               const ProjectionPlan& plan, const AttentionCall& call, const at::Tensor& sinks = {});
 
 }  // namespace annulus

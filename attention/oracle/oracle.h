@@ -68,14 +68,21 @@ struct OracleDropout {
 // thread safe.
 PairWeight weight_of(const OracleDropout& dropout);
 
+// How scores follow from scale * q.k, and what else is in the softmax.
+struct OracleSoftmax {
+  double softcap = 0;     // c > 0: the score is c tanh(scale q.k / c), to which the logarithm of the count is added
+  at::Tensor sinks = {};  // [H]: the score of one more key, with the value 0, that every query of a head sees
+};
+
 struct OracleResult {
-  at::Tensor out, lse;    // [B, Sq, H, D] and [B, H, Sq]; fp64
-  at::Tensor dq, dk, dv;  // like q, k, v; fp64
+  at::Tensor out, lse;     // [B, Sq, H, D] and [B, H, Sq]; fp64
+  at::Tensor dq, dk, dv;   // like q, k, v; fp64
+  at::Tensor dsinks = {};  // [H]; undefined without sinks
 };
 
 // Computes forward and backward in fp64 for CPU tensors of any dtype: q and dout [B, Sq, H, D], k and v [B, Sk, Hk, D].
 // Pairs with count 0 contribute nothing, not even infinities or NaN. lse is without dropout.
 OracleResult oracle(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& dout, double scale,
-                    const Count& count, const PairWeight& weight = {});
+                    const Count& count, const PairWeight& weight = {}, const OracleSoftmax& softmax = {});
 
 }  // namespace annulus

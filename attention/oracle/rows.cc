@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/logaddexp.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
@@ -27,9 +28,9 @@ enum { kScores, kFirstFactor, kSecondFactor, kMosts };
 enum {
   kOut,          // w v
   kOutTerms,     // w |v|
-  kDirect,       // w (g.v) k
+  kDirect,       // w (g.v) k, times the slope of the score
   kDirectTerms,  // w (|g|.|v|) |k|
-  kKeys,         // k
+  kKeys,         // k, times the slope
   kKeysTerms,    // |k|
   kQueryVectors
 };
@@ -67,14 +68,35 @@ double largest_of(const double* x, int64_t dim) {
   return most;
 }
 
+// A score with its soft cap, and its derivative by the score without.
+struct Score {
+  double value = 0, slope = 1;
+};
+
+Score capped(double score, double cap) {
+  if (cap <= 0) return {score, 1};
+  const double tanh = std::tanh(score / cap);
+  return {cap * tanh, 1 - tanh * tanh};
+}
+
 at::Tensor largest_column(const at::Tensor& terms) { return terms.amax(at::IntArrayRef{1}); }
 
 }  // namespace
 
 QuerySums::QuerySums(std::vector<OracleRow> rows, const AttentionShape& shape, const RowCounts& counts,
-                     PairWeight weight, at::Tensor q, at::Tensor g, double scale)
-    : rows_(std::move(rows)), shape_(shape), weight_(std::move(weight)), q_(plain(q)), g_(plain(g)), scale_(scale) {
+                     PairWeight weight, at::Tensor q, at::Tensor g, double scale, const OracleSoftmax& softmax)
+    : rows_(std::move(rows)),
+      shape_(shape),
+      weight_(std::move(weight)),
+      q_(plain(q)),
+      g_(plain(g)),
+      scale_(scale),
+      softcap_(softmax.softcap) {
   const auto n = static_cast<int64_t>(rows_.size());
+  sinks_ = at::full({n}, kNone, q_.options());
+  for (int64_t i = 0; softmax.sinks.defined() && i < n; ++i) {
+    sinks_.select(0, i).copy_(softmax.sinks.select(0, rows_[static_cast<size_t>(i)].head));
+  }
   top = at::full({n}, kNone, q_.options());
   most = at::zeros({n, kMosts}, q_.options());
   sums = at::zeros({n, 2 + kQueryVectors * q_.size(1)}, q_.options());
@@ -98,7 +120,9 @@ void QuerySums::add(const std::vector<int64_t>& keys, const at::Tensor& k_in, co
       const double* const key = element_of(k, row.batch, static_cast<int64_t>(i), row.head / group);
       const double* const value = element_of(v, row.batch, static_cast<int64_t>(i), row.head / group);
       const Product score_product = product(query, key, D), gradient = product(g, value, D);
-      const double logarithm = std::log(static_cast<double>(m)), score = scale_ * score_product.value + logarithm;
+      const double logarithm = std::log(static_cast<double>(m));
+      const Score of_pair = capped(scale_ * score_product.value, softcap_);
+      const double score = of_pair.value + logarithm, slope = of_pair.slope;
       if (score > highest) {
         const double factor = std::exp(highest - score);
         for (int64_t c = 1; c < width; ++c) sum[c] *= factor;
@@ -115,9 +139,9 @@ void QuerySums::add(const std::vector<int64_t>& keys, const at::Tensor& k_in, co
       for (int64_t d = 0; d < D; ++d) {
         vectors[kOut * D + d] += e * w * value[d];
         vectors[kOutTerms * D + d] += e * w * std::abs(value[d]);
-        vectors[kDirect * D + d] += e * w * gradient.value * key[d];
+        vectors[kDirect * D + d] += e * w * gradient.value * slope * key[d];
         vectors[kDirectTerms * D + d] += e * w * gradient.magnitude * std::abs(key[d]);
-        vectors[kKeys * D + d] += e * key[d];
+        vectors[kKeys * D + d] += e * slope * key[d];
         vectors[kKeysTerms * D + d] += e * std::abs(key[d]);
       }
     }
@@ -134,26 +158,28 @@ void QuerySums::rescale_to(const at::Tensor& new_top) {
 at::Tensor QuerySums::pairs() const { return sums.select(1, 0); }
 
 at::Tensor QuerySums::lse() const {
-  return at::where(pairs() > 0, top + sums.select(1, 1).log(), at::full_like(top, kNone));
+  return at::logaddexp(at::where(pairs() > 0, top + sums.select(1, 1).log(), at::full_like(top, kNone)), sinks_);
+}
+
+at::Tensor QuerySums::totals() const {
+  return at::where(pairs() > 0, sums.select(1, 1) + (sinks_ - top).exp(), at::ones_like(top)).unsqueeze(1);
 }
 
 at::Tensor QuerySums::scores() const {
-  return at::maximum(most.select(1, kScores), lse().abs().masked_fill(pairs() == 0, 0));
+  return at::maximum(most.select(1, kScores), lse().abs().masked_fill(lse() == kNone, 0));
 }
 
 ExactRows QuerySums::out() const {
   const int64_t D = q_.size(1);
-  const at::Tensor total = at::where(pairs() > 0, sums.select(1, 1), at::ones_like(top)).unsqueeze(1);
+  const at::Tensor total = totals();
   return {columns(sums, 2, kOut, D) / total, largest_column(columns(sums, 2, kOutTerms, D) / total),
           most.select(1, kFirstFactor)};
 }
 
-// dq is the sum over keys of p (w g.v - delta) scale k, where delta is g.out.
+// dq is the sum over keys of p (w g.v - delta) slope scale k, where delta is g.out.
 ExactRows QuerySums::dq() const {
   const int64_t D = q_.size(1);
-  const auto vector = [&](int64_t number) {
-    return columns(sums, 2, number, D) / at::where(pairs() > 0, sums.select(1, 1), at::ones_like(top)).unsqueeze(1);
-  };
+  const auto vector = [&](int64_t number) { return columns(sums, 2, number, D) / totals(); };
   const at::Tensor delta = (g_ * vector(kOut)).sum({1}, /*keepdim=*/true);
   const at::Tensor delta_terms = (g_.abs() * vector(kOutTerms)).sum({1}, /*keepdim=*/true);
   const at::Tensor value = (vector(kDirect) - delta * vector(kKeys)) * scale_;
@@ -161,15 +187,39 @@ ExactRows QuerySums::dq() const {
   return {value, largest_column(terms), most.select(1, kSecondFactor) * std::max(1.0, std::abs(scale_))};
 }
 
+ExactRows sink_sums(const at::Tensor& sinks_in, const at::Tensor& dout_in, const at::Tensor& out_in,
+                    const at::Tensor& lse_in) {
+  const at::Tensor sinks = plain(sinks_in), dout = plain(dout_in), out = plain(out_in), lse = plain(lse_in);
+  const int64_t batch = out.size(0), rows = out.size(1), heads = out.size(2), D = out.size(3);
+  ExactRows sums{at::zeros({heads}, sinks.options()), at::zeros({heads}, sinks.options()),
+                 at::zeros({heads}, sinks.options())};
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const double sink = sinks.const_data_ptr<double>()[h];
+      double &value = sums.value.mutable_data_ptr<double>()[h], &terms = sums.terms.mutable_data_ptr<double>()[h];
+      double& most = sums.factor.mutable_data_ptr<double>()[h];
+      for (int64_t i = 0; i < rows && sink != kNone; ++i) {
+        const double p = std::exp(sink - lse.const_data_ptr<double>()[(b * heads + h) * rows + i]);
+        const Product delta = product(element_of(dout, b, i, h), element_of(out, b, i, h), D);
+        value -= p * delta.value;
+        terms += p * delta.magnitude;
+        most = std::max(most, delta.magnitude);
+      }
+    }
+  }
+  return sums;
+}
+
 KeySums::KeySums(std::vector<OracleRow> rows, const AttentionShape& shape, const RowCounts& counts, PairWeight weight,
-                 at::Tensor k, at::Tensor v, double scale, double divisor)
+                 at::Tensor k, at::Tensor v, double scale, double divisor, const OracleSoftmax& softmax)
     : rows_(std::move(rows)),
       shape_(shape),
       weight_(std::move(weight)),
       k_(plain(k)),
       v_(plain(v)),
       scale_(scale),
-      divisor_(divisor) {
+      divisor_(divisor),
+      softcap_(softmax.softcap) {
   const auto n = static_cast<int64_t>(rows_.size());
   most = at::zeros({n, kMosts}, k_.options());
   sums = at::zeros({n, 1 + kKeyVectors * k_.size(1)}, k_.options());
@@ -198,9 +248,10 @@ void KeySums::add(const std::vector<int64_t>& queries, const at::Tensor& q_in, c
         const Product score_product = product(query, key, D), gradient = product(g, value, D);
         const Product delta = product(g, element_of(out, row.batch, i, h), D);
         const double logarithm = std::log(static_cast<double>(m));
-        const double p = std::exp(scale_ * score_product.value + logarithm - lse_of_row);
+        const Score score = capped(scale_ * score_product.value, softcap_);
+        const double p = std::exp(score.value + logarithm - lse_of_row);
         const double w = weight_ ? weight_(row.batch, h, index, row.index) : 1;
-        const double ds = p * (w * gradient.value / divisor_ - delta.value) * scale_;
+        const double ds = p * (w * gradient.value / divisor_ - delta.value) * score.slope * scale_;
         const double ds_terms = p * (w * gradient.magnitude / divisor_ + delta.magnitude) * std::abs(scale_);
         mosts[kScores] =
             std::max({mosts[kScores], std::abs(scale_) * score_product.magnitude + logarithm, std::abs(lse_of_row)});

@@ -38,7 +38,7 @@ class QuerySums {
  public:
   // q and g, the gradient of out, are fp64 [n, D]. They, `counts` and `weight` belong to `rows`.
   QuerySums(std::vector<OracleRow> rows, const AttentionShape& shape, const RowCounts& counts, PairWeight weight,
-            at::Tensor q, at::Tensor g, double scale);
+            at::Tensor q, at::Tensor g, double scale, const OracleSoftmax& softmax = {});
 
   // Adds the keys with these indices, once each: k and v [B, m, Hk, D] of any dtype.
   void add(const std::vector<int64_t>& keys, const at::Tensor& k, const at::Tensor& v);
@@ -50,18 +50,25 @@ class QuerySums {
 
   ExactRows out() const;
   ExactRows dq() const;
-  at::Tensor lse() const;     // [n], -inf for rows without keys
+  at::Tensor lse() const;     // [n]; for rows without keys the sink, or -inf
   at::Tensor pairs() const;   // [n]
   at::Tensor scores() const;  // [n]: the largest sum of magnitudes that is a score, or the lse if it is larger
 
  private:
+  at::Tensor totals() const;  // [n, 1]: the denominators, divided by exp(top)
+
   std::vector<OracleRow> rows_;
   AttentionShape shape_;
   std::vector<std::shared_ptr<const Count>> counts_;
   PairWeight weight_;
   at::Tensor q_, g_;
-  double scale_;
+  at::Tensor sinks_;  // [n]: that of each row's head; -inf: none
+  double scale_, softcap_;
 };
+
+// The gradients of the sinks [H] by the queries with these lse [B, H, m], dout and out [B, m, H, D], which are taken as
+// they are. One element a head, to be added up over the ranks.
+ExactRows sink_sums(const at::Tensor& sinks, const at::Tensor& dout, const at::Tensor& out, const at::Tensor& lse);
 
 // dk and dv of some keys, as functions of the lse and the out of the queries that see them. These are taken as they
 // are: computing them would cost all pairs of all these queries.
@@ -69,7 +76,7 @@ class KeySums {
  public:
   // k and v are fp64 [n, D].
   KeySums(std::vector<OracleRow> rows, const AttentionShape& shape, const RowCounts& counts, PairWeight weight,
-          at::Tensor k, at::Tensor v, double scale, double divisor);
+          at::Tensor k, at::Tensor v, double scale, double divisor, const OracleSoftmax& softmax = {});
 
   // Adds the queries with these indices, once each: q, dout and out [B, m, H, D], lse [B, H, m] of any dtype. out has
   // been divided by `divisor`, the pattern's output_divisor.
@@ -90,7 +97,7 @@ class KeySums {
   std::vector<std::shared_ptr<const Count>> counts_;
   PairWeight weight_;
   at::Tensor k_, v_;
-  double scale_, divisor_;
+  double scale_, divisor_, softcap_;
 };
 
 // Whether the blocks that adaptive maps selected for the query blocks of some rows are those of the definition, as

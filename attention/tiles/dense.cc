@@ -49,8 +49,9 @@ at::Tensor guarded_product(const at::Tensor& a, const at::Tensor& b, const at::T
   return product;
 }
 
-at::Tensor scores(const at::Tensor& q, const at::Tensor& k, const at::Tensor& mask, double scale) {
-  at::Tensor s = q.matmul(k.transpose(-2, -1)) * scale;
+at::Tensor scores(const at::Tensor& q, const at::Tensor& k, const at::Tensor& mask, double scale, double softcap) {
+  at::Tensor s = q.matmul(k.transpose(-2, -1)) * (softcap > 0 ? scale / softcap : scale);
+  if (softcap > 0) s.tanh_().mul_(softcap);
   return mask.defined() ? s.masked_fill(mask.logical_not(), -kInfinity) : s;
 }
 
@@ -61,8 +62,8 @@ at::Tensor shown_pairs(const at::Tensor& mask, const at::Tensor& like) {
 }  // namespace
 
 DenseForward dense_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask,
-                           const at::Tensor& factors, double scale) {
-  const at::Tensor s = scores(q, for_query_heads(k, q.size(1)), mask, scale);
+                           const at::Tensor& factors, double scale, double softcap) {
+  const at::Tensor s = scores(q, for_query_heads(k, q.size(1)), mask, scale, softcap);
   at::Tensor lse = at::logsumexp(s, {-1});
   const at::Tensor shift = lse.masked_fill(lse.eq(-kInfinity), 0).unsqueeze(-1);
   at::Tensor p = (s - shift).exp();
@@ -76,9 +77,9 @@ DenseForward dense_forward(const at::Tensor& q, const at::Tensor& k, const at::T
 
 DenseBackward dense_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const at::Tensor& out, const at::Tensor& lse, const at::Tensor& mask,
-                             const at::Tensor& factors, double scale) {
+                             const at::Tensor& factors, double scale, double softcap) {
   const at::Tensor kh = for_query_heads(k, q.size(1)), vh = for_query_heads(v, q.size(1));
-  const at::Tensor s = scores(q, kh, mask, scale);
+  const at::Tensor s = scores(q, kh, mask, scale, softcap);
   // Scores are rounded as lse was. Huge ones would otherwise differ from it by more than any exponent.
   const at::Tensor shift = lse.masked_fill(lse.eq(-kInfinity), kInfinity).unsqueeze(-1);
   at::Tensor p = (s.to(lse.scalar_type()) - shift).to(s.scalar_type()).exp();
@@ -92,6 +93,10 @@ DenseBackward dense_backward(const at::Tensor& dout, const at::Tensor& q, const 
     counted = p * factors;
   }
   at::Tensor ds = p * (dp - delta);
+  if (softcap > 0) {
+    const at::Tensor tanh = s / softcap;
+    ds.mul_(tanh.square_().neg_().add_(1));  // NaN for hidden pairs, which become 0
+  }
   if (mask.defined()) ds = ds.masked_fill(mask.logical_not(), 0);
   return {guarded_product(ds, kh, shown) * scale,
           sum_to_kv_heads(guarded_product(ds.transpose(-2, -1), q, shown.transpose(-2, -1)) * scale, k.size(1)),

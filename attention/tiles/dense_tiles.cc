@@ -61,7 +61,7 @@ void dense_tile_forward(const at::Tensor& q, const KeyBlock& keys, const Tile& t
       return block_view(tensor, keys, block.batch, block.heads.kv, key_rows).to(q.scalar_type());
     };
     const DenseForward part = dense_forward(rows_view(q, block.batch, block.heads.query, rows), of_keys(keys.k),
-                                            of_keys(keys.v), block.mask, block.factors, call.scale);
+                                            of_keys(keys.v), block.mask, block.factors, call.scale, call.softcap);
     merge_partial(rows_view(out, block.batch, block.heads.query, rows),
                   lse_view(lse, block.batch, block.heads.query, rows), part.out, part.lse);
   });
@@ -79,9 +79,10 @@ int64_t dense_tile_backward(const DenseQueries& queries, const KeyBlock& keys, c
     const auto of_keys = [&](const at::Tensor& tensor) {
       return block_view(tensor, keys, block.batch, block.heads.kv, key_rows).to(queries.q.scalar_type());
     };
-    const DenseBackward part = dense_backward(
-        of_queries(queries.dout), of_queries(queries.q), of_keys(keys.k), of_keys(keys.v), of_queries(queries.out),
-        lse_view(queries.lse, block.batch, block.heads.query, rows), block.mask, block.factors, call.scale);
+    const DenseBackward part =
+        dense_backward(of_queries(queries.dout), of_queries(queries.q), of_keys(keys.k), of_keys(keys.v),
+                       of_queries(queries.out), lse_view(queries.lse, block.batch, block.heads.query, rows), block.mask,
+                       block.factors, call.scale, call.softcap);
     of_queries(dq).add_(part.dq);
     block_view(grads.k, grads, block.batch, block.heads.kv, grad_rows).add_(part.dk);
     block_view(grads.v, grads, block.batch, block.heads.kv, grad_rows).add_(part.dv);
@@ -93,7 +94,8 @@ int64_t dense_tile_backward(const DenseQueries& queries, const KeyBlock& keys, c
 DenseBytes dense_bytes(int64_t queries, int64_t keys, int64_t heads, int64_t wide) {
   const int64_t scores = std::min(queries, kDenseRows) * std::min(keys, kDenseKeys) * heads;
   // dense.cc holds tensors of [heads, rows, keys]: scores, factors, probabilities, these times the factors, and a bool
-  // tensor of shown pairs; in the backward also dp, ds and an intermediate result of ds.
+  // tensor of shown pairs; in the backward also dp, ds and an intermediate result of ds, or
+  // of the derivative of a soft cap.
   return {(4 * wide + 1) * scores, (7 * wide + 1) * scores};
 }
 

@@ -25,8 +25,8 @@ struct CallSize {
   int64_t keys = 0;      // positions of the largest block of keys
   int64_t blocks = 1;    // of keys, over all steps
   bool gathers = false;  // whether tiles may be small; composed kernels gather small ones
-  // With dropout, kernels other than `cpu` compute every tile densely (attention/tiles/dense_tiles.h).
-  bool dropout = false;
+  // With dropout or a soft cap, kernels other than `cpu` compute every tile densely (attention/tiles/dense_tiles.h).
+  bool dropout = false, softcap = false;
   at::ScalarType type = at::kFloat;
 
   int64_t element() const { return static_cast<int64_t>(c10::elementSize(type)); }

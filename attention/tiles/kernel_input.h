@@ -28,7 +28,8 @@ struct KeyBlock {
 // The parameters that all tiles of a call share.
 struct KernelCall {
   double scale = 1;
-  int64_t group = 1;  // H / Hk, the query heads per kv head
+  double softcap = 0;  // c > 0: scores are c tanh(scale / c * q.k); 0: scale * q.k
+  int64_t group = 1;   // H / Hk, the query heads per kv head
   Dropout dropout;
   // Program::number of the tiles' program, under which kernels may cache data derived from its tiles; 0 if the program
   // will not run again.

@@ -185,7 +185,7 @@ def compiled(group):
         torch.library.opcheck(op, (*x, CAUSAL), dict(group=name, layout="zigzag"))
     torch.library.opcheck(annulus.all_reduce.default, (x[0],), dict(group=name))
     x = [t.detach() for t in x]
-    settings = (None, CAUSAL, name, "contiguous", "ring", None, 0.0, 0, 0, 0, 0, 0, False)
+    settings = (None, None, CAUSAL, name, "contiguous", "ring", None, 0.0, 0, 0, 0, 0, 0, 0.0, False)
     out, *saved = annulus.attention_forward(*x, *settings, True)
     torch.library.opcheck(annulus.attention_backward.default, (out, *x, out, *saved, None, *settings))
 
@@ -415,7 +415,7 @@ def refused(group):
     expect(lambda: twice(1 if rank == 1 else 0), differ, "layer is 0 on rank 0, 1 on rank 1")
 
     # A rank without a backward, for which the others would wait.
-    missing = ["whether q, k or v requires a gradient (if none does, there is no backward", "is yes on rank 0, no on rank 1"]
+    missing = ["whether q, k, v or the sinks require a gradient (if none does, there is no backward", "is yes on rank 0, no on rank 1"]
     frozen = z.detach() if rank == 1 else z
     with_lse = lambda: annulus.attention_with_lse(frozen, frozen, frozen, CAUSAL, group=name)  # noqa: E731
     expect(lambda: annulus.attention(frozen, frozen, frozen, CAUSAL, group=name), differ, *missing)

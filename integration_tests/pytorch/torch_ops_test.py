@@ -26,8 +26,8 @@ from annulus import load  # noqa: E402
 annulus = load()
 CAUSAL = "{ kind = 'causal' }"
 ADAPTIVE = "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2 }"
-# The last arguments of attention_forward and attention_backward but for the very last: cu_seqlens, pattern, group, ...
-SETTINGS = (None, CAUSAL, "", "contiguous", "auto", 0.0, 0.0, 0, 0, 0, 0, 0)
+# The last arguments of attention_forward and attention_backward but for the very last: cu_seqlens, sinks, pattern, group, ...
+SETTINGS = (None, None, CAUSAL, "", "contiguous", "auto", 0.0, 0.0, 0, 0, 0, 0, 0, 0.0)
 PATTERNS = [
     {"kind": "full"},
     {"kind": "causal"},
@@ -227,7 +227,7 @@ class TorchOps(unittest.TestCase):
                     x = [t.detach().requires_grad_(grad) for t in (q, k, v)]
                     out = annulus.attention(*x, pattern, group="0", cu_seqlens=bounds)
                     self.assertEqual((out.device.type, out.shape, out.dtype), ("cuda", q.shape, q.dtype))
-                settings = (bounds, pattern, "0", *SETTINGS[3:], False)
+                settings = (bounds, None, pattern, "0", *SETTINGS[4:], False)
                 out, *saved = annulus.attention_forward(q, k, v, *settings, False)
                 self.assertEqual([t.device.type for t in saved], ["cuda"] * len(saved))
                 # Calls the operator directly, because autograd's engine would start a thread for the device.
@@ -272,7 +272,7 @@ class TorchOps(unittest.TestCase):
         self.assertTrue(torch.autograd.gradcheck(lambda *x: annulus.attention(*x, ADAPTIVE), (q, k, v), fast_mode=True))
         # If q and k are not the forward's, they select other blocks, which is detected.
         x = inputs(64, 64, grad=False)
-        settings = (None, ADAPTIVE, *SETTINGS[2:], True)
+        settings = (None, None, ADAPTIVE, *SETTINGS[3:], True)
         out, *saved = annulus.attention_forward(*x, *settings, False)
         annulus.attention_backward(out, *x, out, *saved, None, *settings)
         with self.assertRaisesRegex(RuntimeError, r"^\[torch\] attention_backward: q and k select other blocks"):
@@ -298,7 +298,7 @@ class TorchOps(unittest.TestCase):
             torch.library.opcheck(annulus.attention.default, (*x, CAUSAL), dict(layout="zigzag", dropout=0.5, step=3))
         for pattern in (CAUSAL, ADAPTIVE):
             x = inputs(32, 32, grad=False)
-            settings = (torch.tensor([0, 20, 32]), pattern, "", "contiguous", "auto", 0.0, 0.0, 0, 0, 0, 0, 0, False)
+            settings = (torch.tensor([0, 20, 32]), None, pattern, *SETTINGS[3:], False)
             torch.library.opcheck(annulus.attention_forward.default, (*x, *settings, False))
             out, *saved = annulus.attention_forward(*x, *settings, False)
             torch.library.opcheck(annulus.attention_backward.default, (out, *x, out, *saved, None, *settings))

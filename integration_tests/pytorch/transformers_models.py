@@ -28,6 +28,17 @@ CONFIGS = {
     ),
 }
 
+# Models that only their eager attention computes: a soft cap of scores, and learned sinks beside windows in every second
+# layer. transformers' sdpa would leave the cap out without a word.
+EAGER = {
+    # With random weights scores are about 0.01, so a cap must be as small to change a loss.
+    "gemma2": transformers.Gemma2Config(attn_logit_softcapping=0.02, query_pre_attn_scalar=8, sliding_window=5, **_SIZES),
+    "gpt_oss": transformers.GptOssConfig(num_local_experts=4, num_experts_per_tok=2, sliding_window=4, **_SIZES),
+}
+CONFIGS |= EAGER
+# Models that do not pass positions to their mask, so that packed documents are refused.
+UNPACKED = {"gpt_oss"}
+
 # Rotary angles that depend on the length of the whole row: of the rows here (LENGTH), but not of a rank's part.
 _LONG = dict(rope_type="longrope", rope_theta=1e4, original_max_position_embeddings=20, short_factor=[1.0] * 4)
 _LONG |= dict(long_factor=[1.5, 2.0, 3.0, 4.0])
@@ -57,6 +68,7 @@ LENGTH = 24
 
 def make(name, attention, dtype=torch.float32):
     torch.manual_seed(1)
+    attention = "eager" if attention == "sdpa" and name in EAGER else attention
     model = transformers.AutoModelForCausalLM.from_config(
         copy.deepcopy((CONFIGS | ROTARY | MIXING)[name]),
         attn_implementation=attention,
@@ -64,6 +76,11 @@ def make(name, attention, dtype=torch.float32):
     )
     assert model.config._attn_implementation == attention
     return model.to(dtype)
+
+
+def packings(name):
+    """Returns for which values of `packed` the model has a batch."""
+    return (False,) if name in UNPACKED else (False, True)
 
 
 def batch(packed):

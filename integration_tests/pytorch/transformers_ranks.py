@@ -32,7 +32,7 @@ rank, size = annulus.rank(group), annulus.size(group)
 for layout in ("contiguous", "zigzag", "striped"):
     annulus.transformers.register(group, layout)
     for name in models.CONFIGS | (models.ROTARY if layout == "zigzag" else {}):
-        for packed in (False, True):
+        for packed in models.packings(name):
             batch = models.batch(packed)
             shifted = annulus.shift_labels(batch["labels"], batch["position_ids"])
             wanted = []

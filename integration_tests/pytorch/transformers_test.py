@@ -41,7 +41,7 @@ class Transformers(unittest.TestCase):
 
     def test_losses_and_gradients_match_sdpa_and_eager(self):
         for name in models.CONFIGS:
-            for packed in (False, True):
+            for packed in models.packings(name):
                 got, exact = self.run_model(name, "annulus", packed), self.run_model(name, "sdpa", packed, torch.float64)
                 for attention in ("sdpa", "eager"):
                     usual = self.run_model(name, attention, packed)
@@ -89,7 +89,7 @@ class Transformers(unittest.TestCase):
         del batch["labels"]
         alone = {"use_cache": False, "attention_mask": None}
         ones = torch.ones(2, models.LENGTH, dtype=torch.int64)
-        for name in models.CONFIGS:
+        for name in models.CONFIGS.keys() - models.UNPACKED:
             for how in ({}, {"use_cache": True}, {"attention_mask": ones}, {"attention_mask": ones, "use_cache": False}):
                 self.assert_logits_as_sdpa(name, batch | how, alone)
         # An id that repeats begins a document as well: the second of these rows is one with a document of one position.
@@ -137,7 +137,8 @@ class Transformers(unittest.TestCase):
     def test_padding_hides_keys(self):
         ids = models.batch(False)["input_ids"]
         for name in models.CONFIGS:
-            for where in ("left", "right", "holes"):
+            # In fp64 eager attention gives NaN where a query sees nothing, since its softmax is computed in fp32.
+            for where in ("right",) if name in models.EAGER else ("left", "right", "holes"):
                 mask = models.padding(where)
                 for positions in (None, (mask.cumsum(1) - 1).clamp(min=0)):
                     given = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
@@ -180,8 +181,8 @@ class Transformers(unittest.TestCase):
         ones = torch.ones(2, models.LENGTH, dtype=torch.int64)
         own = torch.ones(2, 1, models.LENGTH, models.LENGTH).tril() > 0
         self.refused("attention_mask is a Tensor", attention_mask=own)
-        self.refused("takes softcap", softcap=30.0)
-        self.refused("takes s_aux", s_aux=torch.ones(4))
+        self.refused("takes an_unknown_argument", an_unknown_argument=30.0)
+        self.refused("GptOssModel does not pass them to its mask", "gpt_oss", position_ids=models.batch(True)["position_ids"])
         self.refused(r"cu_seq_lens_q has documents of \[4, 44\] tokens, but position_ids has \[24, 24\]",
                      cu_seq_lens_q=torch.tensor([0, 4, 48]))  # fmt: skip
         models.make("llama", "annulus")(input_ids=models.batch(False)["input_ids"], attention_mask=ones)

@@ -45,6 +45,10 @@ class AttendSubcommand : public Subcommand {
                    "which keys a query sees: { kind = ..., ... } with " + pattern_kinds() +
                        "; docs/explanation/attention.md has their keys (default: { kind = \"causal\" })");
     app.add_option("--scale", options_.scale, "factor on q.k (default: 1/sqrt(head size))");
+    app.add_option("--softcap", options_.softcap, "soft cap of scores: C tanh(score / C) (default: 0, none)");
+    app.add_flag("--sinks", options_.sinks,
+                 "a learned logit for each head in the softmax's denominator: the tensor sinks [heads] of --input, or "
+                 "drawn with --random; --backward gives dsinks");
     app.add_option(
            "--query-offset", options_.query_offset,
            "query i has the position i + N (default: 0, which is top-left); bottom-right: the last query has the "

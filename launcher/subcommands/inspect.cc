@@ -41,7 +41,8 @@ void show_inspection(const Inspection& of) {
                           ", vocabulary " + with_commas(m.vocab));
   print_fact("attention", counted(m.heads, "head") + " of " + std::to_string(m.head_dim()) + ", " +
                               counted(m.kv_heads, "kv head") + "; " + biases(m) +
-                              (m.qk_norm ? "; norms of queries and keys" : ""));
+                              (m.qk_norm ? "; norms of queries and keys" : "") + (m.attention_sinks ? "; sinks" : "") +
+                              (m.softcap != 0 ? "; scores capped at " + exact(m.softcap) : ""));
   const bool whole = m.rope_theta == std::floor(m.rope_theta) && m.rope_theta < 1e15;
   const std::string theta = whole ? with_commas(static_cast<int64_t>(m.rope_theta)) : exact(m.rope_theta);
   print_fact("positions", "rotary, theta " + theta + ", " + m.rope_scaling.text() + "; angles in " +
@@ -94,6 +95,8 @@ void show_inspection_json(const Inspection& of) {
       {"out_bias", m.out_bias},
       {"mlp_bias", m.mlp_bias},
       {"qk_norm", m.qk_norm},
+      {"softcap", m.softcap},
+      {"attention_sinks", m.attention_sinks},
       {"rope_theta", m.rope_theta},
       {"rope_scaling", m.rope_scaling.text()},
       {"rope_fp32", m.rope_fp32},

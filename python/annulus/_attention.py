@@ -33,6 +33,8 @@ def attention(
     schedule: str = "auto",
     cu_seqlens: Tensor | None = None,
     scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
     dropout: float = 0.0,
     seed: int = 0,
     step: int = 0,
@@ -58,14 +60,18 @@ def attention(
     cu_seqlens: the cumulative lengths of packed documents over the whole sequence: [documents + 1], int32 or int64, the
         same on all ranks. [0, 3, 8] means documents of 3 and 5 positions. Attention does not cross documents.
     scale: the factor of q . k; None and 0 mean 1 / sqrt(head size).
+    softcap: a soft cap c of the scores, as in Gemma 2: a score is c tanh(scale q . k / c). 0 means none.
+    sinks: a learned logit for each query head in the denominator of its softmax, as in gpt-oss: [heads], of any floating dtype,
+        on every rank or none. -inf means no sink. The gradient is the part of this rank's queries: add it up over the ranks
+        like that of any weight that all ranks have.
     dropout: the dropout rate of attention probabilities, in [0, 1). Draws depend only on `seed`, `step`, `layer`, the
         global batch row (row 0 is `first_row`), the head and the positions.
     layer: must be the same on all ranks, so that calls of different layers are never mixed up.
     query_offset: query i has position i + query_offset. "bottom-right" gives the last query the position of the last key, as
         other libraries align queries that are fewer than keys; "top-left" is 0.
     return_lse: also returns lse [batch, heads, n], the log-sum-exp (natural logarithm) of a query's scaled scores before
-        dropout, -inf for a query without keys. It is fp32, or fp64 for fp64 tensors, and differentiable; with dropout its
-        backward raises AnnulusError.
+        dropout, with its head's sink; -inf for a query without keys or sink. It is fp32, or fp64 for fp64 tensors, and
+        differentiable; with dropout its backward raises AnnulusError.
 
     Raises AnnulusError on all ranks if their arguments differ or those of one rank are invalid. What does not belong together
     is refused before ranks communicate: another group or layout than that of `sharding`, or by which `annulus.shard` cut q,
@@ -77,6 +83,7 @@ def attention(
     group, layout = settled(known, group, layout)
     settings = dict(layout=layout or "", schedule=schedule, scale=scale, dropout=dropout, seed=seed, step=step, layer=layer)
     settings |= dict(first_row=first_row, query_offset=offset_number(query_offset), group=group_name(group), cu_seqlens=cu_seqlens)
+    settings |= dict(softcap=softcap, sinks=sinks)
     op = torch.ops.annulus.attention_with_lse if return_lse else torch.ops.annulus.attention
     if torch.compiler.is_compiling():
         return op(q, k, v, pattern_text(pattern), **settings)

@@ -6,8 +6,9 @@
 
 The masks of transformers' mask interface are converted exactly (_transformers_masks.py): causal, bidirectional, sliding
 windows, packed documents, and padding. Any other mask raises an error that names it, so no layer ever computes with a mask
-that differs from the model's. Over several ranks a model whose other layers mix positions raises an error
-(_transformers_probe.py). Users import this module as annulus.transformers.
+that differs from the model's. Soft caps of scores (Gemma 2) and sinks (gpt-oss) are those of `annulus.attention`. Over several
+ranks a model whose other layers mix positions raises an error (_transformers_probe.py). Users import this module as
+annulus.transformers.
 """
 
 import functools
@@ -68,6 +69,8 @@ def _attend(
     scaling: float | None = None,
     is_causal: bool | None = None,
     *,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     group: Group,
     layout: str,
     schedule: str,
@@ -126,6 +129,8 @@ def _attend(
         layout=layout,
         schedule=schedule,
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        softcap=softcap or 0.0,
+        sinks=s_aux,
         layer=getattr(module, "layer_idx", None) or 0,
         query_offset=mask.query_offset,
     )

@@ -88,7 +88,8 @@ void require(bool ok, const std::string& message) {
   if (!ok) throw Error(ErrorKind::kUsage, "torch", message);
 }
 
-void require_tensors(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& cu_seqlens) {
+void require_tensors(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& cu_seqlens,
+                     const std::optional<Tensor>& sinks) {
   const auto same = [](const c10::SymInt& a, const c10::SymInt& b) {
     return a.sym_eq(b).expect_true(__FILE__, __LINE__);
   };
@@ -114,6 +115,14 @@ void require_tensors(const Tensor& q, const Tensor& k, const Tensor& v, const st
   const at::ScalarType type = q.scalar_type();
   require(type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf,
           std::string("q, k and v must be fp32, fp64, bf16 or fp16, but are ") + c10::toString(type));
+  if (sinks && sinks->defined()) {
+    const Tensor& s = *sinks;
+    require(s.layout() == at::kStrided && s.dim() == 1 && s.is_floating_point() && same(s.sym_size(0), q.sym_size(2)) &&
+                s.device() == q.device(),
+            "sinks must be a dense floating tensor [heads] on the device of q, one number for each head of q, but is " +
+                (s.layout() == at::kStrided ? shape_text(s) : "sparse") + " of " + c10::toString(s.scalar_type()) +
+                " on " + s.device().str() + ", and q " + shape_text(q) + " on " + q.device().str());
+  }
   if (!cu_seqlens || !cu_seqlens->defined()) return;
   const Tensor& bounds = *cu_seqlens;
   require(bounds.is_meta() == q.is_meta(), "q and cu_seqlens must both be on meta or neither, but are on " +
@@ -158,7 +167,8 @@ int64_t number_of(const Tensor& number) {
 }
 
 AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& cu_seqlens,
-                        const Settings& settings, bool keep_last, Direction& direction, Communicator& comm) {
+                        const std::optional<Tensor>& sinks, const Settings& settings, bool keep_last,
+                        Direction& direction, Communicator& comm) {
   AttentionCall call;
   call.comm = &comm;
   call.label = kLabel;
@@ -168,7 +178,7 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
   const bool packed = cu_seqlens && cu_seqlens->defined();
   const SequenceParts parts = agree_on_call(
       [&]() -> CallTerms {
-        require_tensors(q, k, v, cu_seqlens);
+        require_tensors(q, k, v, cu_seqlens, sinks);
         require(q.is_cpu() || q.is_cuda(),
                 "q, k and v must be on the CPU or a CUDA device, but are on " + q.device().str());
         require(q.is_cpu() || !settings.group.empty() || comm.size() == 1,
@@ -183,6 +193,11 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
         const double scale = settings.scale.value_or(0);
         require(std::isfinite(scale), "scale must be finite; None and 0 stand for 1 / sqrt(head size)");
         if (scale != 0) call.scale = scale;
+        require(settings.softcap == 0 || (settings.softcap >= 1e-30 && settings.softcap <= 1e30),
+                "softcap must be positive and finite, from 1e-30 to 1e30, or 0 for none, but is " +
+                    exact(settings.softcap));
+        call.softcap = settings.softcap;
+        call.sinks = sinks && sinks->defined();
         call.dropout = {.rate = settings.dropout,
                         .seed = static_cast<uint64_t>(settings.seed.expect_int()),
                         .step = settings.step.expect_int(),
@@ -205,6 +220,7 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
                                    {"pattern", given.text()},
                                    {"batch, heads, kv heads and head size",
                                     list_text(std::vector<int64_t>{q.size(0), q.size(2), k.size(2), q.size(3)})},
+                                   {"sinks", call.sinks ? "given" : "none"},
                                    {"dtype", c10::toString(q.scalar_type())}});
         return {q.size(1), k.size(1), std::move(alike), keep_last, direction.lse_gradient};
       },

@@ -25,20 +25,22 @@ struct Settings {
   c10::SymInt seed, step;
   int64_t layer = 0;
   c10::SymInt first_row, query_offset;
+  double softcap = 0;
 };
 
 // Use<...> with the types of Settings, for operators whose signatures follow the schemas.
 template <template <typename...> class Use>
 using WithSettings = Use<std::string, std::string, std::string, std::string, std::optional<double>, double, c10::SymInt,
-                         c10::SymInt, int64_t, c10::SymInt, c10::SymInt>;
+                         c10::SymInt, int64_t, c10::SymInt, c10::SymInt, double>;
 
 // Raises Error(kUsage) with this message unless `ok`.
 void require(bool ok, const std::string& message);
 
 // Checks shapes, dtypes, devices and layouts of attention's tensors: q [batch, n, heads, head size], k and v [batch, m,
-// kv heads, head size], cu_seqlens [documents + 1]. Raises Error(kUsage). This is the only check of meta tensors.
+// kv heads, head size], cu_seqlens [documents + 1], sinks [heads]. Raises Error(kUsage). This is the only check of meta
+// tensors.
 void require_tensors(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                     const std::optional<at::Tensor>& cu_seqlens);
+                     const std::optional<at::Tensor>& cu_seqlens, const std::optional<at::Tensor>& sinks);
 
 // Parses a pattern, cached, because users pass the same text in every call. Raises Error(kUsage).
 std::shared_ptr<const PatternSpec> pattern_of(const std::string& text);
@@ -68,7 +70,7 @@ struct Direction {
 // rank, or a difference between ranks, is raised on all of them. `keep_last`: this rank can save the keys and values
 // that it holds last for its backward; the plan saves them if all ranks can.
 AttentionCall make_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                        const std::optional<at::Tensor>& cu_seqlens, const Settings& settings, bool keep_last,
-                        Direction& direction, Communicator& comm);
+                        const std::optional<at::Tensor>& cu_seqlens, const std::optional<at::Tensor>& sinks,
+                        const Settings& settings, bool keep_last, Direction& direction, Communicator& comm);
 
 }  // namespace annulus::torch_ops

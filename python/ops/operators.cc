@@ -29,6 +29,7 @@
 #include "attention/execution/library_settings.h"
 #include "attention/execution/planned_call.h"
 #include "attention/execution/select_blocks.h"
+#include "attention/execution/sinks.h"
 #include "attention/proof/plans.h"
 #include "comm/agreement.h"
 #include "common/checksum.h"
@@ -53,7 +54,7 @@ using MaybeTensor = std::optional<Tensor>;
 // without dimensions: that of this call (Communicator::number_call). It stays on the CPU, because a backward that read
 // it from a GPU would wait for the GPU.
 using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
-using Gradients = std::tuple<Tensor, Tensor, Tensor>;
+using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // of q, k, v and the sinks; the last [0] without
 using WithLse = std::tuple<Tensor, Tensor>;
 
 constexpr int64_t kDigestBytes = sizeof(Digest);
@@ -71,19 +72,19 @@ std::shared_ptr<const RankPlan> selected_plan(const PlanRequest& selected, int r
 // If one rank had no backward, the others would wait for it in theirs.
 Field gradient_term(bool differentiable) {
   return {
-      "whether q, k or v requires a gradient (if none does, there is no backward, which all ranks make together: let "
-      "one of the three require a gradient on every rank, or none on any)",
+      "whether q, k, v or the sinks require a gradient (if none does, there is no backward, which all ranks make "
+      "together: let one of them require a gradient on every rank, or none on any)",
       differentiable ? "yes" : "no"};
 }
 
 Forward forward(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& cu_seqlens,
-                const Settings& settings, bool keep, bool differentiable) {
+                const MaybeTensor& sinks, const Settings& settings, bool keep, bool differentiable) {
   const Turn turn = take_turn(settings.group, q);
   const c10::OptionalDeviceGuard guard(at::device_of(q));
   Direction direction{[&]() -> std::vector<Field> { return {{"call", "forward"}, gradient_term(differentiable)}; }};
-  const AttentionCall call = make_call(q, k, v, cu_seqlens, settings, keep, direction, *turn.comm);
+  const AttentionCall call = make_call(q, k, v, cu_seqlens, sinks, settings, keep, direction, *turn.comm);
   AttentionStats stats;
-  const AttentionOutput result = attention_forward(q, k, v, call, &stats);
+  const AttentionOutput result = attention_forward(q, k, v, call, sinks.value_or(Tensor()), &stats);
   count(settings.group, &GroupCounts::forward, stats);
   const bool adaptive = is_adaptive(call.request.pattern);
   Tensor selected = at::empty({adaptive ? kDigestBytes : 0}, at::kByte);
@@ -99,8 +100,8 @@ Forward forward(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTe
 }
 
 Forward forward_meta(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& cu_seqlens,
-                     const Settings& settings, bool keep, bool) {
-  require_tensors(q, k, v, cu_seqlens);
+                     const MaybeTensor& sinks, const Settings& settings, bool keep, bool) {
+  require_tensors(q, k, v, cu_seqlens, sinks);
   // A single rank holds only its own keys and values, so nothing is kept.
   require(
       !keep || place_in(settings.group).size == 1,
@@ -149,7 +150,8 @@ void require_lse_gradient(const Tensor& dlse, const Tensor& q, const Settings& s
 }
 
 Gradients backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Saved& saved,
-                   const MaybeTensor& dlse, const MaybeTensor& cu_seqlens, const Settings& settings, bool keep) {
+                   const MaybeTensor& dlse, const MaybeTensor& cu_seqlens, const MaybeTensor& sinks,
+                   const Settings& settings, bool keep) {
   const Turn turn = take_turn(settings.group, q);
   const c10::OptionalDeviceGuard guard(at::device_of(q));
   const bool has_dlse = dlse && dlse->defined();
@@ -158,7 +160,7 @@ Gradients backward(const Tensor& dout, const Tensor& q, const Tensor& k, const T
                         return {{"call", "backward"}, backward_term(number_of(saved.number))};
                       },
                       has_dlse};
-  AttentionCall call = make_call(q, k, v, cu_seqlens, settings, keep, direction, *turn.comm);
+  AttentionCall call = make_call(q, k, v, cu_seqlens, sinks, settings, keep, direction, *turn.comm);
   std::shared_ptr<const RankPlan> selected;
   if (is_adaptive(call.request.pattern)) selected = select_again(q, k, saved.selected, call);
   if (direction.lse_gradient) call.scale = call.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))));
@@ -167,7 +169,7 @@ Gradients backward(const Tensor& dout, const Tensor& q, const Tensor& k, const T
                     k,
                     v,
                     {PlannedCall(call, nullptr, std::move(selected)), Finite::kUnknown, number_of(saved.number),
-                     saved.out, saved.lse, saved.k, saved.v}};
+                     saved.out, saved.lse, saved.k, saved.v, sinks.value_or(Tensor())}};
   if (direction.lse_gradient) {
     together(*turn.comm, {call.label, 0}, [&] { t = with_lse_gradient(t, has_dlse ? *dlse : Tensor()); });
   }
@@ -175,12 +177,16 @@ Gradients backward(const Tensor& dout, const Tensor& q, const Tensor& k, const T
   const AttentionGradients d = attention_backward(t.dout, t.q, t.k, t.v, std::move(t.forward), &stats);
   count(settings.group, &GroupCounts::backward, stats);
   const auto own = [&](const Tensor& gradient) { return gradient.narrow(-1, 0, q.size(3)).contiguous(); };
-  return {own(d.dq), own(d.dk), own(d.dv)};
+  Tensor dsinks = call.sinks ? d.dsinks : at::empty({0}, q.options());
+  if (call.sinks && has_dlse)
+    dsinks = dsinks + sink_gradients_of_lse(*dlse, saved.lse, *sinks).to(dsinks.scalar_type());
+  return {own(d.dq), own(d.dk), own(d.dv), dsinks};
 }
 
 Gradients backward_meta(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Saved& saved,
-                        const MaybeTensor& dlse, const MaybeTensor& cu_seqlens, const Settings&, bool) {
-  require_tensors(q, k, v, cu_seqlens);
+                        const MaybeTensor& dlse, const MaybeTensor& cu_seqlens, const MaybeTensor& sinks,
+                        const Settings&, bool) {
+  require_tensors(q, k, v, cu_seqlens, sinks);
   for (const Tensor* t : {&dout, &saved.out, &saved.lse, &saved.k, &saved.v, &saved.selected}) {
     require(t->device() == q.device(), "attention_backward: all tensors must be on one device, but one is on " +
                                            t->device().str() + " and q on " + q.device().str());
@@ -188,56 +194,58 @@ Gradients backward_meta(const Tensor& dout, const Tensor& q, const Tensor& k, co
   require(!dlse || !dlse->defined() || dlse->device() == q.device(),
           "attention_backward: the gradient of lse must be on the device of q");
   const auto like = [](const Tensor& t) { return at::empty_symint(t.sym_sizes(), t.options()); };
-  return {like(q), like(k), like(v)};
+  return {like(q), like(k), like(v), sinks && sinks->defined() ? like(*sinks) : at::empty({0}, q.options())};
 }
 
 // ---- The operators' signatures, and calls through the dispatcher.
 
 template <typename... P>
 struct Operators {
-  using ForwardSignature = Forward(const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&, P..., bool, bool);
+  using ForwardSignature = Forward(const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&,
+                                   P..., bool, bool);
   using BackwardSignature = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                       const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                      const MaybeTensor&, const MaybeTensor&, P..., bool);
+                                      const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, P..., bool);
 
   template <auto function>
-  static Forward run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& cu_seqlens, P... p,
-                             bool keep, bool differentiable) {
-    return function(q, k, v, cu_seqlens, Settings{std::move(p)...}, keep, differentiable);
+  static Forward run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& cu_seqlens,
+                             const MaybeTensor& sinks, P... p, bool keep, bool differentiable) {
+    return function(q, k, v, cu_seqlens, sinks, Settings{std::move(p)...}, keep, differentiable);
   }
   template <auto function>
   static Gradients run_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                                 const Tensor& out, const Tensor& lse, const Tensor& saved_k, const Tensor& saved_v,
                                 const Tensor& selected, const Tensor& number, const MaybeTensor& dlse,
-                                const MaybeTensor& cu_seqlens, P... p, bool keep) {
-    return function(dout, q, k, v, Saved{out, lse, saved_k, saved_v, selected, number}, dlse, cu_seqlens,
+                                const MaybeTensor& cu_seqlens, const MaybeTensor& sinks, P... p, bool keep) {
+    return function(dout, q, k, v, Saved{out, lse, saved_k, saved_v, selected, number}, dlse, cu_seqlens, sinks,
                     Settings{std::move(p)...}, keep);
   }
   template <auto function>
-  static Tensor run_attention(const Tensor& q, const Tensor& k, const Tensor& v, P... p,
-                              const MaybeTensor& cu_seqlens) {
-    return std::get<0>(function(q, k, v, cu_seqlens, Settings{std::move(p)...}));
+  static Tensor run_attention(const Tensor& q, const Tensor& k, const Tensor& v, P... p, const MaybeTensor& cu_seqlens,
+                              const MaybeTensor& sinks) {
+    return std::get<0>(function(q, k, v, cu_seqlens, sinks, Settings{std::move(p)...}));
   }
   template <auto function>
   static WithLse run_attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v, P... p,
-                                        const MaybeTensor& cu_seqlens) {
-    return function(q, k, v, cu_seqlens, Settings{std::move(p)...});
+                                        const MaybeTensor& cu_seqlens, const MaybeTensor& sinks) {
+    return function(q, k, v, cu_seqlens, sinks, Settings{std::move(p)...});
   }
 
   static Forward forward(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& cu_seqlens,
-                         const Settings& s, bool keep, bool differentiable) {
+                         const MaybeTensor& sinks, const Settings& s, bool keep, bool differentiable) {
     static const auto handle =
         c10::Dispatcher::singleton().findSchemaOrThrow("annulus::attention_forward", "").typed<ForwardSignature>();
-    return handle.call(q, k, v, cu_seqlens, s.pattern, s.group, s.layout, s.schedule, s.scale, s.dropout, s.seed,
-                       s.step, s.layer, s.first_row, s.query_offset, keep, differentiable);
+    return handle.call(q, k, v, cu_seqlens, sinks, s.pattern, s.group, s.layout, s.schedule, s.scale, s.dropout, s.seed,
+                       s.step, s.layer, s.first_row, s.query_offset, s.softcap, keep, differentiable);
   }
   static Gradients backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Saved& saved,
-                            const MaybeTensor& dlse, const MaybeTensor& cu_seqlens, const Settings& s, bool keep) {
+                            const MaybeTensor& dlse, const MaybeTensor& cu_seqlens, const MaybeTensor& sinks,
+                            const Settings& s, bool keep) {
     static const auto handle =
         c10::Dispatcher::singleton().findSchemaOrThrow("annulus::attention_backward", "").typed<BackwardSignature>();
     return handle.call(dout, q, k, v, saved.out, saved.lse, saved.k, saved.v, saved.selected, saved.number, dlse,
-                       cu_seqlens, s.pattern, s.group, s.layout, s.schedule, s.scale, s.dropout, s.seed, s.step,
-                       s.layer, s.first_row, s.query_offset, keep);
+                       cu_seqlens, sinks, s.pattern, s.group, s.layout, s.schedule, s.scale, s.dropout, s.seed, s.step,
+                       s.layer, s.first_row, s.query_offset, s.softcap, keep);
   }
 };
 using Ops = WithSettings<Operators>;
@@ -247,8 +255,8 @@ using Ops = WithSettings<Operators>;
 Tensor divided(const Tensor& t, int64_t divisor) { return divisor == 1 ? t : t / static_cast<double>(divisor); }
 
 WithLse attention_plain(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& cu_seqlens,
-                        const Settings& settings) {
-  const Forward result = Ops::forward(q, k, v, cu_seqlens, settings, /*keep=*/false, /*differentiable=*/false);
+                        const MaybeTensor& sinks, const Settings& settings) {
+  const Forward result = Ops::forward(q, k, v, cu_seqlens, sinks, settings, /*keep=*/false, /*differentiable=*/false);
   return {divided(std::get<0>(result), output_divisor(*pattern_of(settings.pattern))), std::get<1>(result)};
 }
 
@@ -268,16 +276,18 @@ struct SavedSettings : torch::CustomClassHolder {
 class AttentionNode : public torch::autograd::Function<AttentionNode> {
  public:
   static variable_list forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
-                               const MaybeTensor& cu_seqlens, const Settings& settings, bool differentiable) {
+                               const MaybeTensor& cu_seqlens, const MaybeTensor& sinks, const Settings& settings,
+                               bool differentiable) {
     const at::AutoDispatchBelowADInplaceOrView below;
     // A dispatch mode may run the operator with tensors without content beside the real ones and compare the sizes of
     // their results, as torch.library.opcheck does.
     const bool keep = has_content(q) && has_content(k) && has_content(v) && !c10::impl::dispatch_mode_enabled();
     const auto [out, lse, saved_k, saved_v, selected, number] =
-        Ops::forward(q, k, v, cu_seqlens, settings, keep, differentiable);
+        Ops::forward(q, k, v, cu_seqlens, sinks, settings, keep, differentiable);
     // Parsed after the forward, in which all ranks together refuse a pattern that cannot be parsed.
     const int64_t divisor = output_divisor(*pattern_of(settings.pattern));
-    context->save_for_backward({q, k, v, out, lse, saved_k, saved_v, selected, number, cu_seqlens.value_or(Tensor())});
+    context->save_for_backward({q, k, v, out, lse, saved_k, saved_v, selected, number, cu_seqlens.value_or(Tensor()),
+                                sinks.value_or(Tensor())});
     context->set_materialize_grads(false);
     context->saved_data["divisor"] = divisor;
     context->saved_data["settings"] = c10::IValue::make_capsule(c10::make_intrusive<SavedSettings>(settings, keep));
@@ -290,23 +300,24 @@ class AttentionNode : public torch::autograd::Function<AttentionNode> {
     const Tensor dout = grads[0].defined() ? divided(grads[0], context->saved_data["divisor"].toInt())
                                            : at::zeros_like(saved[3]);  // only lse has a gradient
     const auto maybe = [](const Tensor& t) { return t.defined() ? MaybeTensor(t) : std::nullopt; };
-    const auto [dq, dk, dv] =
+    const auto [dq, dk, dv, dsinks] =
         Ops::backward(dout, saved[0], saved[1], saved[2], {saved[3], saved[4], saved[5], saved[6], saved[7], saved[8]},
-                      maybe(grads[1]), maybe(saved[9]), with->settings, with->keep);
-    return {dq, dk, dv, Tensor(), Tensor(), Tensor()};  // one for each input of forward
+                      maybe(grads[1]), maybe(saved[9]), maybe(saved[10]), with->settings, with->keep);
+    return {dq,       dk,      dv, Tensor(), saved[10].defined() ? dsinks : Tensor(),
+            Tensor(), Tensor()};  // one for each input of forward
   }
 };
 
 WithLse attention_autograd(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& cu_seqlens,
-                           const Settings& settings) {
+                           const MaybeTensor& sinks, const Settings& settings) {
   // PyTorch's node does not accept None and would raise on this rank only; the forward raises on all ranks.
   if (!q.defined() || !k.defined() || !v.defined()) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    return attention_plain(q, k, v, cu_seqlens, settings);
+    return attention_plain(q, k, v, cu_seqlens, sinks, settings);
   }
-  const bool differentiable =
-      at::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad());
-  const variable_list results = AttentionNode::apply(q, k, v, cu_seqlens, settings, differentiable);
+  const bool differentiable = at::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() ||
+                                                             v.requires_grad() || (sinks && sinks->requires_grad()));
+  const variable_list results = AttentionNode::apply(q, k, v, cu_seqlens, sinks, settings, differentiable);
   return {results[0], results[1]};
 }
 
@@ -335,12 +346,12 @@ variable_list without_gradient(std::initializer_list<Tensor> inputs, const std::
 }
 
 Forward forward_autograd(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& cu_seqlens,
-                         const Settings& settings, bool keep, bool differentiable) {
+                         const MaybeTensor& sinks, const Settings& settings, bool keep, bool differentiable) {
   const variable_list r = without_gradient(
-      {q, k, v},
+      {q, k, v, sinks.value_or(Tensor())},
       [&]() -> variable_list {
         const auto [out, lse, saved_k, saved_v, selected, number] =
-            Ops::forward(q, k, v, cu_seqlens, settings, keep, differentiable);
+            Ops::forward(q, k, v, cu_seqlens, sinks, settings, keep, differentiable);
         return {out, lse, saved_k, saved_v, selected, number};
       },
       "attention_forward has no gradient of its own: call attention, whose autograd node calls attention_forward");
@@ -348,17 +359,17 @@ Forward forward_autograd(const Tensor& q, const Tensor& k, const Tensor& v, cons
 }
 
 Gradients backward_autograd(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Saved& saved,
-                            const MaybeTensor& dlse, const MaybeTensor& cu_seqlens, const Settings& settings,
-                            bool keep) {
+                            const MaybeTensor& dlse, const MaybeTensor& cu_seqlens, const MaybeTensor& sinks,
+                            const Settings& settings, bool keep) {
   const variable_list r = without_gradient(
-      {dout, q, k, v, saved.out, saved.lse, saved.k, saved.v, dlse.value_or(Tensor())},
+      {dout, q, k, v, saved.out, saved.lse, saved.k, saved.v, dlse.value_or(Tensor()), sinks.value_or(Tensor())},
       [&]() -> variable_list {
-        const auto [dq, dk, dv] = Ops::backward(dout, q, k, v, saved, dlse, cu_seqlens, settings, keep);
-        return {dq, dk, dv};
+        const auto [dq, dk, dv, dsinks] = Ops::backward(dout, q, k, v, saved, dlse, cu_seqlens, sinks, settings, keep);
+        return {dq, dk, dv, dsinks};
       },
       "attention has first derivatives only, but a gradient of its gradient was asked for (create_graph = True, a "
       "gradient penalty, a Hessian): where second derivatives are needed, compute attention by operators of PyTorch");
-  return {r[0], r[1], r[2]};
+  return {r[0], r[1], r[2], r[3]};
 }
 
 }  // namespace
@@ -369,13 +380,14 @@ TORCH_LIBRARY(annulus, m) {
   // k and v are [batch, m, kv heads, head size]. `group` is the name of a process group; "" stands for the ranks of
   // mpirun, or the process alone. `seed`, `step`, `layer` and `first_row` (the global number of batch row 0) determine
   // dropout. Query i has the position i + `query_offset`. `cu_seqlens` has the [documents + 1] boundaries of documents
-  // that attention does not cross, of the whole sequence and the same on all ranks. Forward and backward are
-  // collective.
+  // that attention does not cross, of the whole sequence and the same on all ranks. `softcap` c > 0 makes a score c
+  // tanh(score / c). `sinks` [heads] are logits in the softmaxes' denominators (attention/execution/sinks.h); their
+  // gradient is the part of this rank's queries. Forward and backward are collective.
   const auto define = [&](const std::string& schema) { m.def(schema.c_str(), {at::Tag::pt2_compliant_tag}); };
   const std::string settings =
       "str pattern, *, str group=\"\", str layout=\"contiguous\", str schedule=\"auto\", float? scale=None, "
       "float dropout=0., SymInt seed=0, SymInt step=0, int layer=0, SymInt first_row=0, SymInt query_offset=0, "
-      "Tensor? cu_seqlens=None";
+      "float softcap=0., Tensor? cu_seqlens=None, Tensor? sinks=None";
   define("attention(Tensor q, Tensor k, Tensor v, " + settings + ") -> Tensor");
   // Also returns lse [batch, heads, n] in fp32, or fp64 for fp64 tensors: the natural logarithm of the sum of the
   // exponentials of a query's scaled scores, -inf for a query without keys. It has gradients unless there is dropout.
@@ -383,15 +395,16 @@ TORCH_LIBRARY(annulus, m) {
   // `keep` allows the plan to keep the keys and values held last for the backward; the plan determines their sizes.
   // `differentiable` says that a backward may follow, and must be the same on all ranks.
   const std::string given =
-      "Tensor? cu_seqlens, str pattern, str group, str layout, str schedule, float? scale, float dropout, SymInt seed, "
-      "SymInt step, int layer, SymInt first_row, SymInt query_offset, bool keep";
+      "Tensor? cu_seqlens, Tensor? sinks, str pattern, str group, str layout, str schedule, float? scale, float "
+      "dropout, SymInt seed, "
+      "SymInt step, int layer, SymInt first_row, SymInt query_offset, float softcap, bool keep";
   define("attention_forward(Tensor q, Tensor k, Tensor v, " + given +
          ", bool differentiable) -> (Tensor out, Tensor lse, Tensor saved_k, Tensor saved_v, Tensor selected, Tensor "
          "number)");
   define(
       "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor saved_k, Tensor "
       "saved_v, Tensor selected, Tensor number, Tensor? dlse, " +
-      given + ") -> (Tensor dq, Tensor dk, Tensor dv)");
+      given + ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)");
 }
 
 // Registered for tensors of every kind, although only dense ones are accepted: a tensor that one rank cannot take, such

@@ -111,6 +111,9 @@ void check_options(const AttendOptions& o) {
   parse_schedule(o.schedule, "--schedule");
   parse_query_offset(o.query_offset, "--query-offset");
   parse_kernel(o.kernel, "--kernel");
+  if (o.softcap != 0 && !(o.softcap >= 1e-30 && o.softcap <= 1e30)) {
+    refuse("--softcap should be positive and finite, from 1e-30 to 1e30, or 0 for none");
+  }
   if (o.scale && !(std::isfinite(*o.scale) && *o.scale != 0)) refuse("--scale should be a finite number other than 0");
   if (o.output.empty() && !o.input.empty()) refuse("expected --output FILE, the safetensors file to write");
   if (!(o.dropout.rate >= 0 && o.dropout.rate < 1)) refuse("--dropout should be at least 0 and below 1");
@@ -152,14 +155,17 @@ void AttendJob::open_input() {
   file_.emplace(options_.input);
   const TensorInfo* q = file_->find("q");
   const TensorInfo* k = file_->find("k");
-  for (const char* name : {"q", "k", "v", "dout"}) {
-    if ((options_.backward || std::strcmp(name, "dout") != 0) && file_->find(name) == nullptr) {
+  for (const char* name : {"q", "k", "v", "dout", "sinks"}) {
+    const bool wanted = std::strcmp(name, "dout") == 0    ? options_.backward
+                        : std::strcmp(name, "sinks") == 0 ? options_.sinks
+                                                          : true;
+    if (wanted && file_->find(name) == nullptr) {
       std::string has;
       for (const TensorInfo& info : file_->tensors()) has += (has.empty() ? "" : ", ") + info.name;
       throw Error(ErrorKind::kInput, "attend",
                   options_.input + " has no tensor \"" + name + "\": expected q, k, v" +
-                      (options_.backward ? " and, with --backward, dout" : "") + "; it has " +
-                      (has.empty() ? "none" : has));
+                      (options_.backward ? " and, with --backward, dout" : "") +
+                      (options_.sinks ? " and, with --sinks, sinks" : "") + "; it has " + (has.empty() ? "none" : has));
     }
   }
   dtype_ = q->dtype;
@@ -179,6 +185,15 @@ void AttendJob::open_input() {
   check_tensor("k", "[B, Sk, Hk, D] with q's B and D", {qs[0], ks[1], ks[2], qs[3]});
   check_tensor("v", "like k", ks);
   if (options_.backward) check_tensor("dout", "like q", qs);
+  if (options_.sinks) {
+    const TensorInfo& info = *file_->find("sinks");
+    if (info.shape != std::vector<int64_t>{qs[2]} || !at::isFloatingType(info.dtype)) {
+      throw Error(ErrorKind::kInput, "attend",
+                  options_.input + ", tensor \"sinks\": " + std::string(safetensors_dtype(info.dtype)) + " " +
+                      list_text(info.shape) +
+                      " should be one floating number for each head of q: " + list_text(std::vector<int64_t>{qs[2]}));
+    }
+  }
   head_dim_ = qs[3];
   if (head_dim_ == 0) {
     throw Error(ErrorKind::kInput, "attend", options_.input + ": q has the head size 0, which should be at least 1");
@@ -208,11 +223,18 @@ std::vector<Field> AttendJob::fields() const {
           {"random", random_ ? random_->text() : "no"},
           {"kernel", std::string(to_string(kernel_))},
           {"scale", options_.scale ? std::to_string(*options_.scale) : "default"},
+          {"soft cap", exact(options_.softcap)},
+          {"sinks", options_.sinks ? "yes" : "no"},
           {"dropout", dropout_text(options_.dropout)},
           {"backward", options_.backward ? "yes" : "no"},
           {"check", draw_            ? draw_->text()
                     : options_.check ? "yes"
                                      : "no"}};
+}
+
+at::Tensor AttendJob::sinks() const {
+  if (!options_.sinks) return {};
+  return random_ ? random_sinks(*random_) : file_->load("sinks");
 }
 
 RandomTensors AttendJob::inputs(const std::vector<Span>* queries, const std::vector<Span>* keys) const {
@@ -240,11 +262,14 @@ void AttendJob::run(Communicator& world, at::Device device) const {
   call.comm = &world;
   call.kernel = kernel_;
   call.scale = options_.scale;
+  call.softcap = options_.softcap;
+  call.sinks = options_.sinks;
   call.dropout = options_.dropout;
   call.label = "attend";
   const double divisor = static_cast<double>(output_divisor(request_.pattern));
   const Layout queries = query_layout(request_), keys = key_layout(request_);
   RandomTensors in = inputs(&queries.spans[rank], &keys.spans[rank]);
+  const at::Tensor host_sinks = sinks(), here = host_sinks.defined() ? host_sinks.to(device) : host_sinks;
   if (draw_) {
     together(world, finite, [&] { require_finite(in, where, &queries.spans[rank], &keys.spans[rank]); });
   }
@@ -262,7 +287,7 @@ void AttendJob::run(Communicator& world, at::Device device) const {
   host.barrier({"attend, start"});
   const auto begin = std::chrono::steady_clock::now();
   AttentionStats forward, backward;
-  const AttentionOutput output = attention_forward(in.q, in.k, in.v, planned, &forward);
+  const AttentionOutput output = attention_forward(in.q, in.k, in.v, planned, here, &forward);
   AttentionGradients gradients;
   if (options_.backward) gradients = attention_backward(in.dout, in.q, in.k, in.v, output, &backward);
   finish(device);
@@ -283,6 +308,12 @@ void AttendJob::run(Communicator& world, at::Device device) const {
       whole.dq = gather_positions(host, gradients.dq, queries, 1, kGathering);
       whole.dk = gather_positions(host, gradients.dk, keys, 1, kGathering);
       whole.dv = gather_positions(host, gradients.dv, keys, 1, kGathering);
+      if (options_.sinks) {
+        // fp64 sums of what each rank has computed in its dtype, rounded once.
+        at::Tensor sum = gradients.dsinks.to(at::kCPU, at::kDouble).clone();
+        host.all_reduce(sum, ReduceOp::kSum, kGathering);
+        whole.dsinks = sum.to(gradients.dsinks.scalar_type());
+      }
     }
   }
   // The request that ran, in which adaptive maps are those that were selected.
@@ -310,11 +341,13 @@ void AttendJob::run(Communicator& world, at::Device device) const {
         head_dim_,
         dtype_,
         scale,
+        {options_.softcap, host_sinks},
         options_.dropout,
         queries,
         keys,
         [&](const auto& of_queries, const auto& of_keys) { return inputs(&of_queries, &of_keys); }};
-    const AttendResults mine{at::div(output.out, divisor), output.lse, gradients.dq, gradients.dk, gradients.dv};
+    const AttendResults mine{
+        at::div(output.out, divisor), output.lse, gradients.dq, gradients.dk, gradients.dv, gradients.dsinks};
     const RowsReport report = check_rows(world, problem, mine, *draw_);
     if (!report.passed()) {
       throw Error(ErrorKind::kInternal, "attend",
@@ -329,7 +362,9 @@ void AttendJob::run(Communicator& world, at::Device device) const {
       [&] {
         const RandomTensors all = inputs(nullptr, nullptr);
         check_selection(request_.pattern, ran.pattern, ran.shape, all);
-        std::printf("check: %s\n", check_results(ran.pattern, ran.shape, all, whole, scale, options_.dropout).c_str());
+        std::printf("check: %s\n", check_results(ran.pattern, ran.shape, all, whole, scale, options_.dropout,
+                                                 {options_.softcap, host_sinks})
+                                       .c_str());
       },
       /*only_first=*/true);
 }
@@ -339,6 +374,7 @@ void AttendJob::write(const AttendResults& whole, const PatternSpec& pattern) co
     std::vector<NamedTensor> tensors = {{"out", whole.out}, {"lse", whole.lse}};
     if (options_.backward) {
       tensors.insert(tensors.end(), {{"dq", whole.dq}, {"dk", whole.dk}, {"dv", whole.dv}});
+      if (options_.sinks) tensors.push_back({"dsinks", whole.dsinks});
     }
     write_safetensors(options_.output, tensors, {{"pattern", request_.pattern.text()}});
   }
@@ -346,7 +382,7 @@ void AttendJob::write(const AttendResults& whole, const PatternSpec& pattern) co
 }
 
 std::string attend_command(const PlanRequest& request, const RandomInput& input, KernelKind kernel, bool backward,
-                           const Dropout& dropout, double scale) {
+                           const Dropout& dropout, double scale, double softcap, bool sinks) {
   RandomInput described = input;
   described.batch = request.shape.batch;
   described.queries = request.shape.q_len;
@@ -366,6 +402,8 @@ std::string attend_command(const PlanRequest& request, const RandomInput& input,
   if (request.even) text += " --even";
   if (request.shape.query_offset != 0) text += " --query-offset " + std::to_string(request.shape.query_offset);
   if (scale != 0) text += " --scale " + exact(scale);
+  if (softcap != 0) text += " --softcap " + exact(softcap);
+  if (sinks) text += " --sinks";
   if (dropout.rate != 0) {
     text += " --dropout " + exact(dropout.rate) + " --seed " + std::to_string(dropout.seed) + " --step " +
             std::to_string(dropout.step) + " --layer " + std::to_string(dropout.layer);

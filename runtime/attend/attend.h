@@ -3,8 +3,9 @@
 // (launcher/subcommands/attend.cc) calls it.
 //
 // Input: q [B, Sq, H, D]; k and v [B, Sk, Hk, D]; for the backward dout, with q's shape. All have the same dtype: fp32,
-// fp64, bf16 or fp16. Output: out with q's shape, divided by the pattern's output_divisor; lse [B, H, Sq], fp32 (fp64
-// for fp64 inputs), -inf for rows without a key; dq, dk and dv with the shapes of q, k and v.
+// fp64, bf16 or fp16. With sinks also sinks [H], of any of these dtypes. Output: out with q's shape, divided by the
+// pattern's output_divisor; lse [B, H, Sq], fp32 (fp64 for fp64 inputs), -inf for rows without a key or the sink; dq,
+// dk and dv with the shapes of q, k and v; dsinks [H], summed over the ranks.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +36,8 @@ struct AttendOptions {
   std::string kernel = "auto";
   bool backward = false;
   std::optional<double> scale;     // default 1 / sqrt(D)
+  double softcap = 0;              // a soft cap of scores; 0: none
+  bool sinks = false;              // a learned logit for each head: the tensor `sinks` of the input, or drawn
   std::string query_offset = "0";  // query i has the position i + query_offset
   bool even = false;               // refuse lengths that do not give every rank the same share
   std::vector<int64_t> lengths;    // not empty: contiguous parts of these lengths instead of a layout
@@ -71,6 +74,7 @@ class AttendJob {
   void open_input();
   void check_tensor(const char* name, const char* expected, const std::vector<int64_t>& shape) const;
   void write(const AttendResults& whole, const PatternSpec& pattern) const;
+  at::Tensor sinks() const;  // undefined without
   // Returns the rows in these spans, or all rows for nullptr, which both are then.
   RandomTensors inputs(const std::vector<Span>* queries, const std::vector<Span>* keys) const;
 
@@ -87,6 +91,6 @@ class AttendJob {
 // Returns the command that computes this and compares it with the oracle; tests print it when they fail. The shape is
 // that of the request.
 std::string attend_command(const PlanRequest& request, const RandomInput& input, KernelKind kernel, bool backward,
-                           const Dropout& dropout = {}, double scale = 0);
+                           const Dropout& dropout = {}, double scale = 0, double softcap = 0, bool sinks = false);
 
 }  // namespace annulus

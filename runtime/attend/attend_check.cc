@@ -12,6 +12,7 @@
 
 #include "attention/oracle/oracle.h"
 #include "attention/oracle/rounding.h"
+#include "attention/oracle/rows.h"
 #include "common/error.h"
 #include "common/text.h"
 #include "runtime/tensor_files/safetensors.h"
@@ -102,12 +103,14 @@ void require_finite(const RandomTensors& inputs, const std::string& where, const
 }
 
 std::string check_results(const PatternSpec& pattern, const AttentionShape& shape, const RandomTensors& in,
-                          const AttendResults& got, double scale, const Dropout& dropout) {
+                          const AttendResults& got, double scale, const Dropout& dropout,
+                          const OracleSoftmax& softmax) {
   const bool backward = got.dq.defined();
   const auto divisor = static_cast<double>(output_divisor(pattern));
   const at::Tensor dout = backward ? in.dout.to(at::kDouble) / divisor : at::zeros_like(in.q, at::kDouble);
-  OracleResult want = oracle(in.q, in.k, in.v, dout, scale, count_of(pattern, shape),
-                             weight_of({dropout.rate, dropout.seed, dropout.step, dropout.layer, dropout.first_row}));
+  OracleResult want =
+      oracle(in.q, in.k, in.v, dout, scale, count_of(pattern, shape),
+             weight_of({dropout.rate, dropout.seed, dropout.step, dropout.layer, dropout.first_row}), softmax);
   want.out.div_(divisor);
   const at::Tensor finite = want.lse.masked_fill(want.lse.isfinite().logical_not(), 0);
   const double scores = finite.numel() > 0 ? finite.abs().max().item<double>() : 0;
@@ -137,6 +140,10 @@ std::string check_results(const PatternSpec& pattern, const AttentionShape& shap
     compare("dq", got.dq, want.dq, bound, largest(in.k) * products);
     compare("dk", got.dk, want.dk, bound, largest(in.q) * products);
     compare("dv", got.dv, want.dv, bound);
+    if (got.dsinks.defined()) {
+      const ExactRows sums = sink_sums(softmax.sinks, in.dout, want.out, want.lse);
+      compare("dsinks", got.dsinks, want.dsinks, bound, largest(sums.terms));
+    }
   }
   text += "; allowed " + scientific(bound, 1) + ", lse " + scientific(lse_bound, 1);
   if (!good) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention/dropout/dropout.h"
+#include "attention/oracle/oracle.h"
 #include "attention/pattern/pattern.h"
 #include "attention/pattern/span.h"
 #include "runtime/attend/random_input.h"
@@ -30,6 +31,7 @@ void require_telling_bound(double scores, double bound, at::ScalarType dtype);
 // The results of all ranks together, or those of one rank; dq, dk and dv are undefined if there was no backward.
 struct AttendResults {
   at::Tensor out, lse, dq, dk, dv;
+  at::Tensor dsinks = {};  // [H]; undefined without sinks or backward
 };
 
 // Returns the largest errors, each divided by the largest value of the tensor or 1, those of dq and dk by the largest
@@ -39,7 +41,8 @@ struct AttendResults {
 // `pattern`, adaptive maps must have been replaced by those that were used. check_selection()
 // is about these.
 std::string check_results(const PatternSpec& pattern, const AttentionShape& shape, const RandomTensors& inputs,
-                          const AttendResults& results, double scale, const Dropout& dropout);
+                          const AttendResults& results, double scale, const Dropout& dropout,
+                          const OracleSoftmax& softmax = {});
 
 // Raises Error(kInternal) unless the maps in `used` are ones that the adaptive maps of `asked` select from q and k, up
 // to the order of blocks whose scores differ only by rounding.

@@ -3,6 +3,8 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -310,6 +312,7 @@ RowsReport check_rows(Communicator& world, const AttendProblem& p, const AttendR
 
   std::optional<QuerySums> of_queries;
   std::optional<KeySums> of_keys;
+  const at::Tensor of_sinks = at::zeros({2, s.heads}, at::kDouble);  // their gradients, and the terms of these
   SelectionOfRows selection(p.asked, p.pattern, s, queries.rows, D);
   AttendResults got;
   together(world, kCheckingRows, [&] {
@@ -318,7 +321,7 @@ RowsReport check_rows(Communicator& world, const AttendProblem& p, const AttendR
     const RandomTensors at_rows = p.inputs(spans_of(queries.rows), spans_of(keys.rows));
     const at::Tensor q = picked(at_rows.q, queries.rows);
     of_queries.emplace(queries.rows, s, counts, weight, q,
-                       backward ? picked(at_rows.dout, queries.rows) / divisor : at::zeros_like(q), p.scale);
+                       backward ? picked(at_rows.dout, queries.rows) / divisor : at::zeros_like(q), p.scale, p.softmax);
     const std::vector<Span> share = {Span::range(rank * s.k_len / world.size(), (rank + 1) * s.k_len / world.size())};
     for_each_part(share, p, [&](const std::vector<Span>& part, int64_t, const std::vector<int64_t>& positions) {
       const RandomTensors in = p.inputs({}, part);
@@ -333,11 +336,15 @@ RowsReport check_rows(Communicator& world, const AttendProblem& p, const AttendR
     if (!backward) return;
     got.dq = mine.dq.cpu(), got.dk = mine.dk.cpu(), got.dv = mine.dv.cpu();
     of_keys.emplace(keys.rows, s, counts, weight, picked(at_rows.k, keys.rows), picked(at_rows.v, keys.rows), p.scale,
-                    divisor);
+                    divisor, p.softmax);
     const auto visit = [&](const std::vector<Span>& part, int64_t row, const std::vector<int64_t>& positions) {
       const RandomTensors in = p.inputs(part, {});
       const auto n = static_cast<int64_t>(positions.size());
       of_keys->add(positions, in.q, in.dout, got.out.narrow(1, row, n), got.lse.narrow(2, row, n));
+      if (!p.softmax.sinks.defined()) return;
+      const ExactRows part_of_sinks =
+          sink_sums(p.softmax.sinks, in.dout, got.out.narrow(1, row, n), got.lse.narrow(2, row, n));
+      of_sinks.select(0, 0).add_(part_of_sinks.value), of_sinks.select(0, 1).add_(part_of_sinks.terms);
     };
     for_each_part(p.queries.spans[static_cast<size_t>(rank)], p, visit);
   });
@@ -387,6 +394,21 @@ RowsReport check_rows(Communicator& world, const AttendProblem& p, const AttendR
     const at::Tensor n = of_keys->pairs(), sizes = of_keys->scores();
     report.parts.push_back(of.compare("dk", got_keys.narrow(1, 0, D), of_keys->dk(), n, sizes, keys.rows));
     report.parts.push_back(of.compare("dv", got_keys.narrow(1, D, D), of_keys->dv(), n, sizes, keys.rows));
+    if (p.softmax.sinks.defined()) {
+      at::Tensor sums = of_sinks.clone();
+      host.all_reduce(sums, ReduceOp::kSum, kCheckingRows);
+      at::Tensor got_sinks = mine.dsinks.to(at::kCPU, at::kDouble).clone();
+      host.all_reduce(got_sinks, ReduceOp::kSum, kCheckingRows);
+      // Each query's share of a softmax is wrong by as much as its scores, the largest of which is known for drawn
+      // rows.
+      std::vector<OracleRow> all_heads;
+      for (int64_t h = 0; h < s.heads; ++h) all_heads.push_back({0, h, 0});
+      const at::Tensor queries_of_head = at::full({s.heads}, static_cast<double>(s.batch * s.q_len), at::kDouble);
+      const at::Tensor largest = at::full({s.heads}, 0.0, at::kDouble).add_(scores.max()).add_(sizes.max());
+      const ExactRows want{sums.select(0, 0).unsqueeze(1), sums.select(0, 1), at::ones({s.heads}, at::kDouble)};
+      report.parts.push_back(Comparison(p, "head", "query")
+                                 .compare("dsinks", got_sinks.unsqueeze(1), want, queries_of_head, largest, all_heads));
+    }
   }
   if (report.rows < report.all_rows)
     report.unchecked.push_back(backward ? "the other rows and keys" : "the other rows");

@@ -6,7 +6,7 @@
 // from all keys that they count, and dk and dv of the drawn keys from all queries that count them. The latter take lse
 // and out of these queries as the program has reported them, because computing them would cost all their pairs: so dk
 // and dv are checked as functions of the reported forward, and a wrong out or lse is found where its row is drawn, or
-// where dk and dv do not follow from it.
+// where dk and dv do not follow from it. The gradients of sinks are checked likewise, all of them.
 //
 // The cost: each drawn row or key asks the definition once for each position, and computes with the pairs
 // that are counted. Ranks share the work: keys by contiguous parts whatever the layout, queries by the layout.
@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "attention/dropout/dropout.h"
+#include "attention/oracle/oracle.h"
 #include "attention/pattern/pattern.h"
 #include "attention/pattern/span.h"
 #include "attention/plan/layout.h"
@@ -54,6 +55,7 @@ struct AttendProblem {
   int64_t head_dim = 0;
   at::ScalarType dtype = at::kFloat;
   double scale = 1;
+  OracleSoftmax softmax;
   Dropout dropout;
   Layout queries, keys;  // which rank reports the results of which positions
   // Returns the inputs at these positions, whichever rank has them, as a file or a generator has them; without backward
@@ -62,7 +64,7 @@ struct AttendProblem {
 };
 
 struct RowsReport {
-  // One result: out, lse, dq, dk or dv.
+  // One result: out, lse, dq, dk, dv or dsinks.
   struct Part {
     std::string name;
     double error = 0;   // the largest: relative to the terms of its row; of lse absolute; infinite for a NaN

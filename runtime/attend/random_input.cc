@@ -164,6 +164,13 @@ RandomTensors make_random(const RandomInput& in, const std::vector<Span>& querie
   return tensors;
 }
 
+at::Tensor random_sinks(const RandomInput& in) {
+  constexpr uint32_t kSinks = 4;
+  const at::Tensor sinks = at::empty({in.heads}, at::kDouble);
+  draw_normal(in.seed, kSinks, 0, in.heads, 1, sinks.mutable_data_ptr<double>());
+  return sinks.to(at::kFloat);
+}
+
 RandomTensors make_random(const RandomInput& in) {
   return make_random(in, {Span::range(0, in.queries)}, {Span::range(0, in.keys)});
 }

@@ -42,6 +42,10 @@ struct RandomTensors {
   at::Tensor q, k, v, dout;  // [batch, positions, heads, dim], as in attention.h
 };
 
+// Returns the sinks that `attend --random --sinks` uses, fp32 [heads]: the elements of tensor 4 of magnitude 1, drawn
+// as make_random draws.
+at::Tensor random_sinks(const RandomInput& input);
+
 // Return normally distributed CPU tensors: of the positions at these spans, one after the other, or of all positions.
 //
 // The number at a position does not depend on which others are asked for, so each rank of a job makes its own. Element

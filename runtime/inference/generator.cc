@@ -114,11 +114,12 @@ at::Tensor Generator::extend(const int64_t* tokens, int64_t n) {
   at::Tensor last;  // the hidden state of the last position
   if (cache_.divides(n)) {
     const LayerRequests layers = cache_.begin_divided(n);
-    const at::Tensor hidden =
-        RowForward(model_, comm_, KernelKind::kAuto)
-            .hidden(layers, {.tokens = row}, "sample",
-                    [this](const Attend& attention, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                           int64_t layer) { return cache_.attend_divided(attention, q, k, v, layer); });
+    const at::Tensor hidden = RowForward(model_, comm_, KernelKind::kAuto)
+                                  .hidden(layers, {.tokens = row}, "sample",
+                                          [this](const Attend& attention, const at::Tensor& q, const at::Tensor& k,
+                                                 const at::Tensor& v, int64_t layer, const at::Tensor& sinks) {
+                                            return cache_.attend_divided(attention, q, k, v, layer, sinks);
+                                          });
     last = hidden.narrow(0, hidden.size(0) - 1, 1).contiguous();
     // In every layout the last position is the last one of its rank.
     const Layout layout = row_layout(layers);
@@ -132,8 +133,8 @@ at::Tensor Generator::extend(const int64_t* tokens, int64_t n) {
     const int64_t before = cache_.length();
     last = model_.hidden(
         row.to(model_.parameters().device()), model_.rotary(at::arange(before, before + n, at::kLong)),
-        [this](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
-          return cache_.attend(q, k, v, layer);
+        [this](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer, const at::Tensor& sinks) {
+          return cache_.attend(q, k, v, layer, sinks);
         },
         /*last_only=*/true);
   }

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "attention/execution/select_blocks.h"
+#include "attention/execution/sinks.h"
 #include "attention/kernels/choose_kernel.h"
 #include "attention/tiles/tile_views.h"
 #include "common/error.h"
@@ -268,8 +269,9 @@ Pattern KvCache::select(const PatternSpec& spec, int64_t layer) const {
 
 // Attention over this rank's own keys.
 PartialAttention KvCache::attend_own(const at::Tensor& q, int64_t layer, const std::vector<Piece>& pieces) const {
-  const std::unique_ptr<Kernel> kernel = make_kernel(KernelKind::kAuto, q);
+  const std::unique_ptr<Kernel> kernel = make_kernel(KernelKind::kAuto, q, /*dropout=*/false, shape_.softcap > 0);
   KernelCall call;
+  call.softcap = shape_.softcap;
   call.scale = 1 / std::sqrt(static_cast<double>(shape_.head_dim()));
   call.group = shape_.heads / shape_.kv_heads;
   const Kernel::Poll poll = comm_.size() > 1 ? Kernel::Poll([this] { comm_.progress(); }) : nullptr;
@@ -290,23 +292,26 @@ PartialAttention KvCache::attend_own(const at::Tensor& q, int64_t layer, const s
   return own;
 }
 
-Attended KvCache::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
+Attended KvCache::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer,
+                         const at::Tensor& sinks) {
   const LayerKind& kind = kind_of(layer);
   if (taken_.numel() > 0) put(k[0].index_select(0, taken_), v[0].index_select(0, taken_), layer, own_before_);
   if (kind.adaptive) queries_[static_cast<size_t>(layer)].narrow(0, length_, added_).copy_(q[0]);
   const PartialAttention own =
       kind.adaptive ? attend_own(q, layer, pieces_of(select(kind.spec, layer))) : attend_own(q, layer, kind.pieces);
+  const PartialAttention merged = merge_over_ranks(comm_, own, {"sample, merging attention", layer, "layer"});
+  if (sinks.defined()) add_sinks(merged.out, merged.lse, sinks);
   Attended attended;
-  attended.kept = {merge_over_ranks(comm_, own, {"sample, merging attention", layer, "layer"}).out.to(computed_)};
+  attended.kept = {merged.out.to(computed_)};
   attended.divisor = kind.divisor;
   return attended;
 }
 
 Attended KvCache::attend_divided(const Attend& attention, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                 int64_t layer) const {
+                                 int64_t layer, const at::Tensor& sinks) const {
   put(k[0], v[0], layer, own_before_);
   const auto as_cached = [&](const at::Tensor& t) { return t.to(stored_).to(computed_); };
-  Attended attended = attention(q, as_cached(k), as_cached(v), layer);
+  Attended attended = attention(q, as_cached(k), as_cached(v), layer, sinks);
   attended.divisor = kind_of(layer).divisor;  // not that of its slices
   return attended;
 }

@@ -58,12 +58,13 @@ class KvCache {
   //
   // All ranks compute all n positions. q [1, n, heads, D], k and v [1, n, kv_heads, D].
   void begin(int64_t n);
-  Attended attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer);
+  Attended attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer,
+                  const at::Tensor& sinks);
   // Each rank computes its positions by the layout of the requests that this returns, and `attention` is that of these
   // requests (RowForward). Only if divides(n).
   LayerRequests begin_divided(int64_t n);
   Attended attend_divided(const Attend& attention, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          int64_t layer) const;
+                          int64_t layer, const at::Tensor& sinks) const;
   void end() { length_ += added_; }
 
   // Returns the bytes that the cache of a rank takes, and what its use takes for a while, but no plans; in fp64 because

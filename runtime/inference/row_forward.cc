@@ -76,18 +76,20 @@ at::Tensor RowForward::hidden(const LayerRequests& layers, const Rows& rows, con
     call.request = requests[layers.of_layer[i]];
     call.comm = &ring_;
     call.kernel = kernel_;
+    call.softcap = model_.shape().softcap;
+    call.sinks = model_.shape().attention_sinks;
     call.label = label + ", layer " + std::to_string(i);
     calls.emplace_back(std::move(call));
   }
   const Parameters& parameters = model_.parameters();
   plan_calls(calls, {parameters.dtype(), model_.shape().head_dim(), parameters.device().type()},
              {label + ", planning attention"});
-  const Attend planned = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
-    return attended(q, k, v, calls[static_cast<size_t>(layer)]);
+  const Attend planned = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer,
+                             const at::Tensor& sinks) {
+    return attended(q, k, v, calls[static_cast<size_t>(layer)], sinks);
   };
-  const Attend wrapped = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
-    return around(planned, q, k, v, layer);
-  };
+  const Attend wrapped = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer,
+                             const at::Tensor& sinks) { return around(planned, q, k, v, layer, sinks); };
   const std::vector<int64_t> own = row_layout(layers).positions(ring_.rank());
   const at::Tensor positions = at::tensor(own, at::kLong);
   const RotaryTable table = model_.rotary(rows.restart ? restarted(rows.parts, own) : positions);

@@ -55,7 +55,7 @@ class RowForward {
   // Called in each layer in place of `attention`, which it may call: with this rank's positions of q, k and v after the
   // rotary embedding, [B, n, heads, D].
   using Around = std::function<Attended(const Attend& attention, const at::Tensor& q, const at::Tensor& k,
-                                        const at::Tensor& v, int64_t layer)>;
+                                        const at::Tensor& v, int64_t layer, const at::Tensor& sinks)>;
 
   // Returns the hidden states of this rank's positions, [B * n, dim], in the order of row_layout. Collective.
   // Differentiable. `layers` are the requests of rows of this shape; `label` names the call in messages. Raises the

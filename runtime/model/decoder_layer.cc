@@ -208,13 +208,15 @@ std::vector<at::Tensor> LayerRun::forward(at::Tensor x, at::Tensor delta, const 
     q.put(tile, h.q), k.put(tile, h.k), v.put(tile, h.v);
     if (whole) projected.push_back(std::move(made));
   }
+  // Attention runs between the layer's places, where the weights need not be held.
+  const at::Tensor sinks = w.sinks.defined() ? w.sinks.detach().clone() : at::Tensor();
   if (s.use != nullptr) s.use->after_forward(before);
   // Not the tensor of autograd itself, which would keep the graph before this node.
   input = delta.defined() ? sum.all : x.detach();
   sum.all.reset(), x.reset(), delta.reset();
   heads = {batched(q.all), batched(k.all), batched(v.all)};
   q.all.reset(), k.all.reset(), v.all.reset();
-  attention = attend(heads.q, heads.k, heads.v, layer);
+  attention = attend(heads.q, heads.k, heads.v, layer, sinks);
   if (!whole) heads = {};
   if (s.use != nullptr) s.use->before_forward(after);
   Rows next(rows), added(rows);
@@ -309,10 +311,12 @@ at::Tensor LayerRun::backward(at::Tensor dsum, at::Tensor ddelta) {
     d = attention.backward(of_out, of, attention.kept);
   }
   attention = {};
+  const at::Tensor of_sinks = std::exchange(d.sinks, {});
   for (at::Tensor* t : {&d.q, &d.k, &d.v}) *t = t->contiguous().view({rows, t->size(2), t->size(3)});
   {
     GradientSum qkv(w.qkv, several), qkv_bias(w.qkv_bias, several), norm(w.attention_norm, several),
-        q_norm(w.q_norm, several), k_norm(w.k_norm, several);
+        q_norm(w.q_norm, several), k_norm(w.k_norm, several), sinks(w.sinks, /*several_tiles=*/false);
+    if (of_sinks.defined()) sinks.add(of_sinks);
     for (size_t i = 0; i < tiles.size(); ++i) {
       const RowTile& tile = tiles[i];
       HeadsTile p = std::exchange(projected[i], {});

@@ -38,6 +38,7 @@ struct LayerWeights {
   at::Tensor attention_norm;         // [dim]
   at::Tensor qkv, qkv_bias;          // [(heads + 2 kv_heads) head_dim, dim]
   at::Tensor q_norm, k_norm;         // [head_dim]
+  at::Tensor sinks;                  // [heads]
   at::Tensor out, out_bias;          // [dim, heads head_dim]
   at::Tensor mlp_norm;               // [dim]
   at::Tensor gate_up, gate_up_bias;  // [2 ffn, dim]
@@ -48,12 +49,14 @@ struct LayerWeights {
 struct Attended {
   std::vector<at::Tensor> kept;  // first the output, like q; then any others, which may be undefined
   int64_t divisor = 1;           // by which the layer divides the output (output_divisor(pattern))
-  // Returns the gradients of q, k and v from that of the output. Empty if there is no backward.
+  // Returns the gradients of q, k, v and the sinks from that of the output. Empty if there is no backward.
   std::function<Heads(const at::Tensor& dout, const Heads& qkv, const std::vector<at::Tensor>& kept)> backward =
       nullptr;
 };
-// For q [B, n, heads, D], k and v [B, n, kv_heads, D], all contiguous.
-using Attend = std::function<Attended(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer)>;
+// For q [B, n, heads, D], k and v [B, n, kv_heads, D], all contiguous, and sinks [heads], a copy of the layer's,
+// undefined if it has none.
+using Attend = std::function<Attended(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer,
+                                      const at::Tensor& sinks)>;
 
 // What the layers of a forward share.
 struct LayerSetting {

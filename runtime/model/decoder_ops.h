@@ -36,6 +36,7 @@ struct Heads {
   at::Tensor q;  // [batch, n, heads, head_dim]
   at::Tensor k;  // [batch, n, kv_heads, head_dim]
   at::Tensor v;
+  at::Tensor sinks = {};  // [heads], of gradients of a layer with sinks
 };
 
 struct CrossEntropy {

@@ -44,6 +44,7 @@ Model::Model(const ModelShape& shape, at::ScalarType dtype, at::Device device, U
                        .qkv_bias = leaf(shape.qkv_bias, "self_attn.q_proj.bias", 3),
                        .q_norm = leaf(shape.qk_norm, "self_attn.q_norm.weight"),
                        .k_norm = leaf(shape.qk_norm, "self_attn.k_norm.weight"),
+                       .sinks = leaf(shape.attention_sinks, "self_attn.sinks"),
                        .out = leaf(true, "self_attn.o_proj.weight"),
                        .out_bias = leaf(shape.out_bias, "self_attn.o_proj.bias"),
                        .mlp_norm = leaf(true, "post_attention_layernorm.weight"),

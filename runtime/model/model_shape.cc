@@ -46,6 +46,7 @@ DescribedUnit before_attention(const ModelShape& s, int64_t i) {
     p.push_back(vector(attention + "q_norm.weight", s.head_dim(), 1));
     p.push_back(vector(attention + "k_norm.weight", s.head_dim(), 1));
   }
+  if (s.attention_sinks) p.push_back(vector(attention + "sinks", s.heads, 0));
   return group;
 }
 
@@ -108,6 +109,8 @@ void validate(const ModelShape& s) {
                                                              std::to_string(2 * s.heads) + ", or set model.head_dim");
   require(s.head_dim() % 2 == 0, "model.head_dim must be even, but is " + std::to_string(s.head_dim()) +
                                      ": the rotary embedding rotates pairs of numbers");
+  require(s.softcap == 0 || (s.softcap >= 1e-30 && s.softcap <= 1e30),
+          "model.softcap must be from 1e-30 to 1e30, or 0 for none, but is " + exact(s.softcap));
   require(s.heads % s.kv_heads == 0, counted(s.heads, "query head") + " cannot share " +
                                          counted(s.kv_heads, "kv head") +
                                          " evenly: model.heads must be a multiple of model.kv_heads");

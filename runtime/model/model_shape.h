@@ -24,10 +24,12 @@ struct ModelShape {
   bool rope_fp32 = false;  // RotarySpec::fp32
   bool tie_embeddings = false;
   double norm_eps = 1e-5;
-  bool qkv_bias = false;  // of the query, key and value projections
-  bool out_bias = false;  // of attention's output projection
-  bool mlp_bias = false;  // of the MLP's three projections
-  bool qk_norm = false;   // RMSNorm of each query and key over the head dimension, before RoPE
+  bool qkv_bias = false;         // of the query, key and value projections
+  bool out_bias = false;         // of attention's output projection
+  bool mlp_bias = false;         // of the MLP's three projections
+  bool qk_norm = false;          // RMSNorm of each query and key over the head dimension, before RoPE
+  double softcap = 0;            // a soft cap of attention's scores (AttentionCall::softcap); 0: none
+  bool attention_sinks = false;  // a learned logit for each head of a layer in the softmaxes' denominators
 
   int64_t head_dim() const { return head_size > 0 || heads <= 0 ? head_size : dim / heads; }
   int64_t q_width() const { return heads * head_dim(); }      // of all queries of a token
@@ -38,7 +40,7 @@ struct ModelShape {
 };
 
 // Raises Error(kPlan) if sizes are not positive, if heads is not a multiple of kv_heads, if dim is not a multiple of
-// heads and head_size is 0, or if the head dimension is odd.
+// heads and head_size is 0, if the head dimension is odd, or if the soft cap is not one.
 void validate(const ModelShape& shape);
 
 // A parameter: a matrix [out, in] or a vector, with its name in Hugging Face's layout.
@@ -54,9 +56,9 @@ struct ParameterShape {
 
 // Parameters that are used together (runtime/model/weight_use.h): the embedding, two units for each layer, and the
 // output unless it is tied. The first unit of a layer has the norm before attention and the projections of q, k and v,
-// with their biases and norms. The second has attention's output projection and the MLP with its norm, and in the last
-// layer the final norm. In each unit, all matrices precede the vectors. The query, key and value projections are
-// adjacent, as are the gate and up projections, and their biases.
+// with their biases and norms, and the sinks. The second has attention's output projection and the MLP with its norm,
+// and in the last layer the final norm. In each unit, all matrices precede the vectors. The query, key and value
+// projections are adjacent, as are the gate and up projections, and their biases.
 struct DescribedUnit {
   // "the embedding", "q, k and v of layer 3", "the output projection and MLP of layer 3", "the output"
   std::string name;

@@ -7,16 +7,17 @@
 
 namespace annulus {
 
-Attended attended(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const PlannedCall& call) {
+Attended attended(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const PlannedCall& call,
+                  const at::Tensor& sinks) {
   call.require_kept();
-  AttentionOutput output = attention_forward(q, k, v, call);
-  return {.kept = {output.out, output.lse, output.saved_k, output.saved_v},
+  AttentionOutput output = attention_forward(q, k, v, call, sinks);
+  return {.kept = {output.out, output.lse, output.saved_k, output.saved_v, output.sinks},
           .divisor = output_divisor(call.settings().request.pattern),
-          .backward = [left = output.with({}, {}, {}, {})](const at::Tensor& dout, const Heads& of,
-                                                           const std::vector<at::Tensor>& kept) {
+          .backward = [left = output.with({}, {}, {}, {}, {})](const at::Tensor& dout, const Heads& of,
+                                                               const std::vector<at::Tensor>& kept) {
             const AttentionGradients d =
-                attention_backward(dout, of.q, of.k, of.v, left.with(kept[0], kept[1], kept[2], kept[3]));
-            return Heads{d.dq, d.dk, d.dv};
+                attention_backward(dout, of.q, of.k, of.v, left.with(kept[0], kept[1], kept[2], kept[3], kept[4]));
+            return Heads{d.dq, d.dk, d.dv, d.dsinks};
           }};
 }
 

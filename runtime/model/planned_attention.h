@@ -9,7 +9,9 @@
 
 namespace annulus {
 
-// Collective, and so is the backward of what it returns. Raises the errors of attention_forward.
-Attended attended(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const PlannedCall& call);
+// Collective, and so is the backward of what it returns. Raises the errors of attention_forward. `sinks` are given if
+// the call has sinks.
+Attended attended(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const PlannedCall& call,
+                  const at::Tensor& sinks);
 
 }  // namespace annulus

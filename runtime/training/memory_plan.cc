@@ -64,7 +64,7 @@ MemoryPlan plan_stage(const Config& c, const Stage& stage, const Sharding& shard
   MemoryPlan plan;
   const std::vector<AttentionCharges> attention =
       layer_charges(stage.layers, batch, rank, parse_kernel(c.attention.kernel, "attention.kernel"),
-                    {shape.head_dim(), dtype, gpu, c.model.dropout > 0});
+                    {shape.head_dim(), dtype, gpu, c.model.dropout > 0, shape.softcap > 0, shape.attention_sinks});
   plan.selects_what_travels =
       context_ranks > 1 && std::any_of(stage.layers.distinct.begin(), stage.layers.distinct.end(),
                                        [](const PlanRequest& request) { return is_adaptive(request.pattern); });
@@ -90,7 +90,7 @@ MemoryPlan plan_stage(const Config& c, const Stage& stage, const Sharding& shard
 std::vector<AttentionCharges> layer_charges(const LayerRequests& layers, int64_t rows, int rank, KernelKind kind,
                                             const CallTraits& call) {
   const at::DeviceType device = call.gpu ? at::kCUDA : at::kCPU;
-  const KernelKind planned = planned_kernel(kind, device, call.type, call.head_dim, call.dropout);
+  const KernelKind planned = planned_kernel(kind, device, call.type, call.head_dim, call.dropout, call.softcap);
   const std::unique_ptr<Kernel> kernel = make_chosen_kernel(planned, device, call.type);
   std::vector<AttentionCharges> distinct, all;
   for (const PlanRequest& request : layers.of_rows(0, rows)) {

@@ -430,9 +430,9 @@ int Run::train() {
   if (!sharding_.groups.empty()) sharding_.groups = world_.hosts().groups().sizes();  // hosts may differ
   // The choice of a kernel depends on these settings.
   if (options_.device.is_cuda()) set_gpu_numerics({.tf32 = config_.tf32, .deterministic = config_.deterministic});
-  together(world_, {"choosing the attention kernel"}, [&] {
+  together(world_, {"choosing the attention kernel"}, [&, &m = config_.model] {
     kernel_ = choose_kernel(parse_kernel(config_.attention.kernel, "attention.kernel"), options_.device.type(),
-                            compute_dtype(config_), config_.model.head_dim(), config_.model.dropout > 0)
+                            compute_dtype(config_), m.head_dim(), m.dropout > 0, m.softcap > 0)
                   .reason;
   });
   try {

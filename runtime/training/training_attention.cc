@@ -31,6 +31,8 @@ std::vector<PlannedCall> Training::calls(const std::vector<PlanRequest>& request
     call.request = requests[of_layer[i]];
     call.comm = &mesh_.axis("context");
     call.kernel = kernel(config_);
+    call.softcap = config_.model.softcap;
+    call.sinks = config_.model.attention_sinks;
     call.dropout = dropout;
     call.dropout.layer = static_cast<int64_t>(i);
     call.label = when + ", attention, layer " + std::to_string(i);
@@ -46,8 +48,9 @@ void Training::plan(const std::vector<PlannedCall>& calls, OpLabel label) const 
 }
 
 Attend Training::attend(std::vector<PlannedCall> calls) {
-  return [calls = std::move(calls)](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
-    return attended(q, k, v, calls[static_cast<size_t>(layer)]);
+  return [calls = std::move(calls)](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer,
+                                    const at::Tensor& sinks) {
+    return attended(q, k, v, calls[static_cast<size_t>(layer)], sinks);
   };
 }
 

@@ -222,6 +222,7 @@ const TileMath<float>* tile_math_of_pairs() {
                                              .finite = tile_math<float>().finite,
                                              .scores = bf16_pairs::scores,
                                              .add_product = bf16_pairs::add_product,
+                                             .cap = tile_math<float>().cap,
                                              .hide = tile_math<float>().hide,
                                              .softmax = tile_math<float>().softmax,
                                              .gradient = tile_math<float>().gradient,

@@ -160,7 +160,7 @@ class CpuKernel : public Kernel {
                 result_rows(out_, item.batch, item.heads.at(h), item.rows_of(g));
           }
         }
-        flash_forward<T>(blocks, pieces, q_.size(3), static_cast<T>(call_.scale), scratch_[thread], done);
+        flash_forward<T>(blocks, pieces, q_.size(3), {call_.scale, call_.softcap}, scratch_[thread], done);
       });
     });
   }
@@ -431,7 +431,7 @@ class CpuKernel : public Kernel {
             }
           }
         }
-        flash_backward<T>(blocks, pieces, q_.size(3), static_cast<T>(call_.scale), scratch_[thread], done);
+        flash_backward<T>(blocks, pieces, q_.size(3), {call_.scale, call_.softcap}, scratch_[thread], done);
       }
     });
     for (size_t p = 0; p < partial.size(); ++p) {

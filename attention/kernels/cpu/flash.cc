@@ -74,11 +74,13 @@ void pack_queries(const TileMath<T>& math, const StoredRows& x, int64_t count, i
 }  // namespace
 
 template <typename T>
-void flash_forward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
-                   FlashScratch<T>& scratch, const FlashDone& done) {
+void flash_forward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPiece<T>> pieces, int64_t dim,
+                   const Scoring<T>& scoring, FlashScratch<T>& scratch, const FlashDone& done) {
+  const T scale = scoring.scale, softcap = scoring.softcap;
   const TileMath<T>& math = math_for(blocks, pieces, dim, scale);
   const int64_t together = math.together, length = round_up(dim / together, math.depth);  // of the rows of q and k
-  const T score_scale = together == 1 ? 1 : scale;  // pairs are packed without a scale
+  const T score_scale = together == 1 ? 1 : scale;        // pairs are packed without a scale
+  const T softmax_scale = softcap > 0 ? 1 : score_scale;  // of scores after the cap
   const Chunks<T> chunks(blocks, pieces);
   RowTiles<T> tiles(blocks, chunks, math.rows, math.rows);
   const int64_t all_rows = tiles.rows(), width = round_up(dim, math.lanes);
@@ -145,10 +147,11 @@ void flash_forward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPie
           if (ends) ahead.add(head.out, i, i + n);
           if (!tile.runs().empty()) {
             scores_of(math, n, q + row * q_width, q_width, k, length, tile.runs(), scores, step, ahead);
-            tile.hide(i, n, scores, step);
             const auto runs = static_cast<int64_t>(tile.runs().size());
+            if (softcap > 0) math.cap(n, scores, step, tile.runs().data(), runs, score_scale, softcap);
+            tile.hide(i, n, scores, step);
             if (drops) tile.draw(head.philox_key, i, n, factors, step);
-            math.softmax(n, scores, step, tile.runs().data(), runs, score_scale, drops ? factors : nullptr,
+            math.softmax(n, scores, step, tile.runs().data(), runs, softmax_scale, drops ? factors : nullptr,
                          maximum + row, sum + row, keep);
             if (math.narrow != nullptr) math.narrow(n, scores, step, tile.runs().data(), runs, scores, step);
             add_rows(math, n, scores, step, tile.summed(), values, out + row * width, width, keep);
@@ -164,12 +167,14 @@ void flash_forward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPie
 }
 
 template <typename T>
-void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
-                    FlashScratch<T>& scratch, const FlashDone& done) {
+void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPiece<T>> pieces, int64_t dim,
+                    const Scoring<T>& scoring, FlashScratch<T>& scratch, const FlashDone& done) {
+  const T scale = scoring.scale, softcap = scoring.softcap;
   const TileMath<T>& math = math_for(blocks, pieces, dim, scale);
   const int64_t together = math.together,
                 length = round_up(dim / together, math.depth);  // of the rows of q, dout, k and v
   const T score_scale = together == 1 ? 1 : scale;              // pairs are packed without a scale
+  const T softmax_scale = softcap > 0 ? 1 : score_scale;        // of scores after the cap
   const Chunks<T> chunks(blocks, pieces);
   RowTiles<T> tiles(blocks, chunks, math.rows, math.held);
   const int64_t most_held = tiles.unit_rows();  // the rows whose scores are held at once
@@ -236,11 +241,12 @@ void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPi
       const int64_t summed = round_up(n, depth);
       scores_of(math, n, q + row * q_width, q_width, k_columns, length, tile.runs(), p_rows, step, ahead);
       scores_of(math, n, dout + row * q_width, q_width, v_columns, length, tile.runs(), ds_rows, step, ahead);
+      const auto runs = static_cast<int64_t>(tile.runs().size());
+      if (softcap > 0) math.cap(n, p_rows, step, tile.runs().data(), runs, score_scale, softcap);
       tile.hide(i, n, p_rows, step);
       if (drops) tile.draw(head.philox_key, i, n, factors, step);
-      const auto runs = static_cast<int64_t>(tile.runs().size());
-      math.gradient(n, p_rows, ds_rows, step, tile.runs().data(), runs, score_scale, drops ? factors : nullptr,
-                    lse + row, delta + row);
+      math.gradient(n, p_rows, ds_rows, step, tile.runs().data(), runs, softmax_scale, softcap > 0 ? 1 / softcap : 0,
+                    drops ? factors : nullptr, lse + row, delta + row);
       tile.clear_padding(n, summed, p_rows, ds_rows, step);
       const T* ds_operand = ds_rows;
       if (math.narrow != nullptr) {
@@ -309,13 +315,13 @@ void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPi
   }
 }
 
-template void flash_forward(std::span<const QueryBlock<float>>, std::span<const KeyPiece<float>>, int64_t, float,
-                            FlashScratch<float>&, const FlashDone&);
-template void flash_forward(std::span<const QueryBlock<double>>, std::span<const KeyPiece<double>>, int64_t, double,
-                            FlashScratch<double>&, const FlashDone&);
-template void flash_backward(std::span<const QueryBlock<float>>, std::span<const KeyPiece<float>>, int64_t, float,
-                             FlashScratch<float>&, const FlashDone&);
-template void flash_backward(std::span<const QueryBlock<double>>, std::span<const KeyPiece<double>>, int64_t, double,
-                             FlashScratch<double>&, const FlashDone&);
+template void flash_forward(std::span<const QueryBlock<float>>, std::span<const KeyPiece<float>>, int64_t,
+                            const Scoring<float>&, FlashScratch<float>&, const FlashDone&);
+template void flash_forward(std::span<const QueryBlock<double>>, std::span<const KeyPiece<double>>, int64_t,
+                            const Scoring<double>&, FlashScratch<double>&, const FlashDone&);
+template void flash_backward(std::span<const QueryBlock<float>>, std::span<const KeyPiece<float>>, int64_t,
+                             const Scoring<float>&, FlashScratch<float>&, const FlashDone&);
+template void flash_backward(std::span<const QueryBlock<double>>, std::span<const KeyPiece<double>>, int64_t,
+                             const Scoring<double>&, FlashScratch<double>&, const FlashDone&);
 
 }  // namespace annulus

@@ -122,6 +122,14 @@ struct FlashScratch {
 constexpr int64_t kMostRows = 1024, kMostSetRows = 4096;
 constexpr int64_t kMostKeys = 256;
 
+// How a score follows from q.k: scale * q.k, or with a soft cap softcap * tanh(scale / softcap * q.k).
+template <typename T>
+struct Scoring {
+  T scale, softcap;  // without a cap it is 0
+
+  Scoring(double s, double cap) : scale(static_cast<T>(s)), softcap(static_cast<T>(cap)) {}
+};
+
 // Estimates the number of elements of a FlashScratch if all blocks and heads of a call together have at most `rows`
 // rows.
 constexpr int64_t flash_scratch_elements(int64_t rows, int64_t dim, bool backward) {
@@ -136,14 +144,14 @@ using FlashDone = std::function<void(double pairs)>;
 // Masked keys and values must be finite, because they are multiplied by a probability of 0. Thread safe for calls that
 // share neither scratch nor outputs. If `done` throws, outputs are invalid.
 template <typename T>
-void flash_forward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
-                   FlashScratch<T>& scratch, const FlashDone& done);
+void flash_forward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPiece<T>> pieces, int64_t dim,
+                   const Scoring<T>& scoring, FlashScratch<T>& scratch, const FlashDone& done);
 
 // Adds the gradients to dq, dk and dv, or sets rows that have not been written. lse is merged, +inf for rows without a
 // key. Masked keys and values must be finite, as must q, dout and result of all rows, because masked pairs contribute
 // rows times 0 to dk and dv. Otherwise like flash_forward.
 template <typename T>
-void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
-                    FlashScratch<T>& scratch, const FlashDone& done);
+void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPiece<T>> pieces, int64_t dim,
+                    const Scoring<T>& scoring, FlashScratch<T>& scratch, const FlashDone& done);
 
 }  // namespace annulus

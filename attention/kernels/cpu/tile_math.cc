@@ -4,6 +4,7 @@
 // clang-format off
 #include "common/simd/versions.h"  // must come first
 #include "attention/kernels/cpu/packing-inl.h"
+#include "attention/kernels/cpu/softcap-inl.h"
 #include "common/simd/exponential-inl.h"
 // clang-format on
 
@@ -303,24 +304,29 @@ void softmax(int64_t used, T* s, int64_t s_step, const Run* runs, int64_t count,
   }
 }
 
-template <bool kDrops, typename T>
-HWY_INLINE void gradient_step(T* p, T* ds, const T* factors, Vec<T> scale, Vec<T> lse, Vec<T> delta) {
+template <bool kDrops, bool kCaps, typename T>
+HWY_INLINE void gradient_step(T* p, T* ds, const T* factors, Vec<T> scale, Vec<T> per_cap, Vec<T> lse, Vec<T> delta) {
   const Tag<T> d;
-  const auto e = exponential(d, exponent_of<T>(scale, hn::LoadU(d, p), lse));
+  const auto score = hn::LoadU(d, p);
+  auto e = exponential(d, exponent_of<T>(scale, score, lse));
   hn::StoreU(dropped<kDrops>(e, factors), d, p);
+  if constexpr (kCaps) {
+    const auto tanh = hn::Mul(per_cap, score), slope = hn::NegMulAdd(tanh, tanh, hn::Set(d, T{1}));
+    e = hn::Mul(e, hn::Max(slope, hn::Zero(d)));
+  }
   hn::StoreU(hn::Mul(e, hn::Sub(dropped<kDrops>(hn::LoadU(d, ds), factors), delta)), d, ds);
 }
 
-template <bool kDrops, typename T>
-HWY_INLINE void gradient_of(int64_t used, T* p, T* ds, int64_t step, const Run* runs, int64_t count, T scale,
+template <bool kDrops, bool kCaps, typename T>
+HWY_INLINE void gradient_of(int64_t used, T* p, T* ds, int64_t step, const Run* runs, int64_t count, T scale, T per_cap,
                             const T* factors, const T* lse, const T* delta) {
   const Tag<T> d;
-  const auto times = hn::Set(d, scale);
+  const auto times = hn::Set(d, scale), inner = hn::Set(d, scale * per_cap);
   for (int64_t r = 0; r < used; ++r) {
     const auto l = hn::Set(d, lse[r]), less = hn::Set(d, delta[r]);
     const auto at = [&](int64_t i) HWY_ATTR {
-      gradient_step<kDrops>(p + r * step + i, ds + r * step + i, kDrops ? factors + r * step + i : nullptr, times, l,
-                            less);
+      gradient_step<kDrops, kCaps>(p + r * step + i, ds + r * step + i, kDrops ? factors + r * step + i : nullptr,
+                                   times, inner, l, less);
     };
     for (const Run* run = runs; run != runs + count; ++run) {
       int64_t i = run->first;
@@ -331,10 +337,15 @@ HWY_INLINE void gradient_of(int64_t used, T* p, T* ds, int64_t step, const Run* 
 }
 
 template <typename T>
-void gradient(int64_t used, T* p, T* ds, int64_t step, const Run* runs, int64_t count, T scale, const T* factors,
-              const T* lse, const T* delta) {
-  if (factors == nullptr) return gradient_of<false>(used, p, ds, step, runs, count, scale, factors, lse, delta);
-  gradient_of<true>(used, p, ds, step, runs, count, scale, factors, lse, delta);
+void gradient(int64_t used, T* p, T* ds, int64_t step, const Run* runs, int64_t count, T scale, T per_cap,
+              const T* factors, const T* lse, const T* delta) {
+  const auto of = [&](auto drops, auto caps) {
+    gradient_of<drops.value, caps.value>(used, p, ds, step, runs, count, scale, per_cap, factors, lse, delta);
+  };
+  using No = std::false_type;
+  using Yes = std::true_type;
+  if (per_cap > 0) return factors == nullptr ? of(No(), Yes()) : of(Yes(), Yes());
+  factors == nullptr ? of(No(), No()) : of(Yes(), No());
 }
 
 template <bool kAdds, typename T>
@@ -400,6 +411,7 @@ constexpr TileMath<T> math_of(decltype(TileMath<T>::copy) copy, decltype(TileMat
           .finite = finite,
           .scores = scores<T>,
           .add_product = add_product<T>,
+          .cap = cap<T>,
           .hide = hide<T>,
           .softmax = softmax<T>,
           .gradient = gradient<T>,

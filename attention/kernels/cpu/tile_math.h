@@ -93,6 +93,10 @@ struct TileMath {
   void (*add_product)(int64_t used, const T* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_step, int64_t n,
                       T* c, int64_t c_step, int64_t dim, const T* keep, bool set);
 
+  // Replaces the scores s of the runs, whose ends are multiples of lanes, by softcap * tanh(scale / softcap * s). The
+  // relative error of tanh is at most 8 unit roundoffs; NaN stay NaN. softcap > 0.
+  void (*cap)(int64_t used, T* s, int64_t s_step, const Run* runs, int64_t count, T scale, T softcap);
+
   // Sets the scores of columns [from[r], past[r]) of each row to -inf; none if past[r] <= from[r].
   void (*hide)(int64_t used, T* s, int64_t s_step, const int64_t* from, const int64_t* past);
 
@@ -106,9 +110,11 @@ struct TileMath {
                   T* maximum, T* sum, T* keep);
 
   // For each row and the columns of the runs, p = exp(scale * p - lse), where scale * p is rounded as in softmax, and
-  // ds = p * (ds - delta). With dropout, ds = p * (factors * ds - delta), and p is multiplied by its factors.
-  void (*gradient)(int64_t used, T* p, T* ds, int64_t step, const Run* runs, int64_t count, T scale, const T* factors,
-                   const T* lse, const T* delta);
+  // ds = p * (ds - delta). With dropout, ds = p * (factors * ds - delta), and p is multiplied by its factors. With
+  // per_cap > 0 the scores, scale * p, are those of `cap` with the soft cap 1 / per_cap, and ds is then multiplied by
+  // the derivative, 1 - tanh^2, which is taken as 0 where a score is -inf.
+  void (*gradient)(int64_t used, T* p, T* ds, int64_t step, const Run* runs, int64_t count, T scale, T per_cap,
+                   const T* factors, const T* lse, const T* delta);
 
   // to[i] = factor * from[i] for i < dim, or with kAdd, to[i] += factor * from[i]. kRound is for float only.
   void (*put)(const T* from, int64_t dim, T factor, void* to, Put how);

@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -52,7 +53,7 @@ at::Tensor rows_of(const at::Tensor& whole, int64_t dim, const std::vector<Span>
 }
 
 RankResults run_everywhere(const PlanRequest& request, const Inputs& in, KernelKind kernel, std::optional<double> scale,
-                           std::optional<bool> lending, const Dropout& dropout) {
+                           std::optional<bool> lending, const Dropout& dropout, const OracleSoftmax& softmax) {
   static std::atomic<bool> lent = false;
   const bool lends = lending.value_or(lent = !lent);
   RankResults run;
@@ -64,6 +65,7 @@ RankResults run_everywhere(const PlanRequest& request, const Inputs& in, KernelK
   run.result.dq = at::full(in.q.sizes(), NAN, in.q.options());
   run.result.dk = at::full(in.k.sizes(), NAN, in.q.options());
   run.result.dv = at::full(in.k.sizes(), NAN, in.q.options());
+  if (softmax.sinks.defined()) run.result.dsinks = at::zeros_like(softmax.sinks, at::kDouble);
   std::mutex mutex;
   run_ranks(request.ranks, [&](Communicator& comm) {
     comm.set_lending(lends);
@@ -74,10 +76,12 @@ RankResults run_everywhere(const PlanRequest& request, const Inputs& in, KernelK
     call.kernel = kernel;
     call.scale = scale;
     call.dropout = dropout;
+    call.softcap = softmax.softcap;
+    call.sinks = softmax.sinks.defined();
     // Which rank has which rows does not depend on the pattern, and an adaptive one has no program before the call.
     const std::vector<Span> queries = query_layout(request).spans[r], keys = key_layout(request).spans[r];
     const at::Tensor q = rows_of(in.q, 1, queries), k = rows_of(in.k, 1, keys), v = rows_of(in.v, 1, keys);
-    const AttentionOutput out = attention_forward(q, k, v, call, &run.forward[r]);
+    const AttentionOutput out = attention_forward(q, k, v, call, softmax.sinks, &run.forward[r]);
     const AttentionGradients grads = attention_backward(rows_of(in.dout, 1, queries), q, k, v, out, &run.backward[r]);
     const std::lock_guard lock(mutex);
     put_rows(run.result.out, 1, queries, out.out);
@@ -85,18 +89,20 @@ RankResults run_everywhere(const PlanRequest& request, const Inputs& in, KernelK
     put_rows(run.result.dq, 1, queries, grads.dq);
     put_rows(run.result.dk, 1, keys, grads.dk);
     put_rows(run.result.dv, 1, keys, grads.dv);
+    if (call.sinks) run.result.dsinks.add_(grads.dsinks);
   });
   return run;
 }
 
 OracleResult oracle_of(const PlanRequest& request, const Inputs& in, std::optional<double> scale,
-                       const Dropout& dropout) {
+                       const Dropout& dropout, const OracleSoftmax& softmax) {
   const double used = scale.value_or(1 / std::sqrt(static_cast<double>(in.q.size(3))));
   return oracle(in.q, in.k, in.v, in.dout, used, count_of(request.pattern, request.shape, in.q, in.k),
-                weight_of({dropout.rate, dropout.seed, dropout.step, dropout.layer, dropout.first_row}));
+                weight_of({dropout.rate, dropout.seed, dropout.step, dropout.layer, dropout.first_row}), softmax);
 }
 
-Expected expected_of(const PlanRequest& request, const Inputs& in, std::optional<double> scale) {
+Expected expected_of(const PlanRequest& request, const Inputs& in, std::optional<double> scale,
+                     const OracleSoftmax& softmax) {
   const AttentionShape& s = request.shape;
   const at::Tensor log_counts = at::empty({s.batch, s.heads, s.q_len, s.k_len}, at::kDouble);
   const Count count = count_of(request.pattern, s);
@@ -108,8 +114,8 @@ Expected expected_of(const PlanRequest& request, const Inputs& in, std::optional
       }
     }
   }
-  return expected_from(oracle_of(request, in, scale), in.q, in.k, in.v, in.dout, log_counts,
-                       scale.value_or(1 / std::sqrt(static_cast<double>(in.q.size(3)))));
+  return expected_from(oracle_of(request, in, scale, {}, softmax), in.q, in.k, in.v, in.dout, log_counts,
+                       scale.value_or(1 / std::sqrt(static_cast<double>(in.q.size(3)))), softmax);
 }
 
 void expect_refused_everywhere(const std::function<void(Communicator&)>& body, ErrorKind kind,

@@ -39,17 +39,19 @@ struct RankResults {
 };
 
 // Runs the request with one thread for each rank and puts the parts of the result together. lending: whether ranks lend
-// their blocks to each other (Communicator::set_lending); by default they do in every second call.
+// their blocks to each other (Communicator::set_lending); by default they do in every second call. The gradients of
+// sinks are the sum of those of the ranks.
 RankResults run_everywhere(const PlanRequest& request, const Inputs& in, KernelKind kernel,
                            std::optional<double> scale = {}, std::optional<bool> lending = {},
-                           const Dropout& dropout = {});
+                           const Dropout& dropout = {}, const OracleSoftmax& softmax = {});
 
 // Adaptive maps are selected by the oracle itself.
 OracleResult oracle_of(const PlanRequest& request, const Inputs& in, std::optional<double> scale = {},
-                       const Dropout& dropout = {});
+                       const Dropout& dropout = {}, const OracleSoftmax& softmax = {});
 
 // Returns the oracle's results, and how exact those of the request can be (plain_attention.h).
-Expected expected_of(const PlanRequest& request, const Inputs& in, std::optional<double> scale = {});
+Expected expected_of(const PlanRequest& request, const Inputs& in, std::optional<double> scale = {},
+                     const OracleSoftmax& softmax = {});
 
 // Runs `body` on three ranks. It must raise an error of this kind, with `part` in its text, on each of them.
 void expect_refused_everywhere(const std::function<void(Communicator&)>& body, ErrorKind kind, const std::string& part);

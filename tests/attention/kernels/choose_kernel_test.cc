@@ -24,6 +24,11 @@ TEST(ChooseKernel, GivesItsReason) {
   EXPECT_EQ(dropping.find("dense"), std::string::npos) << dropping;
   EXPECT_NE(choose_kernel(KernelKind::kEfficient, at::kCPU, at::kHalf, 64, true).reason.find("falls back"),
             std::string::npos);
+  // So it is with a soft cap of the scores.
+  const std::string capping = choose_kernel(KernelKind::kAuto, at::kCPU, at::kHalf, 64, false, true).reason;
+  EXPECT_EQ(capping.find("dense"), std::string::npos) << capping;
+  EXPECT_NE(choose_kernel(KernelKind::kEfficient, at::kCPU, at::kHalf, 64, false, true).reason.find("a soft cap falls"),
+            std::string::npos);
   EXPECT_EQ(choose_kernel(KernelKind::kReference, at::kCUDA, at::kFloat, 64, false).kind, KernelKind::kReference);
   EXPECT_THROW(choose_kernel(KernelKind::kAuto, at::kCPU, at::kLong, 64, false), Error);
   EXPECT_THROW(choose_kernel(KernelKind::kCudnn, at::kCPU, at::kFloat, 64, false), Error);

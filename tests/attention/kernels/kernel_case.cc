@@ -99,7 +99,7 @@ std::vector<Head> heads_of(const Case& c) {
       const auto of_keys = [&](const at::Tensor& t) { return t.select(0, kb).select(1, kh); };
       const auto of_queries = [&](const at::Tensor& t) { return t.select(0, b).select(1, h); };
       head.in = {of_queries(c.q), of_keys(c.keys.k), of_keys(c.keys.v), of_queries(c.dout), counts.log(), {},
-                 c.call.scale};
+                 c.call.scale,    c.call.softcap};
       if (c.call.dropout.rate > 0) {  // in these cases the positions are the rows
         const Dropout& d = c.call.dropout;
         const PairWeight weight = weight_of({d.rate, d.seed, d.step, d.layer, d.first_row});

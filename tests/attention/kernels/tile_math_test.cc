@@ -271,7 +271,7 @@ TYPED_TEST(TileMathOf, ComputesSoftmaxAndItsGradientOfRuns) {
 
     const at::Tensor lse = this->draw({math.rows}), delta = this->draw({math.rows});
     const at::Tensor q = scores.clone(), gradients = this->draw({math.rows, columns}), ds = gradients.clone();
-    math.gradient(math.rows, q.template data_ptr<T>(), ds.template data_ptr<T>(), columns, runs.data(), 2, scale,
+    math.gradient(math.rows, q.template data_ptr<T>(), ds.template data_ptr<T>(), columns, runs.data(), 2, scale, T{0},
                   of_pairs, lse.template data_ptr<T>(), delta.template data_ptr<T>());
     const at::Tensor probability = (wide - lse.to(at::kDouble).unsqueeze(1)).exp();
     const at::Tensor of_dropped = gradients.to(at::kDouble) * wide_factors;
@@ -311,8 +311,8 @@ TYPED_TEST(TileMathOf, ExponentsAreDifferencesOfRoundedScoresOfAnySize) {
       EXPECT_TRUE(within(error_of(sum, want.sum(1)),
                          this->bound(kOfExp + 1 + static_cast<double>(columns), largest(want.sum(1)))))
           << scale << " " << exponent;
-      math.gradient(math.rows, p.template data_ptr<T>(), ds.template data_ptr<T>(), columns, &run, 1, factor, nullptr,
-                    most.template data_ptr<T>(), zeros.template data_ptr<T>());
+      math.gradient(math.rows, p.template data_ptr<T>(), ds.template data_ptr<T>(), columns, &run, 1, factor, T{0},
+                    nullptr, most.template data_ptr<T>(), zeros.template data_ptr<T>());
       EXPECT_TRUE(p.equal(e)) << scale << " " << exponent;
       EXPECT_TRUE(ds.equal(e * dp)) << scale << " " << exponent;
     }
@@ -331,8 +331,8 @@ TYPED_TEST(TileMathOf, ExponentialsAreWithinTwoUlps) {
   const auto by_gradient = [&](const at::Tensor& x) {
     const at::Tensor y = at::zeros({math.rows, columns}, x.options()), other = at::zeros_like(y);
     y[0].copy_(x);
-    math.gradient(math.rows, y.template data_ptr<T>(), other.template data_ptr<T>(), columns, &run, 1, T{1}, nullptr,
-                  zero.template data_ptr<T>(), zero.template data_ptr<T>());
+    math.gradient(math.rows, y.template data_ptr<T>(), other.template data_ptr<T>(), columns, &run, 1, T{1}, T{0},
+                  nullptr, zero.template data_ptr<T>(), zero.template data_ptr<T>());
     return at::Tensor(y[0].clone());
   };
   const auto by_softmax = [&](const at::Tensor& x) {

@@ -223,10 +223,10 @@ class Scratch : public ::testing::Test {
       head.lse = lse[h].template data_ptr<T>(), head.written = {of_dq.data() + h * count, 1};
       head.philox_key = static_cast<uint64_t>(h);
     }
-    flash_forward<T>({&block, 1}, {&piece, 1}, dim, T(0.2), scratch, {});
+    flash_forward<T>({&block, 1}, {&piece, 1}, dim, {0.2, 0}, scratch, {});
     const at::Tensor result = out.to(in[0].scalar_type());
     for (int64_t h = 0; h < 2; ++h) block.heads[static_cast<size_t>(h)].result = stored(result[h]);
-    flash_backward<T>({&block, 1}, {&piece, 1}, dim, T(0.2), scratch, {});
+    flash_backward<T>({&block, 1}, {&piece, 1}, dim, {0.2, 0}, scratch, {});
     return {out, lse, dq, dk, dv};
   }
 };

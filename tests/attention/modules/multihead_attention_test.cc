@@ -4,6 +4,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/randn.h>
@@ -83,7 +84,11 @@ at::Tensor plain(const MultiheadAttentionImpl& m, const at::Tensor& x, const at:
     }
   }
   const double scale = o.scale != 0 ? o.scale : 1 / std::sqrt(static_cast<double>(D));
-  const at::Tensor p = (at::matmul(q.transpose(1, 2), k.permute({0, 2, 3, 1})) * scale + bias).softmax(-1);
+  at::Tensor scores = at::matmul(q.transpose(1, 2), k.permute({0, 2, 3, 1})) * scale;
+  if (o.softcap > 0) scores = (scores / o.softcap).tanh() * o.softcap;
+  scores = scores + bias;
+  if (o.learned_sinks) scores = at::cat({scores, m.sinks.view({1, H, 1, 1}).expand({B, H, n, 1})}, -1);
+  const at::Tensor p = scores.softmax(-1).narrow(-1, 0, keys);
   at::Tensor out = at::matmul(p, v.transpose(1, 2)).transpose(1, 2).reshape({B, n, H * D});
   out = out / static_cast<double>(output_divisor(o.pattern));
   if (o.norm) {
@@ -162,8 +167,12 @@ void expect_alike(const Outcome& got, const Outcome& want) {
 }
 
 TEST(MultiheadAttention, SelfAttentionEqualsPlainLibTorchOnAnyNumberOfRanks) {
-  for (const int variant : {0, 1, 2, 3}) {
+  for (const int variant : {0, 1, 2, 3, 4, 5}) {
     MultiheadAttentionOptions o = small();
+    if (variant >= 4) {
+      o.softcap = 0.8, o.learned_sinks = true, o.recompute = variant == 5;
+      o.pattern = parse_pattern("{ kind = 'window', left = 3, right = 0 }", "test");
+    }
     if (variant == 1) o.rotary_base = 100, o.layout = LayoutKind::kZigzag, o.schedule = ScheduleKind::kRing;
     if (variant == 2) {
       o.norm = true, o.bias = false, o.scale = 0.7, o.rotary_base = 10, o.layout = LayoutKind::kStriped;
@@ -175,6 +184,7 @@ TEST(MultiheadAttention, SelfAttentionEqualsPlainLibTorchOnAnyNumberOfRanks) {
           "{ kind = 'dilated', segment_lengths = [4, 8], dilation_rates = [1, 1], combine = 'mean' }", "test");
     }
     MultiheadAttention m = made(o);
+    if (o.learned_sinks) m->sinks.set_data(at::randn({o.heads}, at::kDouble));
     const at::Tensor x = at::randn({2, 17, 12}, at::kDouble), dout = at::randn({2, 17, 12}, at::kDouble);
     const Outcome want = plain_outcome(m, x, {}, dout);
     for (const int ranks : {1, 2, 3, 4}) {

@@ -3,11 +3,13 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/maximum.h>
+#include <ATen/ops/randn.h>
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
+#include <limits>
 #include <vector>
 
 #include "attention/oracle/oracle.h"
@@ -18,7 +20,7 @@
 namespace annulus::rows_test {
 namespace {
 
-constexpr double kScale = 0.3;
+constexpr double kScale = 0.3, kInfinity = std::numeric_limits<double>::infinity();
 
 AttentionShape any_shape() {
   const int64_t kv_heads = *rc::gen::inRange<int64_t>(1, 3), q_len = *rc::gen::inRange<int64_t>(1, 70);
@@ -74,7 +76,12 @@ RC_GTEST_PROP(OracleRows, AreThoseOfAllPairs, ()) {
   const RandomTensors in = any_inputs(s);
   const PairWeight weight = weight_of({*rc::gen::element(0.0, 0.3), 5, 1, 2, 3});
   const auto divisor = static_cast<double>(output_divisor(pattern));
-  OracleResult want = oracle(in.q, in.k, in.v, in.dout / divisor, kScale, count_of(pattern, s), weight);
+  OracleSoftmax softmax{.softcap = *rc::gen::element(0.0, 0.7, 30.0)};
+  if (*rc::gen::arbitrary<bool>()) {
+    softmax.sinks = at::randn({s.heads}, at::kDouble);
+    softmax.sinks[0].fill_(*rc::gen::element(-kInfinity, 0.5, 1e4));
+  }
+  OracleResult want = oracle(in.q, in.k, in.v, in.dout / divisor, kScale, count_of(pattern, s), weight, softmax);
   want.out.div_(divisor);
   const RowCounts counts(pattern, s);
 
@@ -82,7 +89,7 @@ RC_GTEST_PROP(OracleRows, AreThoseOfAllPairs, ()) {
   std::vector<QuerySums> parts;
   for (const int64_t first : {0, 1}) {
     parts.emplace_back(places(s.batch, s.heads, s.q_len), s, counts, weight, all_rows(in.q),
-                       all_rows(in.dout) / divisor, kScale);
+                       all_rows(in.dout) / divisor, kScale, softmax);
     parts.back().add(every_second(first, s.k_len), in.k.slice(1, first, s.k_len, 2), in.v.slice(1, first, s.k_len, 2));
   }
   const at::Tensor top = at::maximum(parts[0].top, parts[1].top);
@@ -96,8 +103,8 @@ RC_GTEST_PROP(OracleRows, AreThoseOfAllPairs, ()) {
   assert_row(rows.dq(), all_rows(want.dq));
   assert_agrees(rows.lse(), want.lse.flatten(), testing::largest(rows.scores()) + 1);
 
-  KeySums keys(places(s.batch, s.kv_heads, s.k_len), s, counts, weight, all_rows(in.k), all_rows(in.v), kScale,
-               divisor);
+  KeySums keys(places(s.batch, s.kv_heads, s.k_len), s, counts, weight, all_rows(in.k), all_rows(in.v), kScale, divisor,
+               softmax);
   for (const int64_t first : {0, 1}) {
     const auto part = [&](const at::Tensor& t) { return t.slice(1, first, s.q_len, 2); };
     keys.add(every_second(first, s.q_len), part(in.q), part(in.dout), part(want.out),
@@ -105,6 +112,11 @@ RC_GTEST_PROP(OracleRows, AreThoseOfAllPairs, ()) {
   }
   assert_row(keys.dk(), all_rows(want.dk));
   assert_row(keys.dv(), all_rows(want.dv));
+  if (softmax.sinks.defined()) {
+    const ExactRows sinks = sink_sums(softmax.sinks, in.dout, want.out, want.lse);
+    assert_agrees(sinks.value, want.dsinks, testing::largest(sinks.terms) + 1);
+    RC_ASSERT((sinks.value.abs() <= sinks.terms * (1 + 1e-12) + 1e-300).all().item<bool>());
+  }
   RC_ASSERT(rows.pairs().sum().item<double>() == keys.pairs().sum().item<double>());
 }
 

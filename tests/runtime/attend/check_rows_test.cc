@@ -30,11 +30,14 @@ struct Solved {
   RandomTensors in = make_random(input);
   PatternSpec pattern = parse_pattern("{ kind = 'window', left = 40, right = 0 }", "test");
 
+  OracleSoftmax softmax = {};
+
   AttentionShape shape() const { return input.shape(); }
   AttendResults results(const Count& count) const {
-    const OracleResult exact = oracle(in.q, in.k, in.v, in.dout, kScale, count);
-    const auto rounded = [&](const at::Tensor& t) { return t.to(at::kFloat); };
-    return {rounded(exact.out), rounded(exact.lse), rounded(exact.dq), rounded(exact.dk), rounded(exact.dv)};
+    const OracleResult exact = oracle(in.q, in.k, in.v, in.dout, kScale, count, {}, softmax);
+    const auto rounded = [&](const at::Tensor& t) { return t.defined() ? t.to(at::kFloat) : t; };
+    return {rounded(exact.out), rounded(exact.lse), rounded(exact.dq),
+            rounded(exact.dk),  rounded(exact.dv),  rounded(exact.dsinks)};
   }
   AttendResults results() const { return results(count_of(pattern, shape())); }
   AttendProblem problem(int ranks = 1) const {
@@ -44,6 +47,7 @@ struct Solved {
     p.head_dim = input.dim;
     p.dtype = input.dtype;
     p.scale = kScale;
+    p.softmax = softmax;
     p.queries = make_layout(LayoutKind::kZigzag, p.shape.q_len, ranks);
     p.keys = make_layout(LayoutKind::kZigzag, p.shape.k_len, ranks);
     p.inputs = [this](const std::vector<Span>& queries, const std::vector<Span>& keys) {
@@ -59,7 +63,7 @@ RowsReport check_alone(const Solved& solved, const AttendResults& results, const
 
 bool found_by_all_pairs(const Solved& solved, const AttendResults& results) {
   try {
-    check_results(solved.pattern, solved.shape(), solved.in, results, kScale, {});
+    check_results(solved.pattern, solved.shape(), solved.in, results, kScale, {}, solved.softmax);
   } catch (const Error& e) {
     EXPECT_EQ(e.kind(), ErrorKind::kInternal) << e.what();
     return true;
@@ -100,6 +104,28 @@ TEST(CheckRows, SaysWhatItHasCheckedAndWhatNot) {
   EXPECT_NE(report.errors().find("out of batch row 0, head 0, query 4 is off by 2.5 times what rounding allows"),
             std::string::npos)
       << report.errors();
+}
+
+TEST(CheckRows, FindsWrongSinksAndCaps) {
+  Solved solved;
+  solved.softmax = {.softcap = 1.5, .sinks = random_sinks(solved.input)};
+  const AttendResults right = solved.results();
+  EXPECT_TRUE(check_alone(solved, right, {100000, 1}).passed()) << check_alone(solved, right, {100000, 1}).text();
+  EXPECT_FALSE(found_by_all_pairs(solved, right));
+  const auto found = [&](const AttendResults& wrong, const std::string& what) {
+    EXPECT_FALSE(check_alone(solved, wrong, {100000, 1}).passed()) << what;
+    EXPECT_TRUE(found_by_all_pairs(solved, wrong)) << what;
+  };
+  AttendResults scaled = right;
+  scaled.dsinks = right.dsinks * 1.01;
+  found(scaled, "the gradients of the sinks");
+  Solved without = solved;
+  without.softmax.sinks = at::Tensor();
+  AttendResults no_sinks = without.results();
+  no_sinks.dsinks = right.dsinks;
+  found(no_sinks, "no sinks");
+  without.softmax = {.softcap = 1.51, .sinks = solved.softmax.sinks};
+  found(without.results(), "another cap");
 }
 
 TEST(CheckRows, DrawsDifferentRowsBySeedAndAllIfThereAreNoMore) {

@@ -429,6 +429,8 @@ RC_GTEST_PROP(ConfigProperty, WrittenConfigReadsBackEqual, ()) {
   c.model.rope_fp32 = *rc::gen::arbitrary<bool>();
   c.model.qkv_bias = *rc::gen::arbitrary<bool>();
   c.model.qk_norm = *rc::gen::arbitrary<bool>();
+  c.model.softcap = *rc::gen::element(0.0, 30.5);
+  c.model.attention_sinks = *rc::gen::arbitrary<bool>();
   c.model.from = *text();
   const double factor = *positive();
   using Kind = RotaryScaling::Kind;

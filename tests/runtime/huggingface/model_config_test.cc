@@ -416,6 +416,12 @@ TEST(ModelConfig, ChoosesTheSimplestFamilyForANewModel) {
   EXPECT_EQ(family(m), "qwen3");
   m.mlp_bias = true;
   EXPECT_THROW(family(m), Error);
+  m.mlp_bias = false;
+  EXPECT_EQ(family(m), "qwen3");
+  m.attention_sinks = true;
+  EXPECT_THROW(family(m), Error) << "no family has sinks";
+  m.attention_sinks = false, m.softcap = 50;
+  EXPECT_THROW(family(m), Error) << "no family has a soft cap";
 }
 
 }  // namespace

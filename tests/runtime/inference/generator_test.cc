@@ -39,6 +39,18 @@ Model lively_model() {
   return model;
 }
 
+// With a soft cap that scores come near to, and sinks.
+Model model_with_sinks() {
+  ModelShape shape = tiny();
+  shape.softcap = 0.8, shape.attention_sinks = true;
+  Model model(shape, 3, at::kDouble);
+  scale_matrices(model.parameters(), 5);
+  for (const NamedTensor& p : model.parameters().value_views()) {
+    if (p.name.ends_with("sinks")) at::Tensor(p.tensor).copy_(at::arange(4).sub(1));
+  }
+  return model;
+}
+
 std::vector<int64_t> some_tokens(int64_t n) {
   std::vector<int64_t> out;
   for (int64_t i = 0; i < n; ++i) out.push_back((i * i * 7 + 3 * i) % 64);
@@ -88,7 +100,7 @@ at::Tensor whole(const Model& model, std::vector<int64_t> tokens, int64_t left,
   const at::Tensor i = at::arange(n).unsqueeze(1);
   const at::Tensor j = at::arange(n).unsqueeze(0);
   const at::Tensor mask = j.le(i).logical_and(j.ge(i.sub(left)));
-  const Attend attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t) {
+  const Attend attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t, const at::Tensor&) {
     const auto heads_first = [](const at::Tensor& t, int64_t repeat) {
       return t.transpose(1, 2).repeat_interleave(repeat, 1);
     };
@@ -144,12 +156,15 @@ at::Tensor whole_by_oracle(const Model& model, std::vector<int64_t> tokens, cons
   const auto n = static_cast<int64_t>(tokens.size());
   const at::Tensor row = at::from_blob(tokens.data(), {1, n}, at::kLong).clone();
   const AttentionShape shape{.batch = 1, .heads = 4, .kv_heads = 2, .q_len = context, .k_len = context};
-  const Attend attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
+  const Attend attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer,
+                            const at::Tensor& sinks) {
     const PatternSpec& spec = patterns[static_cast<size_t>(layer) % patterns.size()];
     AttentionShape selecting = shape;  // blocks are selected among the tokens that there are
     selecting.q_len = selecting.k_len = n;
     const Count count = is_adaptive(spec) ? count_of(spec, selecting, q, k) : count_of(spec, shape);
-    return Attended{{oracle(q, k, v, at::zeros_like(q), 1 / std::sqrt(8.0), count).out}, output_divisor(spec)};
+    const OracleSoftmax softmax{model.shape().softcap, sinks};
+    return Attended{{oracle(q, k, v, at::zeros_like(q), 1 / std::sqrt(8.0), count, {}, softmax).out},
+                    output_divisor(spec)};
   };
   return model.logits(row, model.rotary(at::arange(n)), attend, /*last_only=*/true)[0].detach();
 }
@@ -191,9 +206,10 @@ TEST(Generator, EveryPatternEqualsTheFullForward) {
 
 TEST(Generator, AnyPatternLayoutAndNumberOfRanksGiveTheSame) {
   at::set_num_threads(1);
-  const Model model = lively_model();
+  const Model plain = lively_model(), with_sinks = model_with_sinks();
   EXPECT_TRUE(rc::check([&] {
     const c10::AutoGradMode no_grad(false);
+    const Model& model = *rc::gen::arbitrary<bool>() ? plain : with_sinks;
     const auto context = *rc::gen::inRange<int64_t>(16, 81), length = *rc::gen::inRange<int64_t>(1, context + 1);
     const auto prompt = *rc::gen::inRange<int64_t>(1, length + 1);
     const AttentionShape shape{.batch = 1, .heads = 4, .kv_heads = 2, .q_len = context, .k_len = context};

@@ -24,7 +24,7 @@ inline Attend dense_masked(const std::optional<at::Tensor>& mask) {
         .transpose(1, 2)
         .contiguous();
   };
-  return [compute](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t) {
+  return [compute](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t, const at::Tensor&) {
     return Attended{.kept = {compute(q, k, v)},
                     .backward = [compute](const at::Tensor& dout, const Heads& of, const std::vector<at::Tensor>&) {
                       const c10::AutoGradMode with_gradients(true);

@@ -134,9 +134,10 @@ TEST(Model, RecomputesAllButAttentionAndKeepsLess) {
       scale_matrices(model.parameters(), 4);
       const RotaryTable table = model.rotary(at::arange(64, at::kLong));
       int64_t attended = 0;
-      const Attend attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
+      const Attend attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer,
+                                const at::Tensor& sinks) {
         ++attended;
-        return dense_causal()(q, k, v, layer);
+        return dense_causal()(q, k, v, layer, sinks);
       };
       std::vector<at::Tensor> losses, gradients;
       std::vector<int64_t> peaks;

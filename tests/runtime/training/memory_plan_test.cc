@@ -278,6 +278,7 @@ TEST(MemoryPlan, CountsHeadSizeNormsAndBiases) {
       Config config = config_of(folder, {"", 4, 64, 4, 2, 160, 256, 1024, 1});
       config.model.head_size = 32;
       config.model.qk_norm = config.model.qkv_bias = config.model.out_bias = config.model.mlp_bias = true;
+      config.model.attention_sinks = true, config.model.softcap = 20;
       config.model.dtype = dtype;
       config.model.recompute = recompute;
       expect_planned(config, 1, "rich, " + dtype + (recompute ? ", recomputed" : ""));

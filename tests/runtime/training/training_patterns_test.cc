@@ -84,6 +84,50 @@ TEST_P(EveryPattern, LossDoesNotDependOnTheRanks) {
   expect_same_at_any_ranks(config_with(folder, pattern(GetParam().toml)));
 }
 
+// The gradients of sinks are parts of the ranks' queries, which every level of sharding adds up, and recomputation and
+// offload change nothing.
+TEST(TrainingSoftmax, LossWithSinksAndACapDoesNotDependOnTheRanks) {
+  const TestFolder folder;
+  Config config = config_with(folder, pattern("{ kind = 'window', left = 20, right = 0 }"));
+  config.model.attention_sinks = true;
+  config.model.softcap = 0.5;
+  const std::vector<double> one = losses(config, 1);
+  EXPECT_LT(one[kSteps - 1], one[0]) << "it learns";
+  Config without = config;
+  without.model.attention_sinks = false;
+  EXPECT_NE(losses(without, 1)[0], one[0]);
+  without.model.attention_sinks = true, without.model.softcap = 0;
+  EXPECT_NE(losses(without, 1)[0], one[0]);
+  for (const int64_t level : {0, 1, 2, 3}) {
+    for (const int ranks : {2, 4}) {
+      Config c = config;
+      c.optimizer.shard = level;
+      c.model.recompute = level >= 2;
+      if (level == 3) c.memory.offload = "file", c.memory.files = folder.path(), c.memory.device_layers = 0;
+      expect_equal_losses(losses(c, ranks), one, "level " + std::to_string(level) + ", " + std::to_string(ranks));
+    }
+  }
+}
+
+// They are trained as well: without weight decay, as all vectors.
+TEST(TrainingSoftmax, SinksAreTrained) {
+  const TestFolder folder;
+  Config config = config_with(folder, causal_pattern());
+  config.model.attention_sinks = true;
+  const Dataset data(config.data, config.run.seed, config.model.vocab);
+  run_ranks(2, [&](Communicator& world) {
+    Training training(config, world, data, at::kCPU);
+    training.step(), training.step();
+    int64_t seen = 0;
+    for (const NamedTensor& p : training.model().parameters().value_views()) {
+      if (!p.name.ends_with("self_attn.sinks")) continue;
+      ++seen;
+      EXPECT_TRUE(p.tensor.ne(0).all().item<bool>()) << p.name;
+    }
+    EXPECT_EQ(seen, 2);
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Training, EveryPattern,
     ::testing::Values(
