@@ -3,6 +3,7 @@
 continued; errors. tests/python/tokenizer tests the ids themselves."""
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -142,6 +143,8 @@ class TokenizeTest(cli.CliTest):
         refused(2, "--output is missing", *some)
         refused(2, "--tokenizer is missing", "tokenize", "--input", "x", "--output", "out")
         refused(2, "--input is missing", "tokenize", "--tokenizer", "t", "--output", "out")
+        refused(2, "--prompt is for --loss completion", *some, "--output", "out", "--prompt", "q")
+        refused(2, "--bench measures texts", *some, "--bench", "--loss", "assistant")
         refused(2, "--bench keeps no shards", *some, "--output", "out", "--bench")
         refused(2, "--format", *some, "--output", "out", "--format", "parquet")
         refused(2, "--format text is for --inspect", *some, "--output", "out", "--format", "text")
@@ -159,6 +162,46 @@ class TokenizeTest(cli.CliTest):
         refused(3, "empty holds no shards", "tokenize", "--verify", "empty")
         self.assertFalse(os.path.exists(self.path("out")))
 
+    def test_targets_that_count_in_part(self):
+        lines = [{"prompt": f"the {word} token of ", "completion": f"{word} and more of it " * 3, "weight": i % 2 + 1}
+                 for i, word in enumerate(["first", "second", "third", "fourth"] * 10)]
+        lines.append({"prompt": "a question", "completion": ""})
+        lines.append({"prompt": "a long question " * 40, "completion": "an answer"})
+        with open(self.path("in.jsonl"), "w") as f:
+            f.write("".join(json.dumps(line) + "\n" for line in lines))
+        out = self.tokenize("--loss", "completion")
+        counted, share = re.search(r"(?m)^targets that count: ([\d,]+) tokens \(([\d.]+) %\); in 1 document nothing counts$",
+                                   out).groups()
+        code, out, err = self.annulus("tokenize", "--inspect", "out")
+        self.assertEqual((code, err), (0, ""))
+        self.assertRegex(out, rf"(?m)^  targets +{counted} tokens count \({share} %\), with weights from 1 to 2$")
+        code, out, err = self.annulus("tokenize", "--verify", "out")
+        self.assertEqual((code, err), (0, ""))
+        vocab = support.made_by(self.path("out"))["tokenizer"]["vocab"]
+        with open(self.path("config.toml"), "w") as f:
+            f.write(cli.tiny_config(3, model={"vocab": vocab}, data={"train": ["out/*.tokens"], "packing": "best-fit",
+                                                                     "validation_fraction": 0}))
+        code, out, err = self.annulus("pack", "config.toml", "--verify")
+        self.assertEqual((code, err), (0, ""))
+        targets, of_them = re.search(r"    training .*: ([\d,]+) targets in .*; ([\d,]+) targets of them count \([\d.]+ %\)", out).groups()
+        self.assertEqual(of_them, counted)
+        code, out, err = self.annulus("train", "config.toml")
+        self.assertEqual(code, 0, out + err)
+        self.assertEqual(out.count("no token counts as a target, so they teach nothing"), 1, out)
+        self.assertRegex(out, r"in 1 document the prompt is longer than a row of 64 tokens, .*shard-00000.tokens, token [\d,]+ ")
+        run = next(name for name in os.listdir(self.path("runs")) if name.startswith("tiny"))
+        with open(self.path(f"runs/{run}/metrics.jsonl")) as f:
+            last = json.loads(f.read().splitlines()[-1])
+        self.assertLess(last["targets_share"], 0.8)
+        self.assertGreater(last["targets_share"], 0.1)
+        # A damaged weight is noticed.
+        path = self.path("out/shard-00000.tokens")
+        with open(path, "r+b") as f:
+            ends, runs = struct.unpack("<QQ", f.read(112)[96:])
+            f.seek(ends + 8 * runs)
+            f.write(struct.pack("<f", 0.5))
+        self.assert_refused(3, "shard-00000.tokens", "tokenize", "--verify", "out")
+
     def test_passes_arguments_unchanged(self):
         with open(self.script, "w") as f:
             f.write('#!/bin/bash\nprintf "%s\\n" "$@"\nexit 8\n')
@@ -167,6 +210,10 @@ class TokenizeTest(cli.CliTest):
         self.assertEqual(code, 8)
         self.assertEqual(out.splitlines(), ["tokenizer", "tokenize", "--tokenizer=a b", "--input=*.txt", "--input=$(x)", "--output=-o",
                                             "--begin=<s>", "--shard-tokens=100000000", "--processes=3", "--no-special-tokens"])
+        code, out, _ = self.annulus("tokenize", "--tokenizer", "t", "--input", "i", "--output", "o", "--loss", "completion", "--chat",
+                                    "--prompt", "q", "--field", "a", "--weight", "w")
+        self.assertEqual(out.splitlines()[5:], ["--field=a", "--loss=completion", "--prompt=q", "--weight=w",
+                                                "--shard-tokens=100000000", "--processes=0", "--chat"])
 
     def test_bench_compares_with_the_library(self):
         code, out, err = self.annulus("tokenize", "--bench", "--tokenizer", support.tokenizer("llama3"), "--input", "in.jsonl",

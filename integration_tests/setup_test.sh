@@ -209,6 +209,15 @@ for call in first second; do
   [[ $(pips) == 2 ]] || fail "the $call call: pip was called $(pips) times, expected 2"
 done
 grep -q -- '--no-deps tokenizers==[0-9.]* sentencepiece==[0-9.]* pyarrow==' "$work/pip" || { fail "pip's arguments" && cat "$work/pip"; }
+# transformers is installed at the first chat, and only then.
+grep -q transformers "$work/pip" && fail "transformers was installed without a chat"
+for words in --chat --loss=assistant; do
+  run env PYTHON="$work/python" "$home/annulus" tokenizer tokenize "$words"
+  exits 0 "annulus tokenizer tokenize $words"
+  [[ $(pips) == 3 ]] || fail "$words: pip was called $(pips) times, expected 3"
+done
+grep -q -- ' tokenizers==[0-9.]* .* transformers==[0-9.]* .* jinja2==' "$work/pip" || { fail "pip's arguments" && cat "$work/pip"; }
+[[ $(grep -o ' tokenizers==' <<<"$(tail -n 1 "$work/pip")" | wc -l) == 1 ]] || fail "a wheel is named twice"
 run env PYTHON="$work/python" OMPI_COMM_WORLD_RANK=0 "$home/annulus" tokenizer encode
 exits 0 "annulus tokenizer in a rank"
 # Streams that were closed are on /dev/null, so that no file of the program gets their numbers.

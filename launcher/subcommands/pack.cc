@@ -42,6 +42,16 @@ std::string counts_text(const PartCounts& counts, int64_t context) {
          " of one token";
 }
 
+// "; of them 1,234 count (12.3 %)", where a source says which targets count; otherwise empty.
+std::string counted_text(const Corpus& corpus, const RowIndex& index, Split split) {
+  if (!corpus.marks_targets()) return "";
+  int64_t counted = 0;
+  for (int64_t row = 0; row < index.rows(split); ++row) {
+    for (const Piece& piece : index.row(split, row)) counted += corpus.counted(piece.token + 1, piece.count);
+  }
+  return "; " + with_commas(counted, "target") + " of them count (" + percent(counted, index.targets(split)) + ")";
+}
+
 class PackSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
@@ -107,9 +117,11 @@ class PackSubcommand : public Subcommand {
       how = index->path() + " (made in " + rounded(took.count(), 1) + " s)";
     }
     say("  rows of " + with_commas(settings.context) + ", " + std::string(packing_name(settings.packing)) + ": " + how);
-    say("    training    " + counts_text(index->counts(Split::kTrain), settings.context));
+    say("    training    " + counts_text(index->counts(Split::kTrain), settings.context) +
+        counted_text(corpus, *index, Split::kTrain));
     if (settings.validation_fraction > 0) {
       say("    validation  " + counts_text(index->counts(Split::kValidation), settings.context) +
+          counted_text(corpus, *index, Split::kValidation) +
           (index->tail_held_out() ? "; the tail of the source" : ""));
     }
     if (verify_) {

@@ -29,7 +29,22 @@ class TokenizeSubcommand : public Subcommand {
     making(app.add_option("--output", output_, "a folder for the shards; repeating the command continues in it")
                ->type_name("FOLDER"));
     making(app.add_option("--field", field_,
-                          "the JSON field, or the Parquet column, that holds the text (default: text)"));
+                          "the JSON field, or the Parquet column, that holds the text (default: text; with --loss "
+                          "completion or assistant and with --chat: completion or messages)"));
+    making(app.add_option(
+                  "--loss", loss_,
+                  "which tokens count as targets: all (default); completion: of lines of JSON with \"prompt\" and "
+                  "\"completion\", what follows the prompt; assistant: of lines with \"messages\", the assistant's "
+                  "turns")
+               ->check(CLI::IsMember({"all", "completion", "assistant"})));
+    making(app.add_flag(
+        "--chat", chat_,
+        "fields hold messages, [{\"role\": ..., \"content\": ...}, ...]: apply the tokenizer's chat template "
+        "(--loss assistant does)"));
+    making(app.add_option("--prompt", prompt_, "with --loss completion: the field with the prompt (default: prompt)"));
+    making(app.add_option("--weight", weight_,
+                          "the field of a line, or of one of its messages, with the weight of its targets in the loss "
+                          "(default with --loss completion or assistant: weight)"));
     making(app.add_option("--kind", kind_,
                           "kind of the input files: auto (default; by their names), text, jsonl or parquet")
                ->check(CLI::IsMember({"auto", "text", "jsonl", "parquet"})));
@@ -81,6 +96,9 @@ class TokenizeSubcommand : public Subcommand {
       for (const auto& [name, empty] : {std::pair{"--tokenizer", tokenizer_.empty()}, {"--input", input_.empty()}}) {
         if (empty) refuse(std::string(name) + " is missing; it is needed unless --inspect or --verify is given");
       }
+      const bool plain = (loss_.empty() || loss_ == "all") && !chat_ && prompt_.empty() && weight_.empty();
+      if (bench_ && !plain) refuse("--bench measures texts: leave --loss, --chat, --prompt and --weight out");
+      if (!prompt_.empty() && loss_ != "completion") refuse("--prompt is for --loss completion");
       if (output_.empty() != bench_)
         refuse(bench_ ? "--bench keeps no shards: leave --output out" : "--output is missing");
       return;
@@ -131,12 +149,16 @@ class TokenizeSubcommand : public Subcommand {
     add("--output", output_);
     add("--format", format_);
     add("--field", field_);
+    add("--loss", loss_);
+    add("--prompt", prompt_);
+    add("--weight", weight_);
     add("--kind", kind_);
     add("--begin", begin_);
     add("--end", end_);
     add("--bad-utf8", bad_utf8_);
     add("--shard-tokens", std::to_string(shard_tokens_));
     add("--processes", std::to_string(processes_));
+    if (chat_) words.push_back("--chat");
     if (no_special_tokens_) words.push_back("--no-special-tokens");
     if (specials_as_text_) words.push_back("--specials-as-text");
     std::vector<std::string> command = tokenizer_command(words);
@@ -149,8 +171,9 @@ class TokenizeSubcommand : public Subcommand {
   }
 
   std::string tokenizer_, output_, format_, field_, kind_, begin_, end_, bad_utf8_, inspect_, verify_;
+  std::string loss_, prompt_, weight_;
   std::vector<std::string> input_;
-  bool no_special_tokens_ = false, specials_as_text_ = false, bench_ = false;
+  bool no_special_tokens_ = false, specials_as_text_ = false, chat_ = false, bench_ = false;
   int64_t shard_tokens_ = 100'000'000, processes_ = 0, width_ = 0;
   CLI::Option *inspect_option_ = nullptr, *verify_option_ = nullptr, *width_option_ = nullptr, *bench_option_ = nullptr;
   std::vector<const CLI::Option*> making_;  // options that make shards, refused with --inspect and --verify

@@ -85,6 +85,18 @@ class Report {
  public:
   void add(const TokenFile& file) {
     tokens_ += file.tokens();
+    if (const auto& weights = file.weights()) {
+      marks_ = true;
+      if (weights->counted > 0) {
+        least_ = counted_ == 0 ? weights->least : std::min(least_, weights->least);
+        most_ = std::max(most_, weights->most);
+      }
+      counted_ += weights->counted;
+    } else {
+      least_ = counted_ == 0 ? 1 : std::min(least_, 1.0F);
+      most_ = std::max(most_, 1.0F);
+      counted_ += file.tokens();
+    }
     file.visit_documents(false, [&](int64_t, int64_t length, uint64_t) {
       ++documents_;
       longest_ = std::max(longest_, length);
@@ -94,6 +106,18 @@ class Report {
 
   int64_t tokens() const { return tokens_; }
   int64_t documents() const { return documents_; }
+  // "1,234 tokens (12.3 %), with weights from 0.5 to 2"
+  std::string targets_text() const {
+    if (!marks_) return "every token counts";
+    const double share = tokens_ > 0 ? 100.0 * static_cast<double>(counted_) / static_cast<double>(tokens_) : 0.0;
+    std::string text =
+        with_commas(counted_, "token") + (counted_ == 1 ? " counts (" : " count (") + rounded(share, 1) + " %)";
+    if (counted_ > 0 && (least_ != 1 || most_ != 1)) {
+      text += least_ == most_ ? ", each with the weight " + significant(least_, 6)
+                              : ", with weights from " + significant(least_, 6) + " to " + significant(most_, 6);
+    }
+    return text;
+  }
 
   void print_histogram() const {
     if (documents_ == 0) return;
@@ -116,6 +140,9 @@ class Report {
 
  private:
   int64_t tokens_ = 0, documents_ = 0, longest_ = 0;
+  bool marks_ = false;  // whether a shard says which tokens count as targets
+  int64_t counted_ = 0;
+  float least_ = 0, most_ = 0;      // weights of those that count
   std::map<int, int64_t> classes_;  // by the number of bits of a length: 0, 1, 2 to 3, 4 to 7, ...
 };
 
@@ -172,6 +199,7 @@ void inspect_tokens(const std::string& path, const SourceConfig& source) {
   line("shards", with_commas(shards.paths.size()));
   line("documents", with_commas(report.documents()));
   line("tokens", with_commas(report.tokens()));
+  line("targets", report.targets_text());
   line("vocabulary", first->vocab() ? with_commas(*first->vocab()) : "not known");
   std::vector<std::string> digests(tokenizers.begin(), tokenizers.end());
   if (shards.made && digests.size() == 1) digests[0] = shards.made->name + " (" + digests[0] + ")";

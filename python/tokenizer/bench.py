@@ -15,6 +15,7 @@ import time
 
 from inputs import Reader, find, units
 from pool import processors
+from targets import settle
 from work import Work
 
 ROUNDS = 3
@@ -81,6 +82,7 @@ def parse(words):
 
 
 def main(options):
+    settle(options)
     threads = options.processes or processors()
     words = [f"--input={glob}" for glob in options.input]
     words += [f"--kind={options.kind}", f"--field={options.field}", f"--bad-utf8={options.bad_utf8}"]

@@ -1,6 +1,7 @@
 """Finds the input files and reads their documents. Used by work.py, bench.py and the workers of pool.py.
 
-A document is a whole text file, a field of a line of JSONL, or a column of a row of Parquet. Files are read in units of
+A document is a whole text file, a field of a line of JSONL, or a column of a row of Parquet; with --loss, --chat or --weight a
+line of JSONL as a whole (targets.py). Files are read in units of
 about a mebibyte, each of which one worker takes: some text files, the lines that begin in a range of bytes, or some rows.
 The units depend only on the files, and so do the documents and their order.
 """
@@ -210,12 +211,13 @@ def decode(raw, replace, where):
 class Reader:
     """Reads the documents of units, in a worker. It keeps a Parquet file open from one unit to the next."""
 
-    def __init__(self, inputs, field, replace):
-        self.inputs, self.field, self.replace = inputs, field, replace
+    def __init__(self, inputs, field, replace, records=False):
+        self.inputs, self.field, self.replace, self.records = inputs, field, replace, records
         self.opened = None  # for Parquet: (input, group), the next row, the batches that follow, the rest of the current one
 
     def documents(self, task):
-        """Returns the texts of a unit's documents. Raises Refused, which names the place in the file."""
+        """Returns the texts of a unit's documents; with `records`, of lines, (the JSON object, a function that names its place).
+        Raises Refused, which names the place in the file."""
         kind, i, *rest = task
         try:
             return getattr(self, kind)(i, *rest)
@@ -283,18 +285,26 @@ class Reader:
         record = self.record(text, where)
         if not isinstance(record, dict):
             raise Refused(INPUT, f"{where()} is not a JSON object: {{\"{self.field}\": \"...\"}} is expected")
+        if self.records:
+            return self.without_surrogates(record, where), where
         if self.field not in record:
             raise Refused(INPUT, f"{where()} has no field \"{self.field}\": --field takes one of {', '.join(record)}")
         value = record[self.field]
         if not isinstance(value, str):
             raise Refused(INPUT, f"{where()}: the field \"{self.field}\" is {json.dumps(value)[:40]}, but a text is expected")
+        return self.without_surrogates(value, where)
+
+    def without_surrogates(self, value, where):
+        """Returns a value of JSON whose texts UTF-8 can express."""
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         try:
-            value.encode("utf-8")
+            text.encode("utf-8")
         except UnicodeEncodeError:  # half of a surrogate pair, "\ud800"
             if not self.replace:
                 raise Refused(INPUT, f"{where()}: the text holds half of a surrogate pair, which UTF-8 cannot express; "
                                      "repair it, or replace it by U+FFFD with --bad-utf8 replace")
-            value = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            return text if isinstance(value, str) else json.loads(text)
         return value
 
     def rows(self, i, group, first, count):

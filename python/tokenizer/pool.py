@@ -22,27 +22,43 @@ def processors():
     return len(os.sched_getaffinity(0))
 
 
-def encode_unit(reader, tokenizer, task, width, begin, end):
-    """Returns the tokens as bytes, and for each document its length, the hash of its tokens and the bytes of its text."""
-    texts = reader.documents(task)
-    tokens, lengths, hashes, sizes = array("I"), array("q"), array("Q"), array("Q")
+def encode_texts(texts, tokenizer, begin, end):
+    """Yields the ids of each text and the bytes of the text; every token counts."""
     for text, ids in zip(texts, tokenizer.encode(texts)):
         if begin is not None and (not ids or ids[0] != begin):
             ids = [begin, *ids]
         if end is not None and (not ids or ids[-1] != end):
             ids = [*ids, end]
+        yield ids, len(text.encode("utf-8")), None
+
+
+def encode_records(records, targets):
+    """Yields the same of JSON objects, and the runs of weights with which the tokens count."""
+    for record, where in records:
+        document = targets.document(record, where)
+        yield document.ids, document.text_bytes, document.runs
+
+
+def encode_unit(reader, tokenizer, targets, task, width, begin, end):
+    """Returns the tokens as bytes, and for each document its length, the hash of its tokens, the bytes of its text, and the
+    runs of its weights, None where every token counts."""
+    tokens, lengths, hashes, sizes, runs = array("I"), array("q"), array("Q"), array("Q"), []
+    documents = reader.documents(task)
+    for ids, size, of_document in (encode_texts(documents, tokenizer, begin, end) if targets is None else
+                                   encode_records(documents, targets)):
         document = array("I", ids)
         tokens.extend(document)
         lengths.append(len(ids))
         hashes.append(xxhash.xxh3_64_intdigest(document))
-        sizes.append(len(text.encode("utf-8")))
+        sizes.append(size)
+        runs.append(of_document)
     content = tokens.tobytes()
     if width == 2 and content:
         content = memoryview(content).cast("H")[::2].tobytes()  # the lower halves
-    return content, lengths, hashes, sizes
+    return content, lengths, hashes, sizes, runs
 
 
-def work(connection, tokenizer, inputs, field, replace, width, begin, end, check):
+def work(connection, tokenizer, targets, inputs, field, replace, width, begin, end, check):
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the coordinator handles them
     tasks = queue.SimpleQueue()
@@ -56,11 +72,11 @@ def work(connection, tokenizer, inputs, field, replace, width, begin, end, check
             os._exit(0)
 
     threading.Thread(target=receive, daemon=True).start()
-    reader = Reader(inputs, field, replace)
+    reader = Reader(inputs, field, replace, records=targets is not None)
     while True:
         number, task = tasks.get()
         try:
-            result = encode_unit(reader, tokenizer, task, width, begin, end)
+            result = encode_unit(reader, tokenizer, targets, task, width, begin, end)
             check(inputs, task, result)
         except Refused as refused:
             result = refused

@@ -64,8 +64,10 @@ class Shard:
     endings = (".bin",)  # of its files, in the order in which they are renamed
     header_bytes = 0
 
-    def __init__(self, folder, stem, width, vocab, digest):
+    def __init__(self, folder, stem, width, vocab, digest, marks):
         self.folder, self.width, self.vocab, self.digest = folder, width, vocab, digest
+        self.marks = marks  # whether it says which tokens count as targets
+        self.counted = self.without_targets = 0  # tokens that count; documents in which none does
         self.names = [stem + ending for ending in self.endings]
         self.beside = [os.path.join(folder, f".{name}.tmp") for name in self.names]
         self.lengths, self.hashes = array("q"), array("Q")
@@ -78,13 +80,16 @@ class Shard:
             self.discard()
             raise
 
-    def append(self, tokens, lengths, hashes, text_bytes):
-        """Appends documents: their tokens as bytes, and arrays with a number for each document."""
+    def append(self, tokens, lengths, hashes, text_bytes, runs):
+        """Appends documents: their tokens as bytes, arrays with a number for each document, and for each the runs of its weights
+        or None."""
         self.file.write(tokens)
         self.lengths.extend(lengths)
         self.hashes.extend(hashes)
         self.tokens += sum(lengths)
         self.text_bytes += sum(text_bytes)
+        if self.marks:
+            self.append_weights(lengths, runs)
 
     def finish(self):
         """Renames the finished shard to its name; returns its entry in tokenization.json."""
@@ -95,10 +100,15 @@ class Shard:
         entry = {"file": self.names[0], "tokens": self.tokens, "documents": len(self.lengths),
                  "bytes": sum(os.path.getsize(p) for p in self.beside), "text_bytes": self.text_bytes,
                  "checksum": checksum(self.beside)}
+        if self.marks:
+            entry |= {"counted": self.counted, "documents_without_targets": self.without_targets}
         for beside, name in zip(self.beside, self.names):
             os.replace(beside, os.path.join(self.folder, name))
         sync_folder(self.folder)
         return entry
+
+    def append_weights(self, lengths, runs):
+        raise NotImplementedError  # only for Annulus, as targets.settle() sees to
 
     def complete(self):
         pass
@@ -117,6 +127,25 @@ class Annulus(Shard):
     endings = (".tokens",)
     header_bytes = 4096
 
+    def __init__(self, *settings):
+        super().__init__(*settings)
+        self.ends, self.weights = array("Q"), array("f")  # of the runs
+        self.weighed = 0  # tokens of all runs
+
+    def append_weights(self, lengths, runs):
+        for length, of_document in zip(lengths, runs):
+            if length > 0:  # nothing predicts the first token of a document by itself
+                first = of_document[0]
+                self.without_targets += not (first[1] and first[0] > 1 or any(weight for _, weight in of_document[1:]))
+            for count, weight in of_document:
+                self.weighed += count
+                self.counted += count * (weight > 0)
+                if self.weights and self.weights[-1] == weight:
+                    self.ends[-1] = self.weighed
+                else:
+                    self.ends.append(self.weighed)
+                    self.weights.append(weight)
+
     def complete(self):
         f = self.file
         end = self.header_bytes + self.tokens * self.width
@@ -129,6 +158,10 @@ class Annulus(Shard):
         f.write(bytes(offsets_at - end))
         f.write(offsets.tobytes())
         f.write(self.hashes.tobytes())
+        if self.marks:
+            f.write(self.ends.tobytes())
+            f.write(self.weights.tobytes())
+            f.write(bytes(-len(self.weights) % 2 * 4))
         f.flush()
         body = xxhash.xxh3_128()
         with open(self.beside[0], "rb") as written:
@@ -136,9 +169,14 @@ class Annulus(Shard):
             while piece := written.read(1 << 22):
                 body.update(piece)
         f.seek(0)
-        f.write(struct.pack("<8sIIQQQQQ", b"ANNTOKEN", 1, self.width, self.tokens, len(self.lengths), self.vocab, offsets_at,
-                            offsets_at + len(offsets) * 8)
+        version = 2 if self.marks else 1
+        f.write(struct.pack("<8sIIQQQQQ", b"ANNTOKEN", version, self.width, self.tokens, len(self.lengths), self.vocab,
+                            offsets_at, offsets_at + len(offsets) * 8)
                 + bytes.fromhex(self.digest) + body.digest() + struct.pack("<Q", self.text_bytes))
+        if self.marks:
+            above = [weight for weight in self.weights if weight > 0] or [0.0]
+            f.write(struct.pack("<QQQff", offsets_at + len(offsets) * 8 + len(self.hashes) * 8, len(self.ends), self.counted,
+                                min(above), max(above)))
 
 
 class Megatron(Shard):
@@ -191,5 +229,5 @@ def shard_name(format, number, single):
     return f"shard-{number:05d}"
 
 
-def new_shard(format, folder, number, single, width, vocab, digest):
-    return CLASSES[format](folder, shard_name(format, number, single), width, vocab, digest)
+def new_shard(format, folder, number, single, width, vocab, digest, marks):
+    return CLASSES[format](folder, shard_name(format, number, single), width, vocab, digest, marks)

@@ -55,6 +55,24 @@ class HuggingFace:
     def encode(self, texts):
         return [e.ids for e in self.library.encode_batch_fast(texts, add_special_tokens=self.special_tokens)]
 
+    def encode_parts(self, front, back, special_tokens):
+        """Returns the ids of a text in two parts, and how many of them come before the second. What the post-processor puts
+        before the text counts as before it."""
+        import tokenizers
+
+        def encode(text):
+            return self.library.encode(text, add_special_tokens=False)
+
+        first, made = encode(front), encode(front + back)
+        if made.ids[:len(first.ids)] != first.ids:  # a token would lie in both
+            made = tokenizers.Encoding.merge([first, encode(back)])
+        before = len(first.ids)
+        if special_tokens:
+            made = self.library.post_process(made)
+            # The mask tells the post-processor's tokens from those of the text.
+            before += (made.special_tokens_mask + [0]).index(0)
+        return made.ids, min(before, len(made.ids))
+
     def id_of(self, text):
         return self.library.token_to_id(text)
 
@@ -77,6 +95,13 @@ class SentencePiece:
 
     def encode(self, texts):
         return self.library.encode(texts, num_threads=1)
+
+    def encode_parts(self, front, back, special_tokens):
+        """As HuggingFace.encode_parts()."""
+        first, ids = self.encode([front])[0], self.encode([front + back])[0]
+        if ids[:len(first)] != first:
+            ids = first + self.encode([back])[0]
+        return ids, len(first)
 
     def id_of(self, text):
         found = self.library.piece_to_id(text)

@@ -11,6 +11,8 @@ import signal
 import sys
 import time
 
+import xxhash
+
 from errors import INPUT, RESOURCE, USAGE, Refused
 from inputs import find, units
 from pool import Pool, processors
@@ -18,6 +20,7 @@ from progress import Progress, bytes_text, counted, duration_text
 from shards import BOUNDARIES, new_shard, write_whole
 from state import Folder, inputs_digest
 from table import make_table
+from targets import Targets, is_plain, require_lines, settle
 from tokenizer import Tokenizer
 
 
@@ -51,7 +54,7 @@ def boundaries_are_found(begin, end, width):
     follows `end`, or at the one of them that is used, so this must not occur inside a document."""
 
     def check(inputs, task, result):
-        tokens, lengths, _, _ = result
+        tokens, lengths, *_ = result
         tokens = memoryview(tokens).cast("H" if width == 2 else "I")
         at = 0
         for document, length in enumerate(lengths):
@@ -80,6 +83,7 @@ class Work:
 
     def __init__(self, options):
         self.options = o = options
+        settle(o)
         self.signals = Signals()
         if o.format == "llmc" and not 0 < o.shard_tokens < 1 << 31:
             raise Refused(USAGE, f"--shard-tokens {o.shard_tokens}: expected 1 to 2147483647, which a shard of llm.c can hold")
@@ -94,9 +98,19 @@ class Work:
                                      "of them")
         self.width = 2 if t.vocab <= 1 << 16 else 4
         self.inputs = find(o.input, o.kind)
+        self.targets = None
+        if not is_plain(o):
+            require_lines(o, self.inputs)
+            self.targets = Targets(t, o, self.begin, self.end)
         settings = {"format": o.format, "field": o.field, "kind": o.kind, "special_tokens": not o.no_special_tokens,
                     "specials_as_text": o.specials_as_text, "bad_utf8": o.bad_utf8, "begin": self.begin, "end": self.end,
                     "shard_tokens": o.shard_tokens, "library": library_version(t.kind)}
+        if self.targets is not None:  # shards of texts keep the settings of earlier versions
+            chat = self.targets.chat
+            settings |= {"loss": o.loss, "chat": o.chat, "prompt": o.prompt, "weight": o.weight}
+            if chat is not None:
+                settings |= {"chat_template": xxhash.xxh3_128_hexdigest(chat.text().encode()),
+                             "chat_library": f"transformers {chat.version}"}
         files = [[one.path, one.size, one.changed] for one in self.inputs]
         self.inputs_summary = {"files": len(files), "bytes": sum(one.size for one in self.inputs),
                                "digest": inputs_digest(files)}
@@ -121,7 +135,7 @@ class Work:
         self.folder.save()
         check = (no_check if self.options.format in BOUNDARIES else
                  boundaries_are_found(self.begin, self.end, self.width))
-        pool = Pool(self.options.processes or processors(), self.tokenizer, self.inputs, self.options.field,
+        pool = Pool(self.options.processes or processors(), self.tokenizer, self.targets, self.inputs, self.options.field,
                     self.options.bad_utf8 == "replace", self.width, self.begin, self.end, check)
         try:
             self.encode(pool)
@@ -174,7 +188,7 @@ class Work:
     def write(self, unit, result, first):
         """Writes the documents of a unit, from number `first` on."""
         i, number, cost, texts = unit
-        tokens, lengths, hashes, sizes = result
+        tokens, lengths, hashes, sizes, runs = result
         tokens = memoryview(tokens)
         limit = self.options.shard_tokens or 1 << 62
         at = sum(lengths[:first]) * self.width
@@ -182,14 +196,14 @@ class Work:
             if self.shard is None:
                 self.shard = new_shard(self.options.format, self.options.output, len(self.folder.shards),
                                        self.options.shard_tokens == 0, self.width, self.tokenizer.vocab,
-                                       self.tokenizer.digest)
+                                       self.tokenizer.digest, self.options.marks)
             end, total = first, 0
             while end < len(lengths) and (self.shard.tokens + total + lengths[end] <= limit
                                           or not self.shard.lengths and end == first):
                 total += lengths[end]
                 end += 1
             size = total * self.width
-            self.shard.append(tokens[at:at + size], lengths[first:end], hashes[first:end], sizes[first:end])
+            self.shard.append(tokens[at:at + size], lengths[first:end], hashes[first:end], sizes[first:end], runs[first:end])
             self.tokens += total
             first, at = end, at + size
             if end < len(lengths):
@@ -213,13 +227,18 @@ class Work:
             "version": 1, "format": o.format, "width": 8 * self.width,
             "tokenizer": {"digest": t.digest, "name": t.name, "vocab": t.vocab, "file": t.file_name},
             "begin": self.begin, "end": self.end, "tokens": self.tokens, "documents": documents,
-            "text_bytes": text_bytes, "settings": self.folder.about["settings"], "inputs": self.inputs_summary,
+            "text_bytes": text_bytes, **({"counted": sum(s["counted"] for s in shards)} if o.marks else {}),
+            "settings": self.folder.about["settings"], "inputs": self.inputs_summary,
             "shards": shards})
         if not self.summary:
             return
         print(f"{counted(self.tokens, 'token')} of {counted(documents, 'document')}, "
               f"{bytes_text(text_bytes)} of text ({text_bytes / self.tokens:.2f} bytes a token), in "
               f"{counted(len(shards), 'shard')} of {o.output}; {duration_text(seconds)}")
+        if o.marks:
+            count, without = (sum(s[key] for s in shards) for key in ("counted", "documents_without_targets"))
+            print(f"targets that count: {counted(count, 'token')} ({100 * count / self.tokens:.1f} %)"
+                  + (f"; in {counted(without, 'document')} nothing counts" if without else ""))
         if o.specials_as_text and t.behind.unmarked:
             print(f"--specials-as-text left {counted(len(t.behind.unmarked), 'added token')} as they are, because the tokenizer does "
                   f"not mark them as special: {', '.join(map(json.dumps, t.behind.unmarked))}")

@@ -20,9 +20,13 @@ Batch fill_batch(const Dataset& data, const BatchShape& shape, std::vector<Drawn
   const int64_t length = shape.length();
   int64_t* targets = to + shape.plane();
   int64_t* restarted = targets + shape.plane();
+  float* weights = shape.weighs ? reinterpret_cast<float*>(to + (shape.planes() - 1) * shape.plane()) : nullptr;
   for (const DrawnRow& row : batch.rows) {
-    data.read(row, shape.positions, to, targets);
-    batch.targets += length - std::count(targets, targets + length, kNoTarget);
+    data.read(row, shape.positions, to, targets, weights);
+    const int64_t counted = length - std::count(targets, targets + length, kNoTarget);
+    batch.targets += counted;
+    batch.weight += weights == nullptr ? static_cast<double>(counted) : std::accumulate(weights, weights + length, 0.0);
+    if (weights != nullptr) weights += length;
     to += length;
     targets += length;
     if (!shape.restart) continue;

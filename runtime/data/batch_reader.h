@@ -18,18 +18,21 @@ struct BatchShape {
   int64_t own_rows = 0;
   std::vector<Span> positions;  // this rank's positions in a row, rising
   bool restart = false;         // also give rotary positions, which restart with every part
+  bool weighs = false;          // also give the weights of targets
 
   // Returns the number of positions.
   int64_t length() const;
   int64_t plane() const { return own_rows * length(); }
-  // Planes [own_rows, positions]: tokens, targets and, with `restart`, rotary positions.
-  int64_t planes() const { return restart ? 3 : 2; }
+  // Planes [own_rows, positions]: tokens, targets, with `restart` rotary positions, and with `weighs` weights. These
+  // are fp32 and fill the first half of their plane.
+  int64_t planes() const { return 2 + (restart ? 1 : 0) + (weighs ? 1 : 0); }
   int64_t values() const { return planes() * plane(); }
 };
 
 struct Batch {
   std::vector<DrawnRow> rows;  // this rank's
   int64_t targets = 0;         // this rank's targets that count
+  double weight = 0;           // the sum of their weights
 };
 
 // Fills `to`, an array of values() numbers, with what this rank has of its rows. Thread-safe.

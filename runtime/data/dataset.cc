@@ -123,8 +123,47 @@ std::string Dataset::text() const {
   return text;
 }
 
+// Says in how many documents nothing counts, and in how many so late that a row ends before.
+void Dataset::warn_of_marks(size_t source, std::vector<std::string>& warnings) const {
+  const Corpus& corpus = *sources_[source].corpus;
+  const PackSettings& settings = phases_.back().settings;
+  const bool apart = settings.units_are_documents();
+  struct Documents {
+    int64_t count = 0, first = 0;  // where the first of them begins
+    void add(int64_t begin) {
+      if (count++ == 0) first = begin;
+    }
+  } all, without, late;
+  corpus.visit_documents(false, [&](int64_t begin, int64_t length, uint64_t) {
+    if (length == 0) return;
+    all.add(begin);
+    int64_t before = -1;  // tokens before the first that counts; nothing predicts the first token of a document alone
+    const int64_t from = begin + (apart ? 1 : 0);
+    corpus.visit_weights(from, begin + length - from, [&](int64_t at, int64_t, float weight) {
+      if (weight > 0 && before < 0) before = at - begin;
+    });
+    if (before < 0) without.add(begin);
+    if (apart && before > settings.context) late.add(begin);
+  });
+  const std::string of = "source " + name(source) + ": in ";
+  if (without.count > 0) {
+    warnings.push_back(of + with_commas(without.count) + " of " + with_commas(all.count, "document") +
+                       " no token counts as a target, so they teach nothing; the first is at " +
+                       corpus.where(without.first));
+  }
+  if (late.count > 0) {
+    warnings.push_back(of + with_commas(late.count, "document") + " the prompt is longer than a row of " +
+                       with_commas(settings.context, "token") +
+                       ", so what counts is in rows that lack the beginning of its prompt (the first is at " +
+                       corpus.where(late.first) + "): lengthen data.context, or shorten or leave out such documents");
+  }
+}
+
 std::vector<std::string> Dataset::warnings() const {
   std::vector<std::string> warnings;
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    if (sources_[i].corpus->marks_targets()) warn_of_marks(i, warnings);
+  }
   const PackSettings& settings = phases_.back().settings;
   const bool documents_matter = settings.units_are_documents() || data_.positions == "restart";
   for (size_t i = 0; documents_matter && i < sources_.size(); ++i) {
@@ -316,8 +355,13 @@ DrawnRow Dataset::held_out(size_t source, int64_t step, int64_t i, int64_t count
 
 // ---- tokens
 
-void Dataset::read(const DrawnRow& row, const std::vector<Span>& positions, int64_t* tokens, int64_t* targets) const {
-  read_row(*sources_[row.source].corpus, row.pieces, positions, {vocab_, data_.ignore}, tokens, targets);
+void Dataset::read(const DrawnRow& row, const std::vector<Span>& positions, int64_t* tokens, int64_t* targets,
+                   float* weights) const {
+  read_row(*sources_[row.source].corpus, row.pieces, positions, {vocab_, data_.ignore}, tokens, targets, weights);
+}
+
+bool Dataset::weighs_targets() const {
+  return std::any_of(sources_.begin(), sources_.end(), [](const Source& s) { return s.corpus->weighs_targets(); });
 }
 
 int64_t Dataset::tokens_read() const {

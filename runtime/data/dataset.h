@@ -26,7 +26,7 @@ namespace annulus {
 // What a source has contributed.
 struct SourceUse {
   int64_t rows = 0;
-  int64_t targets = 0;    // positions that are not padding, including ids of data.ignore
+  int64_t targets = 0;    // positions that are not padding, including those whose target does not count
   int64_t documents = 0;  // what rows hold of documents: one that is cut counts once for each of its rows
 
   // Adds another use, or takes it off with `times` = -1.
@@ -86,8 +86,11 @@ class Dataset {
 
   // ---- tokens
 
-  // read_row() of a row's source: tokens and targets at some positions.
-  void read(const DrawnRow& row, const std::vector<Span>& positions, int64_t* tokens, int64_t* targets) const;
+  // read_row() of a row's source: tokens, targets and, unless it is null, the targets' weights at some positions.
+  void read(const DrawnRow& row, const std::vector<Span>& positions, int64_t* tokens, int64_t* targets,
+            float* weights = nullptr) const;
+  // Whether some target has a weight other than 0 and 1.
+  bool weighs_targets() const;
   // Returns the number of tokens that the files have returned so far.
   int64_t tokens_read() const;
 
@@ -161,6 +164,7 @@ class Dataset {
     std::optional<SourceOrder> order;
   };
 
+  void warn_of_marks(size_t source, std::vector<std::string>& warnings) const;
   std::shared_ptr<const RowIndex> index_of(size_t source, const PackSettings& settings) const;
   std::vector<Phase> planned(int64_t from) const;  // as configured, from that step on
   void follow(std::vector<Phase> phases);          // sets phases_ and makes the sources' orders

@@ -9,7 +9,7 @@
 namespace annulus {
 
 void read_row(const Corpus& corpus, const std::vector<Piece>& pieces, const std::vector<Span>& positions,
-              const TokenRules& rules, int64_t* tokens, int64_t* targets) {
+              const TokenRules& rules, int64_t* tokens, int64_t* targets, float* weights) {
   const auto read_from = [&](int64_t first, const Span& of, int64_t* to) {
     corpus.read(first, of.count, to, of.stride);
     if (rules.vocab == 0) return;
@@ -19,10 +19,21 @@ void read_row(const Corpus& corpus, const std::vector<Piece>& pieces, const std:
                 ", beyond model.vocab = " + std::to_string(rules.vocab) +
                 ": check that the file has this tokenizer, format and width");
   };
+  // Takes over the weights of the targets of neighbouring or strided tokens, the first of which is `first`.
+  const auto weigh = [&](int64_t first, const Span& of, int64_t* its_targets, float* its_weights) {
+    // The index of the first of them that is this token or behind it.
+    const auto index = [&](int64_t token) { return (token - first + of.stride - 1) / of.stride; };
+    corpus.visit_weights(first, (of.count - 1) * of.stride + 1, [&](int64_t begin, int64_t count, float weight) {
+      const int64_t from = index(begin), n = index(begin + count) - from;
+      if (weight == 0) std::fill_n(its_targets + from, n, kNoTarget);
+      if (its_weights != nullptr) std::fill_n(its_weights + from, n, weight);
+    });
+  };
   std::vector<int64_t> both;  // the tokens of a piece and the one that follows them
   for (const Span& span : positions) {
     std::fill_n(tokens, span.count, 0);
     std::fill_n(targets, span.count, kNoTarget);
+    if (weights != nullptr) std::fill_n(weights, span.count, 1.0F);
     int64_t begin = 0;  // of the piece in the row
     for (const Piece& piece : pieces) {
       const Span own = span.clip(begin, begin + piece.count - 1);
@@ -37,12 +48,17 @@ void read_row(const Corpus& corpus, const std::vector<Piece>& pieces, const std:
           read_from(first, own, tokens + at);
           read_from(first + 1, own, targets + at);
         }
+        if (corpus.marks_targets()) weigh(first + 1, own, targets + at, weights == nullptr ? nullptr : weights + at);
       }
       begin += piece.count;
     }
     for (const int64_t ignored : rules.ignore) std::replace(targets, targets + span.count, ignored, kNoTarget);
+    for (int64_t i = 0; weights != nullptr && i < span.count; ++i) {
+      if (targets[i] == kNoTarget) weights[i] = 0;
+    }
     tokens += span.count;
     targets += span.count;
+    if (weights != nullptr) weights += span.count;
   }
 }
 

@@ -10,7 +10,8 @@
 
 namespace annulus {
 
-// The target of a position that does not count: of padding, and of ids that are ignored.
+// The target of a position that does not count: of padding, of ids that are ignored, and of tokens that the source
+// marks so.
 inline constexpr int64_t kNoTarget = -1;
 
 // How ids become tokens and targets.
@@ -20,10 +21,11 @@ struct TokenRules {
 };
 
 // Reads the tokens at some positions of a row that consists of `pieces`, one span after the other, and for each of them
-// the token that follows it, its target. Padding has the token 0 and kNoTarget. Spans with a stride (striped layouts)
-// read the files over their whole range. Raises Error(kInput) if a file has changed, cannot be read, or holds an id
+// the token that follows it, its target. Padding has the token 0 and kNoTarget. `weights`, unless it is null, gets the
+// weight of each target in the loss, 0 where it does not count. Spans with a stride (striped layouts) read the files
+// over their whole range. Raises Error(kInput) if a file has changed, cannot be read, or holds an id
 // outside the vocabulary at these positions. Thread-safe.
 void read_row(const Corpus& corpus, const std::vector<Piece>& pieces, const std::vector<Span>& positions,
-              const TokenRules& rules, int64_t* tokens, int64_t* targets);
+              const TokenRules& rules, int64_t* tokens, int64_t* targets, float* weights = nullptr);
 
 }  // namespace annulus

@@ -195,7 +195,8 @@ void EvaluationJob::evaluate_data(Forward& forward, size_t source, EvaluationRes
   const std::string label = "evaluate, " + data.name(source);
   LossCurves curves(length);
   std::optional<TokenTable> table;
-  int64_t bytes = 0;
+  const bool weighs = data.corpus(source).weighs_targets();
+  double bytes = 0;  // of the targets, each times its weight
   together(
       forward.world, {label + ", reading the table of tokens"},
       [&] {
@@ -209,11 +210,14 @@ void EvaluationJob::evaluate_data(Forward& forward, size_t source, EvaluationRes
     if (results.stopped) break;
     Rows of{.tokens = at::empty({count, length}, at::kLong)};
     at::Tensor targets = at::empty({count, length}, at::kLong);
+    const at::Tensor weights = weighs ? at::empty({count, length}, at::kFloat) : at::Tensor();
+    const auto weights_of = [&](int64_t i) { return weighs ? weights.data_ptr<float>() + i * length : nullptr; };
     std::vector<std::vector<Piece>> pieces;
     together(forward.world, {label + ", reading rows"}, [&] {
       for (int64_t i = 0; i < count; ++i) {
         pieces.push_back(data.row(source, first + i));
-        data.read(source, pieces.back(), of.tokens[i].data_ptr<int64_t>(), targets[i].data_ptr<int64_t>());
+        data.read(source, pieces.back(), of.tokens[i].data_ptr<int64_t>(), targets[i].data_ptr<int64_t>(),
+                  weights_of(i));
         if (data.documents_apart() || data.positions_restart()) of.parts.push_back(data.parts(pieces.back()));
       }
     });
@@ -226,22 +230,25 @@ void EvaluationJob::evaluate_data(Forward& forward, size_t source, EvaluationRes
       const double* nats = scores.nats[i].const_data_ptr<double>();
       const int64_t* wanted = targets[i].const_data_ptr<int64_t>();
       for (const Piece& piece : pieces[static_cast<size_t>(i)]) {
-        curves.add(data.document_of(source, piece.token), begin, piece.count, nats + begin, wanted + begin);
+        curves.add(data.document_of(source, piece.token), begin, piece.count, nats + begin, wanted + begin,
+                   weighs ? weights_of(i) + begin : nullptr);
         begin += piece.count;
       }
       curves.end_row();
       for (int64_t p = 0; table && p < length; ++p) {
         // Special tokens stand for no bytes, and a model may have more ids than its tokenizer.
         const bool ordinary = wanted[p] >= 0 && wanted[p] < table->size() && !table->hidden(wanted[p]);
-        if (ordinary) bytes += static_cast<int64_t>(table->bytes(wanted[p]).size());
+        if (!ordinary) continue;
+        bytes +=
+            (weighs ? static_cast<double>(weights_of(i)[p]) : 1) * static_cast<double>(table->bytes(wanted[p]).size());
       }
     }
   }
   if (forward.world.rank() != 0) return;
   SourceLosses losses = curves.finish();
   losses.name = data.name(source);
-  if (data.is_text()) bytes = losses.all.targets;
-  if (bytes > 0) losses.bits_per_byte = losses.all.nats / std::log(2.0) / static_cast<double>(bytes);
+  if (data.is_text()) bytes = static_cast<double>(losses.all.targets);
+  if (bytes > 0) losses.bits_per_byte = losses.all.nats / std::log(2.0) / bytes;
   results.sources.push_back(std::move(losses));
 }
 

@@ -65,8 +65,9 @@ std::vector<int64_t> EvaluationData::parts(const std::vector<Piece>& pieces) con
   return DrawnRow{.context = settings_.length, .pieces = pieces}.parts();
 }
 
-void EvaluationData::read(size_t source, const std::vector<Piece>& pieces, int64_t* tokens, int64_t* targets) const {
-  read_row(*sources_[source].corpus, pieces, {Span{0, 1, settings_.length}}, rules_, tokens, targets);
+void EvaluationData::read(size_t source, const std::vector<Piece>& pieces, int64_t* tokens, int64_t* targets,
+                          float* weights) const {
+  read_row(*sources_[source].corpus, pieces, {Span{0, 1, settings_.length}}, rules_, tokens, targets, weights);
 }
 
 int64_t EvaluationData::document_of(size_t source, int64_t token) const {

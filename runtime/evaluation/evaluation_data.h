@@ -41,8 +41,8 @@ class EvaluationData {
   std::vector<Piece> row(size_t source, int64_t i) const;
   // Returns the lengths of the parts of a row: its pieces, and then padding if there is any.
   std::vector<int64_t> parts(const std::vector<Piece>& pieces) const;
-  // Reads the whole row: `length` tokens and as many targets (read_row.h).
-  void read(size_t source, const std::vector<Piece>& pieces, int64_t* tokens, int64_t* targets) const;
+  // Reads the whole row: `length` tokens and as many targets and, unless it is null, weights (read_row.h).
+  void read(size_t source, const std::vector<Piece>& pieces, int64_t* tokens, int64_t* targets, float* weights) const;
   // Returns the number of the document that holds a token, from 0 in the order of the source.
   int64_t document_of(size_t source, int64_t token) const;
 

@@ -19,17 +19,20 @@ const Sum* part_of(const std::vector<Sum>& sums, size_t at) {
   return at < sums.size() ? &sums[at] : nullptr;
 }
 
+}  // namespace
+
 template <typename Sums>
-LossBucket bucket_of(const Sums& by_position, int64_t begin, int64_t end) {
+LossBucket LossCurves::bucket_of(const Sums& by_position, int64_t begin, int64_t end) const {
   LossBucket bucket{.begin = begin, .end = end};
+  double weight = 0;
   for (int64_t i = begin; i < end; ++i) {
     bucket.targets += by_position[static_cast<size_t>(i)].targets;
     bucket.nats += by_position[static_cast<size_t>(i)].nats;
+    weight += by_position[static_cast<size_t>(i)].weight;
   }
+  if (weighs_) bucket.weight = weight;
   return bucket;
 }
-
-}  // namespace
 
 LossCurves::LossCurves(int64_t length)
     : by_position_(static_cast<size_t>(length)), by_document_position_(static_cast<size_t>(length)) {}
@@ -40,10 +43,14 @@ size_t LossCurves::even_bucket(int64_t position) const {
   return static_cast<size_t>(((position + 1) * std::min(kEven, length) - 1) / length);
 }
 
-void LossCurves::add(int64_t document, int64_t begin, int64_t count, const double* nats, const int64_t* targets) {
-  const auto add_to = [](Sum& sum, double loss) {
+void LossCurves::add(int64_t document, int64_t begin, int64_t count, const double* nats, const int64_t* targets,
+                     const float* weights) {
+  weighs_ = weighs_ || weights != nullptr;
+  double weight = 1;
+  const auto add_to = [&](Sum& sum, double loss) {
     ++sum.targets;
-    sum.nats += loss;
+    sum.weight += weight;
+    sum.nats += weight * loss;
   };
   const auto add_at = [&](std::vector<Sum>& sums, size_t at, double loss) {
     if (sums.size() <= at) sums.resize(at + 1);
@@ -52,6 +59,7 @@ void LossCurves::add(int64_t document, int64_t begin, int64_t count, const doubl
   OfDocument& of_document = documents_[document];
   for (int64_t i = 0; i < count; ++i) {
     if (targets[i] < 0) continue;
+    if (weights != nullptr) weight = static_cast<double>(weights[i]);
     add_to(by_position_[static_cast<size_t>(begin + i)], nats[i]);
     add_to(by_document_position_[static_cast<size_t>(i)], nats[i]);
     add_to(of_document.all, nats[i]);
@@ -69,11 +77,11 @@ std::optional<double> LossCurves::error(const LossBucket& bucket, const Of& sum_
   for (const auto& [number, document] : documents_) {
     const Sum* sum = sum_of(document);
     if (sum == nullptr || sum->targets == 0) continue;
-    squares += std::pow(sum->nats - bucket.mean() * static_cast<double>(sum->targets), 2);
+    squares += std::pow(sum->nats - bucket.mean() * sum->weight, 2);
     ++m;
   }
   if (m < 2) return std::nullopt;
-  return 1.96 * std::sqrt(m / (m - 1) * squares) / static_cast<double>(bucket.targets);
+  return 1.96 * std::sqrt(m / (m - 1) * squares) / bucket.weight.value_or(static_cast<double>(bucket.targets));
 }
 
 template <typename OfBucket>

@@ -20,12 +20,14 @@ class LossCurves {
   explicit LossCurves(int64_t length);
 
   // Adds a row's part that belongs to one document: positions [begin, begin + count) of the row. `nats` and `targets`
-  // are those of the part's positions; targets below 0 do not count.
-  void add(int64_t document, int64_t begin, int64_t count, const double* nats, const int64_t* targets);
+  // are those of the part's positions; targets below 0 do not count. `weights` are those of the targets; null: all
+  // are 1.
+  void add(int64_t document, int64_t begin, int64_t count, const double* nats, const int64_t* targets,
+           const float* weights = nullptr);
   void end_row() { ++rows_; }
 
   // Returns everything but the name and the bits per byte. The 95 % intervals of the whole and of buckets
-  // take documents as the units that were drawn: with m documents of n_d targets and L_d nats in a bucket, the mean is
+  // take documents as the units that were drawn: with m documents of weight n_d and L_d nats in a bucket, the mean is
   // r = sum L_d / sum n_d and its variance m / (m - 1) * sum (L_d - r n_d)^2 / (sum n_d)^2 (the ratio estimator;
   // Cochran, Sampling Techniques, 3rd edition, equation 6.13, without the finite population's correction). There is
   // none with fewer than two documents.
@@ -34,7 +36,8 @@ class LossCurves {
  private:
   struct Sum {
     int64_t targets = 0;
-    double nats = 0;
+    double weight = 0;
+    double nats = 0;  // times the weights
   };
   // Of one document: its sums, and those by bucket.
   struct OfDocument {
@@ -49,7 +52,11 @@ class LossCurves {
   template <typename Of>
   std::optional<double> error(const LossBucket& bucket, const Of& sum_of) const;
 
+  template <typename Sums>
+  LossBucket bucket_of(const Sums& by_position, int64_t begin, int64_t end) const;
+
   int64_t rows_ = 0;
+  bool weighs_ = false;  // whether weights were given
   std::vector<Sum> by_position_, by_document_position_;
   std::map<int64_t, OfDocument> documents_;  // in order, because sums depend on it
 };

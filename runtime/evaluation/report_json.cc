@@ -40,10 +40,12 @@ OrderedJson ratio(int64_t part, int64_t whole) {
 }
 
 OrderedJson json_of_bucket(const LossBucket& bucket) {
-  return {{"begin", bucket.begin},         {"end", bucket.end},
-          {"targets", bucket.targets},     {"nats", number(bucket.nats)},
-          {"loss", number(bucket.mean())}, {"perplexity", number(std::exp(bucket.mean()))},
-          {"error", number(bucket.error)}};
+  OrderedJson json = {{"begin", bucket.begin},         {"end", bucket.end},
+                      {"targets", bucket.targets},     {"nats", number(bucket.nats)},
+                      {"loss", number(bucket.mean())}, {"perplexity", number(std::exp(bucket.mean()))},
+                      {"error", number(bucket.error)}};
+  if (bucket.weight) json["weight"] = number(*bucket.weight);
+  return json;
 }
 
 OrderedJson json_of_source(const SourceLosses& source) {
@@ -97,6 +99,7 @@ LossBucket bucket_of(const CheckedJson& object) {
   bucket.targets = count_at(object, "targets");
   bucket.nats = number_at(object, "nats");
   bucket.error = optional_at(object, "error");
+  if (object.has("weight")) bucket.weight = number_at(object, "weight");
   return bucket;
 }
 

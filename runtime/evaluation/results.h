@@ -13,12 +13,14 @@ namespace annulus {
 struct LossBucket {
   int64_t begin = 0, end = 0;
   int64_t targets = 0;
-  double nats = 0;  // their sum
+  double nats = 0;  // their sum, each times the weight of its target
   // The half width of the 95 % confidence interval of mean() over documents; absent if there are fewer than two, or if
   // it was not computed.
   std::optional<double> error{};
+  // The sum of the targets' weights; absent if each counts with the weight 1.
+  std::optional<double> weight{};
 
-  double mean() const { return nats / static_cast<double>(targets); }
+  double mean() const { return nats / weight.value_or(static_cast<double>(targets)); }
 };
 
 struct SourceLosses {

@@ -141,17 +141,30 @@ class ComposedOps : public DecoderOps {
   }
 
   // No more than two matrices of the size of the logits are held at once, and one of booleans.
-  CrossEntropy cross_entropy(at::Tensor logits, const at::Tensor& targets, double scale,
+  CrossEntropy cross_entropy(at::Tensor logits, const at::Tensor& targets, const at::Tensor& weights, double scale,
                              std::optional<at::ScalarType> gradient) const override {
     const at::Tensor index = targets.unsqueeze(1), left_out = index.lt(0);
     at::Tensor log_p = at::_log_softmax(logits, 1, /*half_to_float=*/false);
     logits.reset();
-    CrossEntropy r{.loss = log_p.gather(1, index.clamp_min(0)).masked_fill_(left_out, 0).sum().neg(), .dlogits = {}};
+    at::Tensor of_targets = log_p.gather(1, index.clamp_min(0)).masked_fill_(left_out, 0);
+    at::Tensor factors;  // of the gradient, by row
+    if (weights.defined()) {
+      factors = weights.unsqueeze(1).to(log_p.scalar_type());
+      of_targets.mul_(factors);
+      factors = factors * scale;
+    }
+    CrossEntropy r{.loss = of_targets.sum().neg(), .dlogits = {}};
     if (gradient) {
       // Not scatter_: with deterministic algorithms it becomes index_put_ on a GPU, which reads its indices on the
       // host.
       const at::Tensor columns = at::arange(log_p.size(1), targets.options());
-      r.dlogits = log_p.exp_().add_(columns.eq(index), -1).mul_(scale).masked_fill_(left_out, 0).to(*gradient);
+      log_p.exp_().add_(columns.eq(index), -1);
+      if (factors.defined()) {
+        log_p.mul_(factors);
+      } else {
+        log_p.mul_(scale);
+      }
+      r.dlogits = log_p.masked_fill_(left_out, 0).to(*gradient);
     }
     return r;
   }

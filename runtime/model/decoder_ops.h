@@ -40,8 +40,8 @@ struct Heads {
 };
 
 struct CrossEntropy {
-  at::Tensor loss;     // a scalar: the sum over rows of -log softmax(logits)[target]
-  at::Tensor dlogits;  // (softmax - onehot) * scale, with contiguous rows; undefined without gradient
+  at::Tensor loss;     // a scalar: the sum over rows of weight * -log softmax(logits)[target]
+  at::Tensor dlogits;  // (softmax - onehot) * weight * scale, with contiguous rows; undefined without gradient
 };
 
 class DecoderOps {
@@ -74,9 +74,9 @@ class DecoderOps {
   virtual at::Tensor swiglu_backward(const at::Tensor& dout, const at::Tensor& gate_up) const = 0;
 
   // Takes ownership of logits [rows, vocab], in the accumulator's dtype, to reuse or free their memory. The target -1
-  // is ignored. `gradient` is the dtype of dlogits; nullopt: none.
-  virtual CrossEntropy cross_entropy(at::Tensor logits, const at::Tensor& targets, double scale,
-                                     std::optional<at::ScalarType> gradient) const = 0;
+  // is ignored. `weights` [rows] is fp32; undefined: all are 1. `gradient` is the dtype of dlogits; nullopt: none.
+  virtual CrossEntropy cross_entropy(at::Tensor logits, const at::Tensor& targets, const at::Tensor& weights,
+                                     double scale, std::optional<at::ScalarType> gradient) const = 0;
 };
 
 }  // namespace annulus

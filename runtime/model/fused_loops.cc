@@ -160,7 +160,8 @@ void glu_backward(const float* dout, const float* gate_up, int64_t rows, int64_t
   }
 }
 
-double loss(const float* logits, const int64_t* targets, int64_t rows, int64_t vocab, float scale, float* dlogits) {
+double loss(const float* logits, const int64_t* targets, const float* weights, int64_t rows, int64_t vocab, float scale,
+            float* dlogits) {
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   double loss = 0;
   for (int64_t r = 0; r < rows; ++r, logits += vocab) {
@@ -168,6 +169,7 @@ double loss(const float* logits, const int64_t* targets, int64_t rows, int64_t v
       if (dlogits != nullptr) dlogits = std::fill_n(dlogits, vocab, 0.0F);
       continue;
     }
+    const float weight = weights != nullptr ? weights[r] : 1.0F, scaled = weight * scale;
     V most = vector(logits[0]);
     int64_t i = 0;
     for (; i + lanes <= vocab; i += lanes) most = hn::Max(hn::LoadU(d, logits + i), most);
@@ -191,13 +193,13 @@ double loss(const float* logits, const int64_t* targets, int64_t rows, int64_t v
     }
     sum = sum_of(sums);
     if (dlogits != nullptr) {
-      const V factor = vector(scale / sum);
+      const V factor = vector(scaled / sum);
       for_vectors(
           vocab, [&](const auto& load, const auto& store) HWY_ATTR { store(hn::Mul(load(dlogits), factor), dlogits); });
-      dlogits[targets[r]] -= scale;
+      dlogits[targets[r]] -= scaled;
       dlogits += vocab;
     }
-    loss += std::log(static_cast<double>(sum)) + top - target;
+    loss += weight * (std::log(static_cast<double>(sum)) + top - target);
   }
   return loss;
 }
@@ -240,9 +242,9 @@ void swiglu(const float* gate_up, int64_t rows, int64_t ffn, float* out) { loops
 void swiglu_backward(const float* dout, const float* gate_up, int64_t rows, int64_t ffn, float* dgate_up) {
   loops().glu_backward(dout, gate_up, rows, ffn, dgate_up);
 }
-double cross_entropy(const float* logits, const int64_t* targets, int64_t rows, int64_t vocab, float scale,
-                     float* dlogits) {
-  return loops().loss(logits, targets, rows, vocab, scale, dlogits);
+double cross_entropy(const float* logits, const int64_t* targets, const float* weights, int64_t rows, int64_t vocab,
+                     float scale, float* dlogits) {
+  return loops().loss(logits, targets, weights, rows, vocab, scale, dlogits);
 }
 
 }  // namespace annulus::fused

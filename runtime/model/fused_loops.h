@@ -31,9 +31,10 @@ void rotary_split_backward(const float* dq, const float* dk, const float* dv, co
 void swiglu(const float* gate_up, int64_t rows, int64_t ffn, float* out);
 void swiglu_backward(const float* dout, const float* gate_up, int64_t rows, int64_t ffn, float* dgate_up);
 
-// Returns the sum over rows of -log softmax(logits)[target]. If `dlogits`, which may alias `logits`, is not null, it
-// becomes (softmax - onehot) * scale. Targets must be below vocab; -1 is ignored (no loss, no gradient).
-double cross_entropy(const float* logits, const int64_t* targets, int64_t rows, int64_t vocab, float scale,
-                     float* dlogits);
+// Returns the sum over rows of weight * -log softmax(logits)[target]. If `dlogits`, which may alias `logits`, is not
+// null, it becomes (softmax - onehot) * weight * scale. Without `weights` (null) all are 1. Targets must be below
+// vocab; -1 is ignored (no loss, no gradient).
+double cross_entropy(const float* logits, const int64_t* targets, const float* weights, int64_t rows, int64_t vocab,
+                     float scale, float* dlogits);
 
 }  // namespace annulus::fused

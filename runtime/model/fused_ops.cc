@@ -59,7 +59,8 @@ class AddRmsNorm : public Function<AddRmsNorm> {
 class LinearCrossEntropySum : public Function<LinearCrossEntropySum> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& head,
-                            const at::Tensor& targets, double scale, int64_t chunk_rows, bool with_gradient) {
+                            const at::Tensor& targets, const std::optional<at::Tensor>& weights, double scale,
+                            int64_t chunk_rows, bool with_gradient) {
     const int64_t rows = hidden.size(0);
     const auto gradient = with_gradient ? std::optional(hidden.scalar_type()) : std::nullopt;
     at::Tensor loss;
@@ -70,7 +71,9 @@ class LinearCrossEntropySum : public Function<LinearCrossEntropySum> {
       const at::Tensor part = hidden.narrow(0, first, n);
       at::Tensor logits = wide_product(part, head.t());
       const DecoderOps& ops = ops_for({logits});
-      const CrossEntropy c = ops.cross_entropy(std::move(logits), targets.narrow(0, first, n), scale, gradient);
+      const at::Tensor its_weights = weights ? weights->narrow(0, first, n) : at::Tensor();
+      const CrossEntropy c =
+          ops.cross_entropy(std::move(logits), targets.narrow(0, first, n), its_weights, scale, gradient);
       loss = loss.defined() ? loss.add_(c.loss) : c.loss;
       if (!with_gradient) continue;
       product_into(dhidden.narrow(0, first, n), c.dlogits, head);
@@ -90,7 +93,7 @@ class LinearCrossEntropySum : public Function<LinearCrossEntropySum> {
     if (!grads[0].is_cpu() || grads[0].item<double>() != 1) {
       for (at::Tensor& t : result) t = t * grads[0];
     }
-    result.resize(6);  // undefined gradients of targets, scale, chunk_rows and with_gradient
+    result.resize(7);  // undefined gradients of targets, weights, scale, chunk_rows and with_gradient
     return result;
   }
 };
@@ -190,7 +193,7 @@ Part loss_charges(int64_t rows, int64_t dim, int64_t vocab, const Computes& on) 
 }
 
 at::Tensor linear_cross_entropy_sum(const at::Tensor& hidden, const at::Tensor& head, const at::Tensor& targets,
-                                    double scale, int64_t chunk_rows) {
+                                    double scale, int64_t chunk_rows, const at::Tensor& weights) {
   const int64_t vocab = head.size(0);
   if (targets.is_cpu() && targets.numel() > 0) {
     const auto [low, high] = at::aminmax(targets);
@@ -202,8 +205,9 @@ at::Tensor linear_cross_entropy_sum(const at::Tensor& hidden, const at::Tensor& 
     }
   }
   if (chunk_rows <= 0) chunk_rows = loss_chunk_rows(vocab, hidden.scalar_type());
-  return LinearCrossEntropySum::apply(hidden, head, targets, scale, chunk_rows,
-                                      at::GradMode::is_enabled() && (hidden.requires_grad() || head.requires_grad()));
+  return LinearCrossEntropySum::apply(
+      hidden, head, targets, weights.defined() ? std::optional<at::Tensor>(weights) : std::nullopt, scale, chunk_rows,
+      at::GradMode::is_enabled() && (hidden.requires_grad() || head.requires_grad()));
 }
 
 }  // namespace annulus

@@ -59,13 +59,14 @@ inline constexpr int64_t kLossChunkBytes = int64_t{256} << 20;
 // Returns the number of rows whose logits fit in that many bytes; at least one.
 int64_t loss_chunk_rows(int64_t vocab, at::ScalarType dtype);
 
-// Returns scale * sum over rows of -log softmax(hidden head^T)[target], a scalar of the accumulator's dtype (fp32 for
-// bf16). hidden [rows, dim], head [vocab, dim], targets int64 [rows]; -1 is ignored (no loss, no gradient). Both
+// Returns scale * sum over rows of weight * -log softmax(hidden head^T)[target], a scalar of the accumulator's dtype
+// (fp32 for bf16). hidden [rows, dim], head [vocab, dim], targets int64 [rows]; -1 is ignored (no loss, no gradient);
+// weights fp32 [rows], on the same device; undefined: all are 1. Both
 // gradients are computed together with the loss, in chunks of rows, so that the logits of all rows never exist at once;
 // chunk_rows = 0 means loss_chunk_rows(). Raises Error(kInput) if targets are on a CPU and one is vocab or more; the
 // caller must have checked targets on another device before the copy.
 at::Tensor linear_cross_entropy_sum(const at::Tensor& hidden, const at::Tensor& head, const at::Tensor& targets,
-                                    double scale, int64_t chunk_rows = 0);
+                                    double scale, int64_t chunk_rows = 0, const at::Tensor& weights = {});
 
 Part loss_charges(int64_t rows, int64_t dim, int64_t vocab, const Computes& on);
 

@@ -175,13 +175,14 @@ class KernelOps : public DecoderOps {
   }
 
   // The gradient lies in the memory of the logits, so with a narrower dtype its rows are not adjacent.
-  CrossEntropy cross_entropy(at::Tensor logits, const at::Tensor& targets, double scale,
+  CrossEntropy cross_entropy(at::Tensor logits, const at::Tensor& targets, const at::Tensor& weights, double scale,
                              std::optional<at::ScalarType> gradient) const override {
     const int64_t rows = logits.size(0), vocab = logits.size(1);
     const at::Tensor losses = empty_fp32({rows}, logits);
     start(gpu::CrossEntropyArguments{.aligned = aligned(vocab, {&logits}),
                                      .logits = logits.data_ptr<float>(),
                                      .targets = targets.const_data_ptr<int64_t>(),
+                                     .weights = weights.defined() ? weights.const_data_ptr<float>() : nullptr,
                                      .losses = losses.data_ptr<float>(),
                                      .with_gradient = gradient.has_value(),
                                      .gradient = element_of(gradient.value_or(at::kFloat)),

@@ -180,15 +180,17 @@ class LoopOps : public DecoderOps {
   }
 
   // The gradient overwrites the logits.
-  CrossEntropy cross_entropy(at::Tensor logits, const at::Tensor& targets, double scale,
+  CrossEntropy cross_entropy(at::Tensor logits, const at::Tensor& targets, const at::Tensor& weights, double scale,
                              std::optional<at::ScalarType> gradient) const override {
     const int64_t vocab = logits.size(1);
     float* pl = logits.data_ptr<float>();
     const int64_t* pt = targets.const_data_ptr<int64_t>();
+    const float* pw = data(weights);
     std::vector<double> partial(kBlocks, 0.0);
     for_blocks(logits.size(0), vocab, [&](int64_t block, int64_t r, int64_t n) {
       float* p = pl + r * vocab;
-      partial[block] = fused::cross_entropy(p, pt + r, n, vocab, static_cast<float>(scale), gradient ? p : nullptr);
+      partial[block] = fused::cross_entropy(p, pt + r, pw != nullptr ? pw + r : nullptr, n, vocab,
+                                            static_cast<float>(scale), gradient ? p : nullptr);
     });
     const double loss = std::accumulate(partial.begin(), partial.end(), 0.0);
     return {at::scalar_tensor(loss, logits.options().dtype(at::kDouble)),

@@ -161,18 +161,19 @@ at::Tensor Model::wide_logits(const at::Tensor& hidden) const {
                        : at::empty({0, shape_.vocab}, hidden.options().dtype(at::toOpMathType(hidden.scalar_type())));
 }
 
-at::Tensor Model::loss_of(const at::Tensor& hidden, const at::Tensor& targets, double scale) const {
+at::Tensor Model::loss_of(const at::Tensor& hidden, const at::Tensor& targets, double scale,
+                          const at::Tensor& weights) const {
   const size_t output = output_place(shape_.layers);
   if (use_ != nullptr) use_->before_forward(output);
-  std::vector<at::Tensor> loss = {linear_cross_entropy_sum(hidden, head_, targets, scale)};
+  std::vector<at::Tensor> loss = {linear_cross_entropy_sum(hidden, head_, targets, scale, 0, weights)};
   if (use_ != nullptr) use_->after_forward(output);
   pass_from(output, loss);
   return loss[0];
 }
 
 at::Tensor Model::loss(const at::Tensor& tokens, const at::Tensor& targets, const RotaryTable& table,
-                       const Attend& attend, double scale) const {
-  return loss_of(hidden(tokens, table, attend), targets, scale);
+                       const Attend& attend, double scale, const at::Tensor& weights) const {
+  return loss_of(hidden(tokens, table, attend), targets, scale, weights);
 }
 
 at::Tensor Model::hidden(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend,

@@ -78,12 +78,13 @@ class Model {
   using LogitsVisitor = std::function<void(int64_t first, const at::Tensor& logits)>;
   void visit_wide_logits(const at::Tensor& hidden, int64_t rows, const LogitsVisitor& visit) const;
 
-  // Returns linear_cross_entropy_sum (fused_ops.h) of the result of hidden() and targets int64 [rows], -1 ignored.
-  // Differentiable. Never holds the logits of all rows.
-  at::Tensor loss_of(const at::Tensor& hidden, const at::Tensor& targets, double scale) const;
+  // Returns linear_cross_entropy_sum (fused_ops.h) of the result of hidden(), targets int64 [rows], -1 ignored, and
+  // their weights, fp32 [rows] or undefined. Differentiable. Never holds the logits of all rows.
+  at::Tensor loss_of(const at::Tensor& hidden, const at::Tensor& targets, double scale,
+                     const at::Tensor& weights = {}) const;
   // Returns loss_of(hidden(...)).
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, const RotaryTable& table, const Attend& attend,
-                  double scale) const;
+                  double scale, const at::Tensor& weights = {}) const;
 
  private:
   // Marks the tensors that a place outside of the layers, or the final norm, makes. When the backward reaches them, the

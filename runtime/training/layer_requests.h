@@ -31,6 +31,7 @@ struct Stage {
   int64_t batch = 0;       // rows, over all ranks
   int64_t accumulate = 1;  // batches in a step
   LayerRequests layers;
+  bool weighs = false;  // whether the data's targets have weights, which take memory (Dataset::weighs_targets)
 
   int64_t tokens() const { return batch * accumulate * context; }  // of a step
 };

@@ -345,9 +345,8 @@ bool Run::rewind(StepResult& spike) {
 bool Run::validate() {
   const RunReport::Pause pause(*report_);
   const ValidationResult result = training_->validate([&] { return asked_to_stop(); });
-  if (result.stop) return true;
-  report_->validation(result);
-  return false;
+  if (!result.stop) report_->validation(result);
+  return result.stop;
 }
 
 void Run::save() {
@@ -447,6 +446,7 @@ int Run::train() {
     together(world_, {"opening the model"},
              [&] { import_.emplace(config_.model, data_->is_text(), data_->tokenizer()); });
   }
+  for (Stage& stage : stages) stage.weighs = data_->weighs_targets();
   announce();
   warn_of_later_keys(stages);
   tell_changes();

@@ -49,6 +49,7 @@ constexpr int kLoss = 0;     // its part of the loss, divided by the number of a
 constexpr int kStop = 1;     // whether it was asked to stop
 constexpr int kTargets = 2;  // its number of targets that count
 constexpr int kSquares = 3;  // the sum of squares of its shard of the gradients
+constexpr int kWeight = 4;   // the sum of the weights of its targets
 
 // Returns this rank's rows of a batch.
 Span rows_of(int64_t batch, const Mesh& mesh) {
@@ -125,7 +126,8 @@ void Training::enter(size_t stage, int64_t step) {
                    .first_row = rows.begin,
                    .own_rows = rows.count,
                    .positions = layout.spans[static_cast<size_t>(rank)],
-                   .restart = config_.data.positions == "restart"};
+                   .restart = config_.data.positions == "restart",
+                   .weighs = data_.weighs_targets()};
   const at::Tensor positions =
       shape.restart ? at::arange(now.context, at::kLong) : at::tensor(layout.positions(rank), at::kLong);
   share_ = std::make_unique<Share>(now.accumulate, now.layers, std::move(shape), model_.rotary(positions), recorded_,
@@ -179,7 +181,7 @@ bool Training::replays() const { return share_->graph.recorded(); }
 at::Tensor Training::loss(const at::Tensor& batch, const RotaryTable& table, const Attend& attend) const {
   const Stage& now = stages_[stage_];
   const double scale = 1.0 / static_cast<double>(now.tokens());
-  return model_.loss(batch[0], batch[1].reshape({-1}), table, attend, scale);
+  return model_.loss(batch[0], batch[1].reshape({-1}), table, attend, scale, share_->weights(batch));
 }
 
 void Training::progress() {
@@ -242,11 +244,13 @@ StepResult Training::step(bool stop) {
   numbers_.zero_();
   const std::string when = "step " + std::to_string(steps_done_ + 1);
   int64_t targets = 0;
+  double weight = 0;
   std::vector<std::vector<PlannedCall>> batches;
   std::vector<PlannedCall> all;
   for (int64_t i = 0; i < now.accumulate; ++i) {
     const Batch& batch = read.batches[static_cast<size_t>(i)];
     targets += batch.targets;
+    weight += batch.weight;
     const Dropout dropout{.rate = config_.model.dropout,
                           .seed = static_cast<uint64_t>(config_.run.seed),
                           .step = steps_done_,
@@ -271,6 +275,7 @@ StepResult Training::step(bool stop) {
   }
   numbers_[kStop].fill_(stop ? 1 : 0);
   numbers_[kTargets].fill_(targets);
+  numbers_[kWeight].fill_(weight);
   numbers_[kSquares].copy_(model_state_.squares());
   const auto numbers = read_out();
   model_state_.finish_gradients();
@@ -281,17 +286,18 @@ StepResult Training::step(bool stop) {
   for (size_t rank = 0; rank < numbers.size(); ++rank) {
     loss += numbers[rank][kLoss];
     result.targets += static_cast<int64_t>(numbers[rank][kTargets]);
+    result.weight += numbers[rank][kWeight];
     result.stop = result.stop || numbers[rank][kStop] > 0;
     if (model_state_.sharding().replica_of(static_cast<int>(rank)) == 0) squares += numbers[rank][kSquares];
   }
   result.tokens = now.tokens();
   // Up to here, gradients and loss are sums divided by the number of tokens.
-  const double per_target = static_cast<double>(result.tokens) / static_cast<double>(result.targets);
-  result.loss = loss * per_target;
-  result.gradient_norm = std::sqrt(squares) * per_target;
+  const double per_weight = result.weight > 0 ? static_cast<double>(result.tokens) / result.weight : 0;
+  result.loss = loss * per_weight;
+  result.gradient_norm = std::sqrt(squares) * per_weight;
   result.note = share.graph.take_note();
   result.lr = learning_rate(optimizer_settings(config_), steps_done_);
-  apply(per_target, result);
+  apply(per_weight, result);
   for (size_t i = 0; i < uses_.size(); ++i) uses_[i].add(read.uses[i]);
   tokens_ += result.tokens;
   ++steps_done_;
@@ -341,10 +347,10 @@ ValidationResult Training::validate(const std::function<bool()>& stop) {
   const Stage& now = stages_[stage_];
   const int64_t batches = data_.has_validation() ? config_.validation.batches : 0, rows = batches * now.batch;
   at::Tensor host = host_memory({shape.planes(), shape.own_rows, shape.length()}, at::kLong, device_);
-  double total = 0, targets = 0;
+  double total = 0, weight = 0;
   ValidationResult result;
   for (size_t source = 0; source < data_.sources(); ++source) {
-    double of_source = 0, targets_of_source = 0;
+    double of_source = 0, weight_of_source = 0;
     const auto own_rows = [&](int64_t batch) {
       std::vector<DrawnRow> own;
       for (int64_t row = 0; row < shape.own_rows; ++row) {
@@ -370,22 +376,21 @@ ValidationResult Training::validate(const std::function<bool()>& stop) {
       model_state_.begin_forward();
       const at::Tensor local = loss(on_device, share_->table(on_device), attends);
       const auto filled = [&](double value) { return at::full_like(local, value, at::kDouble); };
-      at::Tensor sums =
-          at::stack({local.to(at::kDouble), filled(stop_now ? 1 : 0), filled(static_cast<double>(batch.targets))});
+      at::Tensor sums = at::stack({local.to(at::kDouble), filled(stop_now ? 1 : 0), filled(batch.weight)});
       if (mesh_.world().size() > 1) mesh_.world().all_reduce(sums, ReduceOp::kSum, {"validation loss", i + 1, "batch"});
       sums = sums.to(at::kCPU);
       of_source += sums[0].item<double>();
-      targets_of_source += sums[2].item<double>();
+      weight_of_source += sums[2].item<double>();
       result.stop = sums[1].item<double>() > 0;
       if (result.stop) return result;
     }
     // Up to here these are sums divided by the number of tokens of a step.
     of_source *= static_cast<double>(now.tokens());
-    result.of_source.push_back(of_source / targets_of_source);
+    result.of_source.push_back(of_source / weight_of_source);
     total += of_source;
-    targets += targets_of_source;
+    weight += weight_of_source;
   }
-  result.loss = total / targets;
+  result.loss = total / weight;
   for (const std::string& named : config_.validation.tasks) {
     for (const std::string& task : tasks_of(named)) {
       result.tasks.push_back(answer(task, stop, result.stop));

@@ -36,11 +36,12 @@
 namespace annulus {
 
 struct StepResult {
-  double loss = 0;           // mean over the targets that count, in nats
+  double loss = 0;           // mean over the targets that count, by their weights, in nats; 0 if none counts
   double gradient_norm = 0;  // before clipping
   double lr = 0;
   int64_t tokens = 0;   // positions of all rows
   int64_t targets = 0;  // positions among them whose target counts
+  double weight = 0;    // the sum of the weights of these; their number unless the data weigh targets
   // False if the loss or the norm was not finite, no target counts, or the norm is a spike. The weights are then
   // unchanged, and `note` says why.
   bool applied = true;
@@ -58,8 +59,8 @@ struct TaskResult {
 };
 
 struct ValidationResult {
-  double loss = 0;                // mean over the targets of all sources, in nats; meaningless after a stop
-  std::vector<double> of_source;  // the same for each source; NaN if it has no held-out rows
+  double loss = 0;                // mean over the targets of all sources by weight, in nats; meaningless after a stop
+  std::vector<double> of_source;  // the same for each source; NaN if no held-out target of it counts
   std::vector<TaskResult> tasks;
   bool stop = false;
 };
@@ -143,7 +144,7 @@ class Training {
   // Updates the weights, or leaves the update out and says so in `result` if the gradients cannot be used.
   void apply(double gradient_scale, StepResult& result);
   // Gathers the numbers of every rank for a step, in rank order. Only here does a step wait for the device.
-  static constexpr int64_t kNumbers = 4;
+  static constexpr int64_t kNumbers = 5;
   std::vector<std::array<double, kNumbers>> read_out();
   // Advances all begun communication and raises the errors that it has met.
   void progress();

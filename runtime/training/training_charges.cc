@@ -37,7 +37,7 @@ std::vector<PlaceCharges> add_training_charges(const Config& c, const Stage& sta
   const auto wide = static_cast<int64_t>(c10::elementSize(at::toOpMathType(dtype)));
   const bool restart = c.data.positions == "restart";
   const int64_t rows = stage.batch / c.mesh.data;
-  const int64_t batch = (restart ? 3 : 2) * rows * positions * 8;
+  const int64_t batch = (2 + (restart ? 1 : 0) + (stage.weighs ? 1 : 0)) * rows * positions * 8;
   const int64_t turned = restart ? stage.context : positions;  // number of positions in the rotary table
   const bool recorded = gpu && may_be_recorded(c, stage, sharding, ranks);
   Parameters parameters(described_units(shape));

@@ -46,6 +46,12 @@ struct Training::Share {
     return batch;
   }
 
+  // Returns the weights of a batch's targets [rows * positions]; undefined: all are 1.
+  at::Tensor weights(const at::Tensor& of) const {
+    if (!shape.weighs) return {};
+    return of[shape.planes() - 1].view({-1}).view(at::kFloat).narrow(0, 0, shape.plane());
+  }
+
   RotaryTable table(const at::Tensor& of) const {
     if (!shape.restart) return rotary;
     const at::Tensor positions = of[2].view({-1});

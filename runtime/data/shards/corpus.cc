@@ -64,6 +64,10 @@ Corpus::Corpus(const SourceConfig& source, int64_t max_tokens) {
         }
         tokenizer_ = file->tokenizer();
       }
+      if (const auto& weights = file->weights()) {
+        marks_targets_ = true;
+        weighs_targets_ = weighs_targets_ || (weights->counted > 0 && (weights->least != 1 || weights->most != 1));
+      }
       tokens_ += std::min(file->tokens(), limit - tokens_);
       files_.push_back(std::move(file));
       ends_.push_back(tokens_);
@@ -98,6 +102,22 @@ void Corpus::read(int64_t first, int64_t count, int64_t* to, int64_t stride) con
     to += n;
     count -= n;
   }
+}
+
+void Corpus::visit_weights(int64_t first, int64_t count, const WeightVisitor& visit) const {
+  for (size_t i = file_of(first); count > 0; ++i) {
+    const int64_t begin = begin_of(i), n = std::min(count, ends_[i] - first);
+    files_[i]->visit_weights(first - begin, n,
+                             [&](int64_t at, int64_t of, float weight) { visit(begin + at, of, weight); });
+    first += n;
+    count -= n;
+  }
+}
+
+int64_t Corpus::counted(int64_t first, int64_t count) const {
+  int64_t counted = 0;
+  visit_weights(first, count, [&](int64_t, int64_t of, float weight) { counted += weight > 0 ? of : 0; });
+  return counted;
 }
 
 void Corpus::visit_documents(bool hashed, const DocumentVisitor& visit) const {

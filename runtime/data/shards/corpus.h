@@ -19,6 +19,7 @@ class Corpus {
  public:
   // Visits documents in order: tokens [begin, begin + length) of the sequence; hash as in TokenFile.
   using DocumentVisitor = TokenFile::DocumentVisitor;
+  using WeightVisitor = TokenFile::WeightVisitor;  // tokens of the sequence
 
   // Finds and opens the files: entries in order, each file once, however it is named. Takes at most max_tokens tokens
   // (0: all); the file in which they end is cut, later ones are left out. Raises Error(kInput) as find_files and
@@ -37,6 +38,14 @@ class Corpus {
   void read(int64_t first, int64_t count, int64_t* to, int64_t stride = 1) const;
   // The number of tokens that read() has returned so far.
   int64_t tokens_read() const { return tokens_read_; }
+
+  // Whether a file says which tokens count as targets, and whether a weight is then something other than 0 and 1.
+  bool marks_targets() const { return marks_targets_; }
+  bool weighs_targets() const { return weighs_targets_; }
+  // Visits the weights of tokens [first, first + count) as TokenFile does; 1 in files that say nothing.
+  void visit_weights(int64_t first, int64_t count, const WeightVisitor& visit) const;
+  // Returns how many of these tokens count as targets.
+  int64_t counted(int64_t first, int64_t count) const;
 
   // Visits every document, empty ones included. hashed: see TokenFile::visit_documents.
   void visit_documents(bool hashed, const DocumentVisitor& visit) const;
@@ -69,6 +78,7 @@ class Corpus {
   std::vector<int64_t> ends_;  // ends_[i]: where file i ends in the sequence
   int64_t tokens_ = 0;
   bool is_text_ = true;
+  bool marks_targets_ = false, weighs_targets_ = false;
   std::optional<int64_t> vocab_;
   std::string tokenizer_;
   std::string fingerprint_;

@@ -137,6 +137,10 @@ void TokenFile::read(int64_t first, int64_t count, int64_t* to, int64_t stride) 
   require_unchanged();
 }
 
+void TokenFile::visit_weights(int64_t first, int64_t count, const WeightVisitor& visit) const {
+  if (count > 0) visit(first, count, 1);
+}
+
 uint64_t TokenFile::hash(int64_t first, int64_t count) const {
   Hash64 sum;
   visit_raw(first, count, [&](const void* raw, int64_t n) { add_to_hash(sum, raw, n); });

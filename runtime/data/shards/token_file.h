@@ -2,7 +2,7 @@
 // bytes are its tokens. Used by corpus.cc, and by `tokenize --inspect` and `--verify`.
 //
 //   text      a file; a token is a byte
-//   annulus   .tokens of `annulus tokenize`: 16 or 32 bits, documents, hashes, checksum
+//   annulus   .tokens of `annulus tokenize`: 16 or 32 bits, documents, hashes, checksum; which tokens count as targets
 //   megatron  .idx and .bin of Megatron-LM's indexed datasets: uint16 or int32
 //   llmc      .bin of llm.c, magic 20240520 (uint16) and 20240801 (uint32)
 //   nanogpt   .bin of nanoGPT: raw uint16 (or 32 bits if the source says so)
@@ -31,6 +31,14 @@ class TokenFile {
   // Visits documents in order, empty ones included: tokens [begin, begin + length) of the file. `hash` is the XXH3-64
   // of the document's tokens as little-endian uint32, or 0 if it was not asked for.
   using DocumentVisitor = std::function<void(int64_t begin, int64_t length, uint64_t hash)>;
+  // Visits runs of tokens in order, [begin, begin + count) of the file, that count as targets with the same weight; 0:
+  // they do not count.
+  using WeightVisitor = std::function<void(int64_t begin, int64_t count, float weight)>;
+  // What a file says of the weights of its tokens.
+  struct Weights {
+    int64_t counted = 0;        // how many tokens count
+    float least = 0, most = 0;  // the weights of these; 0 if there are none
+  };
 
   // Opens a file. The first bytes decide the format if it has a mark there, otherwise source.format does, or the
   // tokenization.json beside the file; a file without either is text, unless its name ends in .bin, which is refused.
@@ -56,6 +64,8 @@ class TokenFile {
   const std::string& tokenizer() const { return tokenizer_; }
   // The number of documents, if it is stored.
   std::optional<int64_t> documents() const { return documents_; }
+  // Nothing if the file says nothing about weights: each token then counts with the weight 1.
+  const std::optional<Weights>& weights() const { return weights_; }
   // The ids by which documents are found in formats without boundaries. With neither, the whole file is one document.
   std::optional<int64_t> begin_id() const { return begin_; }
   std::optional<int64_t> end_id() const { return end_; }
@@ -63,6 +73,10 @@ class TokenFile {
   // Reads `count` tokens as int64: first, first + stride, ... Raises Error(kInput) if the file has changed since it was
   // opened or cannot be read.
   void read(int64_t first, int64_t count, int64_t* to, int64_t stride = 1) const;
+
+  // Visits the weights of tokens [first, first + count), which must lie in the file. Raises as read(), and for stored
+  // weights that are not weights.
+  virtual void visit_weights(int64_t first, int64_t count, const WeightVisitor& visit) const;
 
   // Visits the documents within the first `limit` tokens (-1: all); the last one is cut there. Reads no tokens if
   // boundaries are stored and hashes are stored or not asked for. Raises as read(), and if stored boundaries go
@@ -101,6 +115,7 @@ class TokenFile {
   int64_t tokens_ = 0;
   int bits_ = 16;
   std::optional<int64_t> vocab_, documents_, begin_, end_;
+  std::optional<Weights> weights_;
   std::string tokenizer_;
   std::shared_ptr<const Tokenization> made_by_;
   const Tokenization::Shard* made_as_ = nullptr;

@@ -14,8 +14,10 @@ struct CrossEntropyArguments {
   bool aligned = false;              // whether every row of logits is aligned to kVectorBytes
   float* logits = nullptr;           // [rows, vocab]
   const int64_t* targets = nullptr;  // [rows], below vocab; negative: no loss, no gradient
-  float* losses = nullptr;           // [rows]: -log softmax(logits)[target]
-  // Overwrites the logits with (softmax - onehot) * scale. A 16-bit gradient fills the first half of each row's memory.
+  const float* weights = nullptr;    // [rows]; null: all are 1
+  float* losses = nullptr;           // [rows]: weight * -log softmax(logits)[target]
+  // Overwrites the logits with (softmax - onehot) * weight * scale. A 16-bit gradient fills the first half of each
+  // row's memory.
   bool with_gradient = false;
   Element gradient = Element::kFloat;
   float scale = 1;
@@ -54,6 +56,8 @@ struct CrossEntropy {
         continue;
       }
 
+      const float weight = a.weights == nullptr ? 1.0F : a.weights[row], scale = a.scale * weight;
+
       // Loaded early to overlap with the pass. The reductions below synchronize, so no thread has written a gradient
       // yet.
       const float of_target = group.thread() == 0 ? logits[target] : 0.0F;
@@ -75,10 +79,10 @@ struct CrossEntropy {
       }
       const float top = group.most(most);
       const float total = group.sum(sum * expf(most - top));
-      if (group.thread() == 0) a.losses[row] = logf(total) + (top - of_target);
+      if (group.thread() == 0) a.losses[row] = weight * (logf(total) + (top - of_target));
       if (!a.with_gradient) continue;
 
-      const float factor = a.scale / total;
+      const float factor = scale / total;
       for (int begin = 0; begin < a.vocab; begin += kStep) {
         const int c = begin + first;
         Logits x;
@@ -90,7 +94,7 @@ struct CrossEntropy {
         Pack<T, kWidth> g;
         ANNULUS_UNROLL
         for (int e = 0; e < kWidth; ++e) {
-          g.value[e] = static_cast<T>(expf(x.value[e] - top) * factor - (c + e == target ? a.scale : 0.0F));
+          g.value[e] = static_cast<T>(expf(x.value[e] - top) * factor - (c + e == target ? scale : 0.0F));
         }
         store(gradient + c, g);
       }

@@ -26,7 +26,7 @@ void LeftOut::require_updates() const {
 
 void LeftOut::refuse() const {
   const char* what = "no target counted in ";
-  const char* advice = "data.ignore leaves nothing to learn from";
+  const char* advice = "data.ignore and the marks of the shards leave nothing to learn from";
   if (reason_ == Reason::kNotFinite) {
     what = "the loss or the gradients were not finite in ";
     advice = "Lower optimizer.lr or lengthen optimizer.warmup";

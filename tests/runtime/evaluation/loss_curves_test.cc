@@ -67,6 +67,27 @@ TEST(LossCurves, DocumentsAreTheUnitsOfTheInterval) {
   EXPECT_NEAR(losses.doubling.at(2).error.value(), 1.96 * std::sqrt(2 * 2 * 0.25) / 2, 1e-12);
 }
 
+// Of weighted targets, losses count times their weights, and means are over the weights.
+TEST(LossCurves, WeighsTargets) {
+  LossCurves curves(4);
+  const double nats[] = {1, 2, 3, 4};
+  const int64_t targets[] = {0, 0, -1, 0};
+  const float weights[] = {2, 0.5F, 0, 1};
+  curves.add(7, 0, 2, nats, targets, weights);              // 2 * 1 + 0.5 * 2
+  curves.add(8, 2, 2, nats + 2, targets + 2, weights + 2);  // 1 * 4
+  curves.end_row();
+  const SourceLosses losses = curves.finish();
+  EXPECT_EQ(losses.all.targets, 3);
+  EXPECT_DOUBLE_EQ(losses.all.weight.value(), 3.5);
+  EXPECT_DOUBLE_EQ(losses.all.nats, 7);
+  EXPECT_DOUBLE_EQ(losses.all.mean(), 2);
+  EXPECT_DOUBLE_EQ(losses.doubling.at(0).mean(), 1);
+  EXPECT_DOUBLE_EQ(losses.doubling.at(2).weight.value(), 1);
+  // Document 7 has 3 nats of weight 2.5, document 8 has 4 of weight 1.
+  const double squares = std::pow(3 - 2.5 * 2, 2) + std::pow(4 - 2, 2);
+  EXPECT_NEAR(*losses.all.error, 1.96 * std::sqrt(2 * squares) / 3.5, 1e-12);
+}
+
 // About 95 % of intervals hold the mean of what documents are drawn from.
 TEST(LossCurves, IntervalsHoldTheMean) {
   uint64_t state = 1;

@@ -221,6 +221,7 @@ TEST(Json, HasEveryNumberToTheLastDigit) {
 TEST(Json, IsReadBack) {
   EvaluationResults results = results_of();
   results.sources[0].doubling[3].error = 1.0 / 7;
+  results.sources[0].doubling[3].weight = 17.5;
   results.sources[1].all.error = std::nullopt;
   results.sources[1].bits_per_byte = std::nullopt;
   results.cells[0].generated = 2.0 / 3;
@@ -231,6 +232,9 @@ TEST(Json, IsReadBack) {
     EXPECT_EQ(read.sources[0].all.error, 0.0123);
     EXPECT_EQ(read.sources[0].doubling[3].error, 1.0 / 7);
     EXPECT_EQ(read.sources[0].doubling[3].nats, results.sources[0].doubling[3].nats);
+    EXPECT_EQ(read.sources[0].doubling[3].weight, 17.5);
+    EXPECT_EQ(read.sources[0].doubling[3].mean(), results.sources[0].doubling[3].nats / 17.5);
+    EXPECT_EQ(read.sources[0].doubling[2].weight, std::nullopt);
     EXPECT_EQ(read.cells[0].generated, 2.0 / 3);
     EXPECT_EQ(evaluation_json(read), evaluation_json(results));
     EXPECT_EQ(evaluation_table(read), evaluation_table(results));

@@ -11,6 +11,7 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/nll_loss.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/rsqrt.h>
@@ -247,6 +248,32 @@ TEST(FusedOps, LinearCrossEntropy) {
       }
     }
   }
+}
+
+TEST(FusedOps, LinearCrossEntropyWeighsItsTargets) {
+  const int64_t rows = 50, vocab = 19;
+  const at::Tensor targets = at::randint(0, vocab, {rows}, at::kLong);
+  targets.narrow(0, 15, 7).fill_(-1);
+  const at::Tensor weights = at::rand({rows}).mul_(3);
+  weights.narrow(0, 30, 4).fill_(0);
+  for (const int64_t chunk : {0, 16, 1}) {
+    for (const double gradient : {1.0, -2.5}) {
+      check(
+          [&](const Tensors& t) {
+            return Tensors{linear_cross_entropy_sum(t[0], t[1], targets, 0.02, chunk, weights)};
+          },
+          [&](const Tensors& t) {
+            const at::Tensor nats = at::nll_loss(at::log_softmax(at::mm(t[0], t[1].t()), -1), targets, {},
+                                                 at::Reduction::None, /*ignore_index=*/-1);
+            return Tensors{nats.mul(weights.to(nats.scalar_type())).sum() * 0.02};
+          },
+          {at::randn({rows, 8}), at::randn({vocab, 8}).mul(2)}, {at::full({}, gradient)});
+    }
+  }
+  // Weights of 1 change no bit.
+  const at::Tensor hidden = at::randn({rows, 8}), head = at::randn({vocab, 8});
+  EXPECT_TRUE(linear_cross_entropy_sum(hidden, head, targets, 1)
+                  .equal(linear_cross_entropy_sum(hidden, head, targets, 1, 0, at::ones({rows}))));
 }
 
 TEST(FusedOps, LossOfABf16ModelIsFp32) {

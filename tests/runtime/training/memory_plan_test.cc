@@ -17,6 +17,7 @@
 #include "memory/peak_bytes.h"
 #include "memory/tiers/tiered_tensors.h"
 #include "runtime/training/training.h"
+#include "tests/runtime/data/shards/token_writers.h"
 #include "tests/runtime/training/tiny_run.h"
 
 namespace annulus::memory_plan_test {
@@ -163,9 +164,11 @@ int64_t scratch_of_attention(const Config& config, int ranks, bool backward) {
 
 void expect_planned(const Config& config, int ranks, const std::string& what, double most_of_the_most = 1.1) {
   const std::vector<Taken> taken = taken_by_a_step(config, ranks);
+  std::vector<Stage> stages = check_training(config, ranks);
+  for (Stage& stage : stages) stage.weighs = Dataset(config.data, config.run.seed).weighs_targets();
   for (int rank = 0; rank < ranks; ++rank) {
-    const MemoryPlan plan = plan_memory(config, check_training(config, ranks), make_sharding(config, ranks, ranks),
-                                        ranks, rank, RanksAre::kThreads);
+    const MemoryPlan plan =
+        plan_memory(config, stages, make_sharding(config, ranks, ranks), ranks, rank, RanksAre::kThreads);
     const Taken& mine = taken[static_cast<size_t>(rank)];
     const StepCharges::Most at = plan.step.most();
     const auto compare = [&](const char* name, int64_t measured, int64_t planned, double most) {
@@ -337,6 +340,23 @@ TEST(MemoryPlan, CountsAccumulatedBatchesAndPositions) {
     config.data.positions = "restart";
     expect_planned(config, 1, dtype + ", restarted positions");
     expect_planned(config, 2, dtype + ", restarted positions");
+  }
+}
+
+// A plane of the weights lies beside the tokens and the targets.
+TEST(MemoryPlan, CountsWeightsOfTargets) {
+  const TestFolder folder;
+  Config config = config_of(folder, {"", 2, 32, 2, 1, 64, 256, 2048, 4});
+  std::vector<float> weights(20000, 1);
+  for (size_t i = 0; i < weights.size(); i += 3) weights[i] = 2;
+  const std::string path = folder.path() + "/weighted.tokens";
+  put_file(path, annulus_shard({Ids(20000, 7)}, 2, 256, std::string(16, '\x5a'), weights));
+  config.data.train = {path};
+  config.data.validation_fraction = 0;
+  config.data.accumulate = 2;
+  for (const std::string positions : {"running", "restart"}) {
+    config.data.positions = positions;
+    for (const int ranks : {1, 2}) expect_planned(config, ranks, "weights, positions " + positions);
   }
 }
 

@@ -5,11 +5,13 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,8 +48,10 @@ inline uint64_t hash_of(const Ids& ids) {
   return hash64(wide.data(), wide.size() * 4);
 }
 
+// With `weights`, one for each token, it is of version 2.
 inline std::string annulus_shard(const Documents& documents, int width, uint64_t vocab,
-                                 const std::string& tokenizer = std::string(16, '\x5a')) {
+                                 const std::string& tokenizer = std::string(16, '\x5a'),
+                                 const std::optional<std::vector<float>>& weights = std::nullopt) {
   std::string body = raw_tokens(documents, width);
   const uint64_t tokens = body.size() / static_cast<size_t>(width);
   body.resize((body.size() + 7) / 8 * 8);
@@ -57,14 +61,36 @@ inline std::string annulus_shard(const Documents& documents, int width, uint64_t
   for (const Ids& ids : documents) put_value(body, at += ids.size());
   const uint64_t hashes = 4096 + body.size();
   for (const Ids& ids : documents) put_value(body, hash_of(ids));
+  const uint64_t ends_at = 4096 + body.size();
+  std::vector<uint64_t> ends;  // of runs of equal weights
+  std::vector<float> of_runs;
+  uint64_t counted = 0;
+  for (size_t i = 0; weights && i < weights->size(); ++i) {
+    const float weight = (*weights)[i];
+    counted += weight > 0 ? 1 : 0;
+    if (of_runs.empty() || of_runs.back() != weight) {
+      of_runs.push_back(weight);
+      ends.push_back(i);
+    }
+    ends.back() = i + 1;
+  }
+  for (const uint64_t end : ends) put_value(body, end);
+  for (const float weight : of_runs) put_value(body, weight);
+  body.resize((body.size() + 7) / 8 * 8);
   std::string header = "ANNTOKEN";
-  put_value(header, uint32_t{1});
+  put_value(header, uint32_t{weights ? 2U : 1U});
   put_value(header, static_cast<uint32_t>(width));
   for (const uint64_t number : {tokens, uint64_t{documents.size()}, vocab, offsets, hashes}) put_value(header, number);
   header += tokenizer;
   const std::string sum = checksum(body.data(), body.size());
   for (size_t i = 0; i < 16; ++i) header += static_cast<char>(std::stoi(sum.substr(2 * i, 2), nullptr, 16));
   put_value(header, uint64_t{12345});
+  if (weights) {
+    for (const uint64_t number : {ends_at, uint64_t{ends.size()}, counted}) put_value(header, number);
+    std::erase(of_runs, 0.0F);
+    put_value(header, of_runs.empty() ? 0.0F : *std::min_element(of_runs.begin(), of_runs.end()));
+    put_value(header, of_runs.empty() ? 0.0F : *std::max_element(of_runs.begin(), of_runs.end()));
+  }
   header.resize(4096);
   return header + body;
 }

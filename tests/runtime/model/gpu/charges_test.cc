@@ -105,7 +105,7 @@ TEST_P(GpuCharges, OfTheLoss) {
   // Whatever the dtype of the gradient, it takes no memory but that of the logits and a loss for each row, which
   // LibTorch's sum on a CPU copies.
   const at::Tensor logits = at::randn({kRows, kVocab}, at::kFloat);
-  EXPECT_LE(taken_by([&] { ops_.cross_entropy(logits, targets, 1, GetParam()); }), kRows * (4 + 8) + 64);
+  EXPECT_LE(taken_by([&] { ops_.cross_entropy(logits, targets, {}, 1, GetParam()); }), kRows * (4 + 8) + 64);
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, GpuCharges, ::testing::Values(at::kFloat, at::kBFloat16),

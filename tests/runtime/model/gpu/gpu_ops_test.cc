@@ -10,6 +10,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros_like.h>
@@ -217,7 +218,7 @@ TEST_F(GpuOps, LoopsForCpusAndKernelsComputeTheSame) {
     const RmsNorm n = ops.add_rms_norm(in(x), in(delta), in(weight), 1e-5);
     const RmsNormGradient g = ops.add_rms_norm_backward(in(dy), in(delta), n.sum, in(weight), n.inv_rms);
     const Heads h = ops.rotary_split(in(x), in(table.cosine), in(table.sine), 1, 2);
-    const CrossEntropy c = ops.cross_entropy(in(logits), targets.to(device), 0.3, t);
+    const CrossEntropy c = ops.cross_entropy(in(logits), targets.to(device), {}, 0.3, t);
     const at::Tensor s = ops.swiglu(in(gate_up)), ds = ops.swiglu_backward(in(dout), in(gate_up));
     return {n.sum, n.y, g.dx, g.dweight, h.q, h.k, h.v, s, ds, c.dlogits, c.loss};
   };
@@ -307,12 +308,14 @@ TEST_F(GpuOps, CrossEntropy) {
       targets[1] = -1;
       targets[3] = vocab - 1;
       const at::Tensor on_device = targets.to(place.device());
+      at::Tensor weights = at::rand({rows}).mul_(2);
+      const at::Tensor its_weights = weights.to(place.device());
       // A copy that is aligned in the same way.
       const auto copy = [&] { return random({rows, vocab}, at::kFloat, aligned).copy_(logits); };
       const Tensors got = twice([&]() -> Tensors {
         at::Tensor handed_over = copy();
         const void* const memory = handed_over.const_data_ptr();
-        const CrossEntropy r = kernels.cross_entropy(std::move(handed_over), on_device, 0.25, type);
+        const CrossEntropy r = kernels.cross_entropy(std::move(handed_over), on_device, its_weights, 0.25, type);
         EXPECT_EQ(r.dlogits.const_data_ptr(), memory);
         EXPECT_EQ(r.dlogits.scalar_type(), type);
         return {r.loss, r.dlogits.clone()};
@@ -322,13 +325,13 @@ TEST_F(GpuOps, CrossEntropy) {
         EXPECT_EQ(s.warps, vocab < 4096 ? 8 : 32) << what;
       }
       const auto want = [&](at::ScalarType t) -> Tensors {
-        const CrossEntropy r = composed.cross_entropy(as(t, logits).clone(), targets, 0.25, t);
+        const CrossEntropy r = composed.cross_entropy(as(t, logits).clone(), targets, weights, 0.25, t);
         return {r.loss, r.dlogits};
       };
       expect_as_composed(got, want, what);
       EXPECT_EQ(got[1][1].abs().max().item<double>(), 0) << "the row does not count";
       const at::Tensor untouched = copy();
-      const CrossEntropy without = kernels.cross_entropy(untouched, on_device, 0.25, std::nullopt);
+      const CrossEntropy without = kernels.cross_entropy(untouched, on_device, its_weights, 0.25, std::nullopt);
       EXPECT_EQ(without.loss.item<double>(), got[0].item<double>()) << what;
       EXPECT_FALSE(without.dlogits.defined());
       EXPECT_TRUE(untouched.equal(logits)) << what;
@@ -340,7 +343,7 @@ TEST_F(GpuOps, CrossEntropyOfLogitsFarFromZeroAndNotFinite) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const at::Tensor target = at::full({1}, 2, at::kLong).to(place.device());
   const auto loss = [&](const at::Tensor& logits) {
-    return kernels.cross_entropy(logits.to(place.device()).clone(), target, 1, at::kFloat).loss.item<double>();
+    return kernels.cross_entropy(logits.to(place.device()).clone(), target, {}, 1, at::kFloat).loss.item<double>();
   };
   // The exponentials are exactly 1 and so is their sum, and a logarithm is off by at most four roundings.
   const double of_log = 4 * testing::unit_roundoff(at::kFloat) * std::log(5000.0);
@@ -362,7 +365,7 @@ TEST_F(GpuOps, NoRows) {
   EXPECT_EQ(g.dweight.abs().max().item<double>(), 0);
   EXPECT_EQ(kernels.swiglu(none).numel(), 0);
   const at::Tensor targets = at::empty({0}, at::kLong).to(place.device());
-  EXPECT_EQ(kernels.cross_entropy(none, targets, 1, at::kFloat).loss.item<double>(), 0);
+  EXPECT_EQ(kernels.cross_entropy(none, targets, {}, 1, at::kFloat).loss.item<double>(), 0);
   EXPECT_FALSE(kernels_take(none));
 }
 
