@@ -91,7 +91,7 @@ class CheckpointTest(cli.CliTest):
         self.assertEqual(code, 0, err)
         self.assertEqual(out.splitlines()[0], STEP.format(4))
         for words in ("step         4\n", "written by   2 ranks, in version 2 of the format", "optimizer    F32: ",
-                      "described as dim = 32\n", "seed = 3\n", "steps here   2, 4\n"):
+                      "described as ", " dim = 32\n", "seed = 3\n", "steps here   2, 4\n"):
             self.assertIn(words, out)
         code, out, err = self.annulus("checkpoint", "show", "runs/tiny-001", "--step", "2", "--json")
         self.assertEqual(code, 0, err)

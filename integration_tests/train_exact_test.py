@@ -46,7 +46,7 @@ FP64 = ["--set", "model.dtype=fp64"]
 
 
 def tolerance(step):
-    """How much losses of step 0, 1, ... in fp64 may differ relatively: tests/runtime/training/equal_losses.h says why."""
+    """How much losses of step 0, 1, ... in fp64 may differ relatively: tests/common/equal_losses.h says why."""
     return 1e-12 * 10 ** (step / 10)
 
 

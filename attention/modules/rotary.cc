@@ -10,6 +10,7 @@
 #include <ATen/ops/pow.h>
 #include <ATen/ops/reciprocal.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -104,6 +105,8 @@ at::Tensor rotary_frequencies(const RotarySpec& spec) {
       return llama3_frequencies(plain, spec.scaling);
     case RotaryScaling::Kind::kYarn:
       return yarn_frequencies(plain, spec);
+    case RotaryScaling::Kind::kNone:
+      return at::zeros_like(plain);
     case RotaryScaling::Kind::kDefault:
       break;
   }

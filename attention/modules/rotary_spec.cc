@@ -15,6 +15,8 @@ const char* rotary_kind_name(RotaryScaling::Kind kind) {
       return "llama3";
     case RotaryScaling::Kind::kYarn:
       return "yarn";
+    case RotaryScaling::Kind::kNone:
+      return "none";
     case RotaryScaling::Kind::kDefault:
       break;
   }
@@ -26,7 +28,7 @@ std::string RotaryScaling::text() const {
   const auto add = [&](const char* name, double value) {
     text += std::string(", ") + name + " = " + toml_number(value);
   };
-  if (kind != Kind::kDefault) add("factor", factor);
+  if (kind != Kind::kDefault && kind != Kind::kNone) add("factor", factor);
   if (kind == Kind::kLlama3 || kind == Kind::kYarn) add("original_context", original_context);
   if (kind == Kind::kLlama3) {
     add("low_freq_factor", low_freq_factor);
@@ -59,7 +61,7 @@ void validate(const RotaryScaling& s, const std::string& where) {
     require(std::isfinite(value) && value >= 1,
             std::string(name) + " must be at least 1, but is " + toml_number(value));
   };
-  if (s.kind == RotaryScaling::Kind::kDefault) return;
+  if (s.kind == RotaryScaling::Kind::kDefault || s.kind == RotaryScaling::Kind::kNone) return;
   at_least_one(s.factor, "factor");
   if (s.kind == RotaryScaling::Kind::kLinear) return;
   at_least_one(s.original_context, "original_context, the positions before the extension,");

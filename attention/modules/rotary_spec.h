@@ -14,6 +14,7 @@ struct RotaryScaling {
     kLinear,   // frequency / factor
     kLlama3,   // low frequencies are divided by factor, high ones kept, those between interpolated (Llama 3.1)
     kYarn,     // likewise, with a ramp over the number of rotations; cosine and sine are scaled (arXiv 2309.00071)
+    kNone,     // all frequencies are 0: nothing is rotated, and positions are not encoded (NoPE, arXiv 2305.19466)
   };
   Kind kind = Kind::kDefault;
   double factor = 1;                                 // of the context extension, >= 1
@@ -30,7 +31,7 @@ struct RotaryScaling {
   std::string text() const;
 };
 
-// Returns Hugging Face's rope_type: "default", "linear", "llama3" or "yarn".
+// Returns Hugging Face's rope_type: "default", "linear", "llama3" or "yarn"; or "none", which is none of its types.
 const char* rotary_kind_name(RotaryScaling::Kind kind);
 
 struct RotarySpec {
@@ -45,6 +46,8 @@ struct RotarySpec {
   double attention_factor() const;
   // Returns all fields, exactly: specs with equal texts have equal tables.
   std::string text() const;
+
+  friend bool operator==(const RotarySpec&, const RotarySpec&) = default;
 };
 
 // Raises Error(kUsage), prefixed by `where`, for parameters that give no valid angles.

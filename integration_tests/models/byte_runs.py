@@ -9,6 +9,13 @@ FAMILIES = {
     "mistral": {"pattern": '{ kind = "window", left = 20, right = 0 }'},
     "qwen2": {"qkv_bias": "true"},
     "qwen3": {"qk_norm": "true"},
+    "smollm3": {"rope_layers": '[{}, { kind = "none" }]'},
+    "gemma3_text": {
+        "pattern": '[{ kind = "window", left = 20, right = 0 }, { kind = "causal" }]',
+        "rope_layers": "[{ theta = 1e4 }, {}]",
+        "activation": "gelu_tanh",
+        **dict.fromkeys(["qk_norm", "post_norms", "norm_zero_centered", "scale_embeddings"], "true"),
+    },
 }
 TEXT = "def rank(ring):\n    return ring[0]  # \u00e9in \U0001f600 Schl\u00fcssel\n" * 300
 

@@ -37,7 +37,7 @@ class Evaluate(cli.CliTest):
             return json.load(file)
 
     def test_losses_by_position_are_those_of_transformers(self):
-        for name in ("llama 3.1", "mistral", "qwen 3"):
+        for name in ("llama 3.1", "mistral", "qwen 3", "smollm 3, windows", "gemma 3"):
             config = models.CONFIGS[name]
             tokens = torch.randint(0, config.vocab_size, (6 * LENGTH + 31,), generator=torch.Generator().manual_seed(1))
             with open(self.path("data.bin"), "wb") as file:

@@ -37,6 +37,7 @@ LLAMA3 = dict(
     rope_theta=500000.0,
 )
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, rope_theta=1000000.0)
+IDS = dict(pad_token_id=None, bos_token_id=1, eos_token_id=2)
 CONFIGS = {
     "llama": transformers.LlamaConfig(**SIZES),
     "llama3": transformers.LlamaConfig(
@@ -48,6 +49,12 @@ CONFIGS = {
         rope_parameters=YARN, use_sliding_window=True, sliding_window=8, max_window_layers=1, **SIZES
     ),
     "qwen3": transformers.Qwen3Config(head_dim=16, rope_parameters=dict(YARN, attention_factor=1.25), **SIZES),
+    "smollm3": transformers.SmolLM3Config(
+        use_sliding_window=True, sliding_window=8, no_rope_layers=[1, 0, 1], rope_parameters=YARN, **IDS, **SIZES
+    ),
+    "gemma3": transformers.Gemma3TextConfig(
+        head_dim=16, query_pre_attn_scalar=24, sliding_window=8, sliding_window_pattern=2, **IDS, **SIZES
+    ),
 }
 TRAIN = """
 run = { name = "tiny", steps = 1 }
@@ -95,8 +102,9 @@ class HuggingFaceTest(cli.CliTest):
                             "norm_eps": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings",
                             "context": "max_position_embeddings"}.items():
             self.assertEqual(of[key], getattr(config, theirs), f"{folder}: {key}")
-        self.assertEqual(of["rope_theta"], config.rope_parameters["rope_theta"])
-        self.assertIn(f'kind = "{config.rope_parameters["rope_type"]}"', of["rope_scaling"])
+        rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+        self.assertEqual(of["rope_theta"], rope["rope_theta"])
+        self.assertIn(f'kind = "{rope["rope_type"]}"', of["rope_scaling"])
         self.assertTrue(of["rope_fp32"])
         self.assertIn("angles in fp32", self.done("inspect", folder, "--length", "64"))
 
@@ -150,10 +158,10 @@ class HuggingFaceTest(cli.CliTest):
         self.assert_same_weights(again, model, "llama3")
 
     def test_defaults_match_transformers(self):
-        for family in ("llama", "mistral", "qwen2", "qwen3"):
+        for family in ("llama", "mistral", "smollm3", "qwen2", "qwen3", "gemma3_text"):
             os.makedirs(self.path(family))
             with open(self.path(f"{family}/config.json"), "w") as f:
-                json.dump(dict(SIZES, model_type=family), f)
+                json.dump(dict(SIZES, model_type=family, pad_token_id=None), f)  # smollm3 has one beyond this vocabulary
             config = transformers.AutoConfig.from_pretrained(self.path(family))
             model = transformers.AutoModelForCausalLM.from_config(config)
             model.save_pretrained(self.path(f"{family}-saved"))
@@ -162,9 +170,12 @@ class HuggingFaceTest(cli.CliTest):
             of = json.loads(self.done("inspect", self.path(family), "--length", "64", "--json"))
             head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
             self.assertEqual(of["head_dim"], head_dim)
-            window = config.sliding_window if family == "mistral" else None
+            window = config.sliding_window if family in ("mistral", "gemma3_text") else None
             said = f'{{ kind = "window", left = {window - 1}, right = 0 }}' if window else '{ kind = "causal" }'
             self.assertEqual(of["patterns"], [{"pattern": said, "layers": [0, 1, 2]}])
+            self.assertEqual(of["query_pre_attn_scalar"], getattr(config, "query_pre_attn_scalar", head_dim))
+            layers = {"gemma3_text": '[{ kind = "default", theta = 10000.0 }]'}.get(family, "[]")
+            self.assertEqual(of["rope_layers"], layers, family)
 
     def test_export_has_the_settings_of_the_training(self):
         """A longer context by yarn, with a window: the configuration has both, and a run continues without the folder."""
@@ -197,6 +208,33 @@ class HuggingFaceTest(cli.CliTest):
         self.assertEqual((rope["rope_type"], rope["factor"], rope["beta_fast"], rope["rope_theta"]), ("yarn", 2, 16, 1e4))
         self.assert_refused(2, "out already exists", "export", "tiny", "out")
         self.assert_refused(2, "bf16, fp64", "export", "tiny", "other", "--dtype", "fp8")
+
+    def test_exports_a_model_of_layers_that_differ(self):
+        """Windows and rotary positions by layer, trained from scratch: smollm3, and with the other forms gemma3_text."""
+        small = ["--set", "model.layers=5", "--set", "model.dim=32", "--set", "model.heads=2"]
+        window = '{ kind = "window", left = 15, right = 0 }'
+        self.done("train", "config.toml", *small, "--set", f'model.pattern=[{window}, {{ kind = "causal" }}]',
+                  "--set", 'model.rope_layers=[{}, {}, { kind = "none" }]')
+        self.assertIn("SmolLM3ForCausalLM", self.done("export", "tiny", "smollm"))
+        config = self.load("smollm").config
+        self.assertEqual(config.no_rope_layers, [1, 1, 0, 1, 1])
+        self.assertEqual(config.layer_types, ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"])
+        self.assertEqual(config.sliding_window, 16)
+        forms = {"qk_norm": "true", "post_norms": "true", "norm_zero_centered": "true", "scale_embeddings": "true"}
+        forms |= {"activation": "gelu_tanh", "query_pre_attn_scalar": "24", "tie_embeddings": "true", "rope_theta": "1e6"}
+        forms |= {"pattern": f'[{window}, {{ kind = "causal" }}]', "rope_layers": "[{ theta = 500 }, {}]"}
+        self.done("train", "config.toml", *small, "--set", "run.name=forms",
+                  *(word for key, value in forms.items() for word in ("--set", f"model.{key}={value}")))
+        self.assertIn("Gemma3ForCausalLM", self.done("export", "forms", "gemma"))
+        config = self.load("gemma").config
+        self.assertEqual(config.query_pre_attn_scalar, 24)
+        self.assertEqual(config.rope_parameters["sliding_attention"]["rope_theta"], 500)
+        self.assertEqual(config.rope_parameters["full_attention"]["rope_theta"], 1e6)
+        shown = self.done("inspect", "forms", "--length", "64")
+        for says in ("theta 500", "in layers 0", "GeGLU", "norms by 1 + weight", "root of 24"):
+            self.assertIn(says, shown)
+        self.done("train", "config.toml", *small, "--set", "run.name=none", "--set", "model.post_norms=true")
+        self.assert_refused(2, "no family can express this model", "export", "none", "nothing")
 
     def test_refuses_invalid_models(self):
         self.make("llama")

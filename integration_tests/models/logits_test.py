@@ -78,9 +78,12 @@ class Logits(cli.CliTest):
     def test_mistral_and_qwen_match_transformers(self):
         self.match(models.OTHERS)
 
+    def test_smollm_and_gemma_match_transformers(self):
+        self.match(models.BY_LAYER)
+
     def test_accepts_the_older_spelling_of_rotary_keys(self):
         data = models.batch()
-        for name in ("llama 2", "llama, linear", "llama 3.1", "mistral, yarn"):
+        for name in ("llama 2", "llama, linear", "llama 3.1", "mistral, yarn", "smollm 3, windows", "gemma 3, linear"):
             folder = models.save(models.make(name), self.path(name.replace(" ", "_")))
             wanted = self.logits(folder, data, "--backward")
             models.old_spelling(folder)

@@ -53,10 +53,42 @@ CONFIGS = {
         attention_bias=True,
         **_rope(1e6, **_LLAMA3),
     ),
+    # Layers that differ: some without rotary positions, or with a base of their own where there is a window. A pad_token_id
+    # would make transformers leave out the gradient of an embedding.
+    "smollm 3": transformers.SmolLM3Config(**_SIZES, no_rope_layer_interval=2, pad_token_id=None, **_rope(5e6)),
+    "smollm 3, windows": transformers.SmolLM3Config(
+        **_SIZES,
+        head_dim=24,
+        use_sliding_window=True,
+        sliding_window=41,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        no_rope_layers=[1, 1, 0],
+        mlp_bias=True,
+        tie_word_embeddings=False,
+        pad_token_id=None,
+        **_rope(5e6, **_YARN),
+    ),
+    "gemma 3": transformers.Gemma3TextConfig(
+        **_SIZES, head_dim=24, query_pre_attn_scalar=20, sliding_window=33, sliding_window_pattern=2, pad_token_id=None
+    ),
+    "gemma 3, linear": transformers.Gemma3TextConfig(
+        **_SIZES | {"num_key_value_heads": 1},
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=50,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        attention_bias=True,
+        pad_token_id=None,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
 }
 
 LLAMAS = [name for name in CONFIGS if name.startswith("llama")]
-OTHERS = [name for name in CONFIGS if name not in LLAMAS]
+BY_LAYER = [name for name in CONFIGS if name.startswith(("smollm", "gemma"))]
+OTHERS = [name for name in CONFIGS if name not in LLAMAS + BY_LAYER]
 
 
 def make(name, dtype=torch.float32, config=None, attention="eager"):
@@ -84,9 +116,12 @@ def make_exact(name, config=None):
     def norm(self, x):
         return self.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon))
 
+    def zero_centered_norm(self, x):
+        return (1 + self.weight) * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps))
+
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
-            module.forward = types.MethodType(norm, module)
+            module.forward = types.MethodType(zero_centered_norm if hasattr(module, "eps") else norm, module)
     return model
 
 
@@ -114,6 +149,9 @@ def old_spelling(folder):
     with open(path) as f:
         config = json.load(f)
     rope = config.pop("rope_parameters")
+    if "full_attention" in rope:
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
     config["rope_theta"] = rope.pop("rope_theta")
     kind = rope.pop("rope_type")
     config["rope_scaling"] = None if kind == "default" else {"type": kind} | rope

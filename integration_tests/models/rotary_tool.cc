@@ -1,6 +1,7 @@
-// A tool of rotary_tables_test.py that writes the rotary table of a model: rotary_tool FOLDER IN OUT. FOLDER has a
-// config.json and IN the tensor `positions` [n] int64; OUT gets `cosine` and `sine` [n, head_dim / 2] in fp32.
+// A tool of rotary_tables_test.py that writes the rotary table of a layer: rotary_tool FOLDER LAYER IN OUT. FOLDER has
+// a config.json and IN the tensor `positions` [n] int64; OUT gets `cosine` and `sine` [n, head_dim / 2] in fp32.
 #include <cstdio>
+#include <cstdlib>
 
 #include "attention/modules/rotary.h"
 #include "common/error.h"
@@ -9,12 +10,12 @@
 
 int main(int argc, char** argv) {
   using namespace annulus;
-  if (argc != 4) return 2;
+  if (argc != 5) return 2;
   try {
     const ModelSection model = read_model_config(argv[1]);
-    const RotaryTable table =
-        make_rotary_table(SafetensorsFile(argv[2]).load("positions"), model.rotary(), at::kFloat, at::kCPU);
-    write_safetensors(argv[3], {{"cosine", table.cosine}, {"sine", table.sine}});
+    const RotaryTable table = make_rotary_table(SafetensorsFile(argv[3]).load("positions"),
+                                                model.rotary(std::atoll(argv[2])), at::kFloat, at::kCPU);
+    write_safetensors(argv[4], {{"cosine", table.cosine}, {"sine", table.sine}});
   } catch (const Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return error.exit_code();

@@ -67,6 +67,9 @@ class SampleFolder(cli.CliTest):
     def test_text_of_other_families_matches_transformers(self):
         self.compare_texts(models.OTHERS)
 
+    def test_text_of_smollm_and_gemma_matches_transformers(self):
+        self.compare_texts(models.BY_LAYER)
+
     def test_refuses_ids_beyond_the_models_vocabulary(self):
         config = models.CONFIGS["llama 2"]
         small = type(config)(**config.to_dict() | {"vocab_size": 256})

@@ -30,6 +30,44 @@ std::string biases(const ModelSection& m) {
   return of.empty() ? "no biases" : "biases of " + join(of, ", ");
 }
 
+// The rotary embeddings of the layers.
+void print_positions(const ModelSection& m) {
+  const ModelShape::Rotaries rotaries = m.rotaries();
+  std::string name = "positions";
+  for (size_t i = 0; i < rotaries.distinct.size(); ++i) {
+    const RotarySpec& of = rotaries.distinct[i];
+    const bool whole = of.theta == std::floor(of.theta) && of.theta < 1e15;
+    const std::string theta = whole ? with_commas(static_cast<int64_t>(of.theta)) : exact(of.theta);
+    std::string text = "not encoded";
+    if (of.scaling.kind != RotaryScaling::Kind::kNone) {
+      text = "rotary, theta " + theta + ", " + of.scaling.text() + "; angles in " +
+             (m.rope_fp32 ? "fp32, as transformers computes them" : "fp64");
+    }
+    std::vector<int64_t> layers;
+    for (size_t layer = 0; layer < rotaries.of_layer.size(); ++layer) {
+      if (rotaries.of_layer[layer] == i) layers.push_back(static_cast<int64_t>(layer));
+    }
+    print_fact(std::exchange(name, ""),
+               text + (rotaries.distinct.size() == 1 ? "" : "; in layers " + ranges_text(layers)));
+  }
+}
+
+// What the model has besides its sizes, norms of its residual stream and SwiGLU.
+std::string forms(const ModelSection& m) {
+  std::string text;
+  if (m.qk_norm) text += "; norms of queries and keys";
+  if (m.score_divisor() != static_cast<double>(m.head_dim())) {
+    text += "; scores divided by the root of " + exact(m.query_pre_attn_scalar);
+  }
+  if (m.attention_sinks) text += "; sinks";
+  if (m.softcap != 0) text += "; scores capped at " + exact(m.softcap);
+  if (m.post_norms) text += "; norms of what layers add";
+  if (m.norm_zero_centered) text += "; norms by 1 + weight";
+  if (m.activation == Activation::kGeluTanh) text += "; GeGLU";
+  if (m.scale_embeddings) text += "; embeddings times sqrt(width)";
+  return text;
+}
+
 void show_inspection(const Inspection& of) {
   const ModelSection& m = of.model;
   std::printf("%s\n", of.path.c_str());
@@ -40,13 +78,8 @@ void show_inspection(const Inspection& of) {
   print_fact("sizes", counted(m.layers, "layer") + ", width " + with_commas(m.dim) + ", MLP " + with_commas(m.ffn) +
                           ", vocabulary " + with_commas(m.vocab));
   print_fact("attention", counted(m.heads, "head") + " of " + std::to_string(m.head_dim()) + ", " +
-                              counted(m.kv_heads, "kv head") + "; " + biases(m) +
-                              (m.qk_norm ? "; norms of queries and keys" : "") + (m.attention_sinks ? "; sinks" : "") +
-                              (m.softcap != 0 ? "; scores capped at " + exact(m.softcap) : ""));
-  const bool whole = m.rope_theta == std::floor(m.rope_theta) && m.rope_theta < 1e15;
-  const std::string theta = whole ? with_commas(static_cast<int64_t>(m.rope_theta)) : exact(m.rope_theta);
-  print_fact("positions", "rotary, theta " + theta + ", " + m.rope_scaling.text() + "; angles in " +
-                              (m.rope_fp32 ? "fp32, as transformers computes them" : "fp64"));
+                              counted(m.kv_heads, "kv head") + "; " + biases(m) + forms(m));
+  print_positions(m);
   std::string name = "patterns";
   for (const Inspection::Pattern& pattern : of.patterns) {
     const bool all = of.patterns.size() == 1;
@@ -100,6 +133,12 @@ void show_inspection_json(const Inspection& of) {
       {"rope_theta", m.rope_theta},
       {"rope_scaling", m.rope_scaling.text()},
       {"rope_fp32", m.rope_fp32},
+      {"rope_layers", m.rope_layers.text()},
+      {"activation", activation_name(m.activation)},
+      {"norm_zero_centered", m.norm_zero_centered},
+      {"post_norms", m.post_norms},
+      {"scale_embeddings", m.scale_embeddings},
+      {"query_pre_attn_scalar", m.score_divisor()},
       {"dtype", m.dtype},
       {"dropout", m.dropout},
       {"patterns", patterns},

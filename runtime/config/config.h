@@ -141,7 +141,8 @@ struct DataConfig {
   friend bool operator==(const DataConfig&, const DataConfig&) = default;
 };
 
-// The attention patterns of a model's layers: one for all, or one for each.
+// The attention patterns of a model's layers: one for all, or a list that repeats: layer i has entry i modulo its
+// length.
 struct LayerPatterns {
   PatternSpec all = causal_pattern();
   std::vector<PatternSpec> each;  // empty: every layer has `all`
@@ -150,7 +151,9 @@ struct LayerPatterns {
   LayerPatterns(PatternSpec one) : all(std::move(one)) {}                  // NOLINT(google-explicit-constructor)
   LayerPatterns(std::vector<PatternSpec> list) : each(std::move(list)) {}  // NOLINT(google-explicit-constructor)
 
-  const PatternSpec& of(int64_t layer) const { return each.empty() ? all : each[static_cast<size_t>(layer)]; }
+  const PatternSpec& of(int64_t layer) const {
+    return each.empty() ? all : each[static_cast<size_t>(layer) % each.size()];
+  }
   std::string text() const;  // a TOML table, or a list of them
 
   friend bool operator==(const LayerPatterns&, const LayerPatterns&) = default;
@@ -292,7 +295,7 @@ using ModelReader = std::function<ModelSection(const Config& given)>;
 // the nearest), a wrong type, a value out of range, or contradictory values. Messages name file, line and key.
 //
 // If model.from is set, `read_model` supplies [model], and the user's keys override its values. Keys of the model's
-// shape must then equal the folder's, except the rotary embedding's base and scaling. Without `read_model` the folder
+// shape must then equal the folder's, except those of the rotary embedding. Without `read_model` the folder
 // is not read, because a run's own configuration has every key.
 Config load_config(const std::string& path, const std::vector<std::string>& sets = {},
                    const ModelReader& read_model = {});

@@ -149,7 +149,7 @@ const std::vector<Key>& keys() {
       {ANNULUS_KEY(model, kv_heads), "key/value heads; 0: as many as heads", of_shape({.range = at_least(0, kWide)})},
       {ANNULUS_KEY_AT(model, head_dim, head_size), "width of a head, even; 0: dim / heads",
        of_shape({.range = at_least(0, kWide)})},
-      {ANNULUS_KEY(model, ffn), "hidden width of SwiGLU; 0: 8/3 dim rounded up to a multiple of 64",
+      {ANNULUS_KEY(model, ffn), "hidden width of the MLP; 0: 8/3 dim rounded up to a multiple of 64",
        of_shape({.range = at_least(0, kWide)})},
       {ANNULUS_KEY(model, vocab),
        "number of token ids, above the largest id in the data; text, whose tokens are bytes, needs 256",
@@ -161,7 +161,11 @@ const std::vector<Key>& keys() {
       {ANNULUS_KEY(model, rope_theta), "base of the rotary embedding's wavelengths", of_model({.range = above(0)})},
       {ANNULUS_KEY(model, rope_scaling),
        "scaling of the rotary frequencies for a longer context: a table with kind \"default\", \"linear\", \"llama3\" "
-       "or \"yarn\" and its numbers",
+       "or \"yarn\" and its numbers, or \"none\": no rotation (NoPE)",
+       of_model({})},
+      {ANNULUS_KEY(model, rope_layers),
+       "a list of tables that repeats over the layers: `{}` as the model, or another rope_scaling, which may have a "
+       "`theta`, such as `{ theta = 1e4 }`; empty: all alike",
        of_model({})},
       {ANNULUS_KEY(model, rope_fp32),
        "compute rotary angles in fp32, as `transformers` does, and not in fp64; true by default for imported models",
@@ -176,7 +180,17 @@ const std::vector<Key>& keys() {
        of_model({.range = at_least(0)})},
       {ANNULUS_KEY(model, attention_sinks), "a learned logit for each head of a layer in the softmaxes' denominators",
        of_shape({})},
-      {ANNULUS_KEY(model, pattern), "which keys a query sees: an attention pattern, or a list of one for each layer"},
+      {ANNULUS_KEY(model, activation), "activation of the MLP's gate: SwiGLU, or GeGLU by the tanh approximation",
+       of_shape({.choices = {activation_name(Activation::kSilu), activation_name(Activation::kGeluTanh)}})},
+      {ANNULUS_KEY(model, norm_zero_centered), "RMSNorm multiplies by 1 + weight", of_shape({})},
+      {ANNULUS_KEY(model, post_norms), "RMSNorm also of what attention and the MLP add to the residual stream",
+       of_shape({})},
+      {ANNULUS_KEY(model, scale_embeddings), "multiply embeddings by sqrt(dim)", of_shape({})},
+      {ANNULUS_KEY(model, query_pre_attn_scalar), "scores are q.k divided by its root; 0: head_dim",
+       of_shape({.range = at_least(0)})},
+      {ANNULUS_KEY(model, pattern),
+       "which keys a query sees: an attention pattern, or a list that repeats over the layers; also `patterns`",
+       {.also = "patterns"}},
       {ANNULUS_KEY(model, dropout), "share of attention probabilities that training drops", {.range = fraction()}},
       {ANNULUS_KEY(model, recompute),
        "keep less memory for the backward, which computes norms, projections and the MLP again; attention is never "
@@ -302,6 +316,7 @@ const std::vector<Key>& keys() {
 const Key* find_key(std::string_view full) {
   for (const Key& key : keys()) {
     if (key.full() == full) return &key;
+    if (!key.rules.also.empty() && full == std::string(key.section) + "." + std::string(key.rules.also)) return &key;
   }
   return nullptr;
 }

@@ -15,12 +15,13 @@
 namespace annulus::config_keys {
 
 // A pointer to a key's field in a Config.
-using Slot =
-    std::variant<int64_t*, double*, bool*, std::string*, std::vector<int64_t>*, std::vector<std::string>*, Sources*,
-                 ContextSchedule*, AccumulateSchedule*, ParameterGroups*, LayerPatterns*, RotaryScaling*>;
+using Slot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<int64_t>*, std::vector<std::string>*,
+                          Sources*, ContextSchedule*, AccumulateSchedule*, ParameterGroups*, LayerPatterns*,
+                          RotaryScaling*, LayerRotaries*, Activation*>;
 // The value of such a field.
 using Value = std::variant<int64_t, double, bool, std::string, std::vector<int64_t>, std::vector<std::string>, Sources,
-                           ContextSchedule, AccumulateSchedule, ParameterGroups, LayerPatterns, RotaryScaling>;
+                           ContextSchedule, AccumulateSchedule, ParameterGroups, LayerPatterns, RotaryScaling,
+                           LayerRotaries, Activation>;
 
 struct Range {
   double low = -std::numeric_limits<double>::infinity();
@@ -40,8 +41,9 @@ struct Rules {
   Range range = {};
   std::vector<std::string> choices = {};                                 // allowed strings; empty: all
   void (*check)(const std::string& value, std::string_view where) = {};  // another check of a string
-  bool of_model = false;  // weights trained with one value are meaningless with another
-  bool imported = false;  // determined by the folder model.from; another value is rejected
+  bool of_model = false;       // weights trained with one value are meaningless with another
+  bool imported = false;       // determined by the folder model.from; another value is rejected
+  std::string_view also = {};  // another name of the key in its section
 };
 
 struct Key {
@@ -59,7 +61,7 @@ struct Key {
 // Returns the table, in the order of a written configuration. Thread safe.
 const std::vector<Key>& keys();
 
-const Key* find_key(std::string_view full);  // null if unknown
+const Key* find_key(std::string_view full);  // by either of its names; null if unknown
 Value value_of(const Key& key, const Config& config);
 
 // Describes the allowed values of a key: "1 or more", "one of "a", "b"". `whole`: they are integers. `refused`: the

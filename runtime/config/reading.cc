@@ -51,11 +51,7 @@ class Reader {
   void operator()(std::string* at) const {
     const auto value = node_.value_exact<std::string>();
     if (!value) wrong_type("a string");
-    const std::vector<std::string>& choices = key_.rules.choices;
-    if (!choices.empty() && std::find(choices.begin(), choices.end(), *value) == choices.end()) {
-      refuse(where_,
-             "expected " + range_text(key_, false) + ", got \"" + *value + "\"" + did_you_mean(*value, choices));
-    }
+    check_choice(*value);
     if (key_.rules.check) key_.rules.check(*value, where_);
     *at = *value;
   }
@@ -86,6 +82,13 @@ class Reader {
   void operator()(Sources* at) const { *at = read_sources(node_, where_); }
   void operator()(ContextSchedule* at) const { *at = read_contexts(node_, where_); }
   void operator()(RotaryScaling* at) const { *at = read_rotary_scaling(node_, where_); }
+  void operator()(LayerRotaries* at) const { *at = read_layer_rotaries(node_, where_); }
+  void operator()(Activation* at) const {
+    const auto value = node_.value_exact<std::string>();
+    if (!value) wrong_type("a string");
+    check_choice(*value);
+    *at = *value == activation_name(Activation::kSilu) ? Activation::kSilu : Activation::kGeluTanh;
+  }
   void operator()(AccumulateSchedule* at) const { *at = read_accumulate(node_, where_); }
   void operator()(ParameterGroups* at) const { *at = read_groups(node_, where_); }
   void operator()(LayerPatterns* at) const {
@@ -94,7 +97,7 @@ class Reader {
       return;
     }
     const toml::array* list = node_.as_array();
-    const std::string expected = "a table such as { kind = \"causal\" }, or a list of one for each layer";
+    const std::string expected = "a table such as { kind = \"causal\" }, or a list that repeats over the layers";
     if (!list) wrong_type(expected);
     if (list->empty()) refuse(where_, "expected " + expected + ", got an empty list");
     std::vector<PatternSpec> each;
@@ -108,6 +111,11 @@ class Reader {
   }
 
  private:
+  void check_choice(const std::string& value) const {
+    const std::vector<std::string>& choices = key_.rules.choices;
+    if (choices.empty() || std::find(choices.begin(), choices.end(), value) != choices.end()) return;
+    refuse(where_, "expected " + range_text(key_, false) + ", got \"" + value + "\"" + did_you_mean(value, choices));
+  }
   [[noreturn]] void wrong_type(const std::string& expected) const { refuse_type(where_, expected, node_); }
   static PatternSpec pattern(const toml::table& table, const std::string& where) {
     std::ostringstream text;
@@ -166,12 +174,16 @@ std::string place(const toml::node& node, std::string_view source) {
 
 // Applies all keys of a table; `seen` collects their full names.
 void apply(const toml::table& table, std::string_view source, Config& config, std::set<std::string>& seen) {
+  std::set<const Key*> given;
   const auto apply_key = [&](const std::string& full, const toml::node& node) {
     const Key* key = find_key(full);
     const std::string where = place(node, source);
     if (!key) refuse(where, "unknown key \"" + full + "\"" + known_instead(full));
+    if (!given.insert(key).second) {
+      refuse(where, "\"" + full + "\" and another name of the same key are both given: leave one of them out");
+    }
     std::visit(Reader(*key, node, where + ": " + full), key->slot(config));
-    seen.insert(full);
+    seen.insert(key->full());
   };
   for (const auto& [name, node] : table) {
     const std::string top(name.str());
@@ -269,7 +281,7 @@ void apply_set(const std::string& set, Config& config, std::set<std::string>& se
     if (!read(toml_string(value))) refuse(source, "expected text in UTF-8");
   }
   std::visit(Reader(*key, *table.get("value"), "--set " + full), key->slot(config));
-  seen.insert(full);
+  seen.insert(key->full());
 }
 
 bool has_documents(const PatternSpec& spec) {
@@ -298,10 +310,13 @@ void check_together(const Config& c, std::string_view source) {
         "\"bf16\"");
   }
   const auto given = static_cast<int64_t>(m.pattern.each.size());
-  if (given != 0 && given != m.layers) {
-    fail("model.pattern lists " + counted(given, "pattern") + " for model.layers = " + std::to_string(m.layers) +
-         ": expected one for each layer, or a single table for all");
-  }
+  const auto fits = [&](const char* key, int64_t entries, const char* entry) {
+    if (entries <= m.layers) return;
+    fail(std::string("model.") + key + " lists " + counted(entries, entry) + " for model.layers = " +
+         std::to_string(m.layers) + ": expected at most one for each layer; a shorter list repeats");
+  };
+  fits("pattern", given, "pattern");
+  fits("rope_layers", static_cast<int64_t>(m.rope_layers.cycle.size()), "rotary setting");
   if (c.data.documents) {
     for (int64_t i = 0; i < std::max<int64_t>(1, given); ++i) {
       if (!has_documents(m.pattern.of(i))) continue;

@@ -28,6 +28,8 @@ struct ToToml {
   std::string operator()(const ParameterGroups& v) const { return v.text(); }
   std::string operator()(const LayerPatterns& v) const { return v.text(); }
   std::string operator()(const RotaryScaling& v) const { return v.text(); }
+  std::string operator()(const LayerRotaries& v) const { return v.text(); }
+  std::string operator()(Activation v) const { return toml_string(activation_name(v)); }
 };
 
 }  // namespace
@@ -104,6 +106,8 @@ struct KindText {
   std::string operator()(const ParameterGroups&) const { return "a list of tables"; }
   std::string operator()(const LayerPatterns&) const { return "a table, or a list of tables"; }
   std::string operator()(const RotaryScaling&) const { return "a table"; }
+  std::string operator()(const LayerRotaries&) const { return "a list of tables"; }
+  std::string operator()(Activation) const { return "a string"; }
 };
 
 // "required; a whole number, 1 or more"

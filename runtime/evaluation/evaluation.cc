@@ -140,7 +140,7 @@ std::vector<Field> EvaluationJob::fields() const {
           {"tasks", cells + std::to_string(options_.trials) + " trials, seed " + std::to_string(options_.seed)},
           {"patterns", opened_.model().pattern.text() + options_.attention.pattern},
           {"vocabulary", std::to_string(opened_.model().vocab)},
-          {"rotary embedding", opened_.model().rotary().text()},
+          {"rotary embedding", opened_.model().rotaries().text()},
           {"layout", options_.attention.layout.value_or("zigzag") + ", " + options_.attention.schedule},
           {"dtype", options_.dtype + (options_.sharded ? ", sharded" : "")},
           {"kernel", std::string(to_string(kernel_))}};

@@ -12,29 +12,33 @@ namespace {
 
 using enum KeyUse;
 
-constexpr std::string_view kWindows = "qwen2 qwen3";
+constexpr std::string_view kWindows = "smollm3 qwen2 qwen3", kLayerTypes = "smollm3 qwen2 qwen3 gemma3_text";
 
 }  // namespace
 
 const std::vector<ConfigKey>& config_keys() {
   // Keys that are treated alike stand in one row, separated by spaces.
   static const ConfigKey rows[] = {
-      {"model_type", kMapped, "the family: `llama`, `mistral`, `qwen2`, `qwen3`"},
+      {"model_type", kMapped, "the family: `llama`, `mistral`, `smollm3`, `qwen2`, `qwen3`, `gemma3_text`"},
       {"architectures", kMapped, "null, or only the family's causal language model: `LlamaForCausalLM`, ..."},
       {"hidden_size", kMapped, "`model.dim`; required"},
       {"num_hidden_layers", kMapped, "`model.layers`; required"},
       {"num_attention_heads", kMapped, "`model.heads`; required"},
       {"num_key_value_heads", kMapped,
-       "`model.kv_heads`; null: as many as heads; missing: as many as heads, but 8 in mistral and 32 in qwen2 and "
-       "qwen3"},
-      {"head_dim", kMapped, "`model.head_dim`; missing or null: hidden_size / num_attention_heads, but 128 in qwen3"},
+       "`model.kv_heads`; null: as many as heads; missing: as many as heads, but 8 in mistral, 4 in smollm3 and "
+       "gemma3_text, and 32 in qwen2 and qwen3"},
+      {"head_dim", kMapped,
+       "`model.head_dim`; missing or null: hidden_size / num_attention_heads, but 128 in qwen3 and 256 "
+       "in gemma3_text"},
       {"intermediate_size", kMapped, "`model.ffn`; required"},
       {"vocab_size", kMapped, "`model.vocab`; required"},
       {"rms_norm_eps", kMapped, "`model.norm_eps`; 1e-6 if missing"},
-      {"tie_word_embeddings", kMapped, "`model.tie_embeddings`; false if missing"},
+      {"tie_word_embeddings", kMapped,
+       "`model.tie_embeddings`; if missing true in smollm3 and gemma3_text, and else false"},
       {"attention_bias", kMapped, "`model.qkv_bias` and `model.out_bias`; qwen2 always has the first, without a key",
-       "llama qwen3"},
-      {"mlp_bias", kMapped, "`model.mlp_bias`", "llama"},
+       "llama smollm3 qwen3 gemma3_text"},
+      {"mlp_bias", kMapped, "`model.mlp_bias`", "llama smollm3"},
+      {"query_pre_attn_scalar", kMapped, "`model.query_pre_attn_scalar`; 256 if missing", "gemma3_text"},
       {"attention_dropout", kMapped, "`model.dropout`; 0 if missing"},
       {"dtype", kMapped, "`model.dtype`: `bfloat16` becomes \"bf16\", every other value \"fp32\""},
       {"torch_dtype", kMapped, "the older name of dtype; dtype takes precedence"},
@@ -43,15 +47,29 @@ const std::vector<ConfigKey>& config_keys() {
        "is missing. Export writes the length of the run's longest rows if they are longer"},
       {"sliding_window", kMapped,
        "the window w, which becomes `model.pattern` { kind = \"window\", left = w - 1, right = 0 }; in mistral for "
-       "every layer (4096 if missing; null: no window), in qwen2 and qwen3 for the layers that layer_types names",
-       "mistral qwen2 qwen3"},
+       "every layer, in the others for the layers that layer_types names (missing: 4096, but none in smollm3; null: "
+       "none)",
+       "mistral smollm3 qwen2 qwen3 gemma3_text"},
       {"use_sliding_window", kMapped, "false or missing: there is no window", kWindows},
       {"layer_types", kMapped,
-       "`full_attention` or `sliding_attention` for each layer; missing: max_window_layers decides", kWindows},
-      {"max_window_layers", kMapped, "the first layer with the window if layer_types is missing; 28 if missing",
-       kWindows},
-      {"rope_theta", kMapped, "`model.rope_theta`, inside or beside rope_parameters; 10000 if missing"},
+       "`full_attention` or `sliding_attention` for each layer; missing: max_window_layers, no_rope_layers or "
+       "sliding_window_pattern decides",
+       kLayerTypes},
+      {"max_window_layers", kMapped,
+       "the first layer with the window if layer_types is missing; 28 if missing; not used in smollm3", kWindows},
+      {"sliding_window_pattern", kMapped, "every how many layers one has no window; 6 if missing", "gemma3_text"},
+      {"no_rope_layers", kMapped,
+       "1 for each layer, or 0: `{ kind = \"none\" }` in `model.rope_layers`; missing: no_rope_layer_interval decides",
+       "smollm3"},
+      {"no_rope_layer_interval", kMapped, "every how many layers one has 0; 4 if missing", "smollm3"},
+      {"rope_theta", kMapped,
+       "`model.rope_theta`, inside or beside rope_parameters; if missing 10000, but 2e6 in smollm3 and 1e6 in "
+       "gemma3_text"},
+      {"rope_local_base_freq", kMapped, "`theta` of layers with a window in `model.rope_layers`; 10000 if missing",
+       "gemma3_text"},
       {"rope_parameters", kMapped, "`model.rope_scaling`, with the keys below"},
+      {"rope_parameters.full_attention rope_parameters.sliding_attention", kMapped,
+       "the keys below, for layers without a window and for those with one", "gemma3_text"},
       {"rope_scaling", kMapped, "the older name of rope_parameters; if both are given, they must be equal"},
       {"original_max_position_embeddings", kMapped, "takes precedence over the one in rope_parameters"},
       {"rope_parameters.rope_type", kMapped, "the kind: `default`, `linear`, `llama3` or `yarn`"},
@@ -80,11 +98,17 @@ const std::vector<ConfigKey>& config_keys() {
       {"rope_parameters.short_factor rope_parameters.long_factor", kRefused, "it belongs to longrope scaling"},
       {"rope_parameters.mrope_section", kRefused, "it describes rotary positions with several axes"},
 
-      {"hidden_act", kChecked, "the MLP is SwiGLU", {}, "\"silu\""},
+      {"hidden_act", kChecked, "the MLP is SwiGLU", "llama mistral smollm3 qwen2 qwen3", "\"silu\""},
+      {"hidden_activation", kChecked, "the MLP is GeGLU", "gemma3_text", "\"gelu_pytorch_tanh\""},
+      {"use_bidirectional_attention", kChecked, "attention is causal", {}, "null false"},
       {"partial_rotary_factor", kChecked, "the rotary embedding rotates the whole head", {}, "null 1 1.0"},
       {"rope_interleaved", kChecked, "rotary pairs are (i, i + head_dim / 2)", {}, "null false"},
       {"use_mrope", kChecked, "positions have one axis", {}, "null false"},
-      {"use_qk_norm", kChecked, "only qwen3 has norms of queries and keys, without this key", {}, "null false"},
+      {"use_qk_norm",
+       kChecked,
+       "only qwen3 and gemma3_text have norms of queries and keys, without this key",
+       {},
+       "null false"},
       {"is_encoder_decoder add_cross_attention", kChecked, "only decoders are supported", {}, "null false"},
       {"cross_attention_hidden_size", kChecked, "only decoders are supported", {}, "null"},
       {"tie_encoder_decoder", kChecked, "only decoders are supported", {}, "null false"},
@@ -98,7 +122,6 @@ const std::vector<ConfigKey>& config_keys() {
       {"final_logit_softcapping", kRefused, "it caps logits"},
       {"attention_sinks attn_sinks", kRefused, "it describes attention sinks"},
       {"attention_chunk_size", kRefused, "it describes chunked attention"},
-      {"no_rope_layers no_rope_layer_interval", kRefused, "it describes layers without rotary positions"},
       {"per_layer_config", kRefused, "it describes layers of different sizes"},
       {"quantization_config quantization compression_config", kRefused, "it describes quantised weights"},
       {"auto_map", kRefused, "the model needs code of its own"},
@@ -109,7 +132,8 @@ const std::vector<ConfigKey>& config_keys() {
       {"tokenizer_class", kPassed, "used by tokenizers"},
       {"initializer_range", kPassed, "used only to initialize new weights"},
       {"pretraining_tp", kPassed, "how the original training was divided"},
-      {"use_cache", kPassed, "a generation setting"},
+      {"use_cache cache_implementation", kPassed, "a generation setting"},
+      {"_sliding_window_pattern", kPassed, "transformers does not read it"},
       {"max_sequence_length", kPassed, "an older name of the context length; max_position_embeddings is used"},
       {"model_max_length", kPassed, "a setting of tokenizers"},
       {"transformers_version", kPassed, "what wrote the file"},

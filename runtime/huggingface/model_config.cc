@@ -1,6 +1,7 @@
 // See model_config.h. This file reads config.json; write_config.cc writes it.
 #include "runtime/huggingface/model_config.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -77,23 +78,57 @@ void check_keys(const ConfigReader& config, const Json& object, const Family& fa
   }
 }
 
+// Whether each layer rotates queries and keys.
+std::vector<bool> rotated(const ConfigReader& config, const Family& family, int64_t layers) {
+  std::vector<bool> rotated(static_cast<size_t>(layers), true);
+  if (family.rotaries != Rotaries::kOrNone) return rotated;
+  const Json* given = config.find("no_rope_layers");
+  if (given == nullptr) {
+    const int64_t interval = config.whole("no_rope_layer_interval", 1, kMostLayers, 4);
+    for (int64_t i = interval - 1; i < layers; i += interval) rotated[static_cast<size_t>(i)] = false;
+    return rotated;
+  }
+  const bool fits = given->is_array() && static_cast<int64_t>(given->size()) >= layers &&
+                    std::all_of(given->begin(), given->end(), [](const Json& of) { return of == 0 || of == 1; });
+  if (!fits) {
+    config.refuse("no_rope_layers", "must be a list of num_hidden_layers = " + std::to_string(layers) +
+                                        " numbers, 1 or, for a layer without rotary positions, 0, but is " +
+                                        shown(*given));
+  }
+  for (size_t i = 0; i < rotated.size(); ++i) rotated[i] = (*given)[i] == 1;
+  return rotated;
+}
+
+// The windows of a family with layer_types where that key is missing.
+std::vector<int64_t> default_windows(const ConfigReader& config, const Family& family, int64_t window,
+                                     const std::vector<bool>& rotated) {
+  std::vector<int64_t> windows(rotated.size(), 0);
+  const auto layers = static_cast<int64_t>(windows.size());
+  const int64_t first = family.rotaries == Rotaries::kAlike ? config.whole("max_window_layers", 0, kMostLayers, 28) : 0;
+  const int64_t every =
+      family.rotaries == Rotaries::kByWindow ? config.whole("sliding_window_pattern", 1, kMostLayers, 6) : layers + 1;
+  for (int64_t i = first; i < layers; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const bool slides = family.rotaries == Rotaries::kOrNone ? !rotated[at] : (i + 1) % every != 0;
+    if (slides) windows[at] = window;
+  }
+  return windows;
+}
+
 // The window of each layer; 0: none.
-std::vector<int64_t> windows(const ConfigReader& config, const Family& family, int64_t layers) {
+std::vector<int64_t> windows(const ConfigReader& config, const Family& family, const std::vector<bool>& rotated) {
+  const auto layers = static_cast<int64_t>(rotated.size());
   std::vector<int64_t> windows(static_cast<size_t>(layers), 0);
   if (family.windows == Windows::kNone) return windows;
   // Null means no window; a missing key means the default.
-  int64_t window = config.has("sliding_window") ? config.whole("sliding_window", 1, kLongest, 0) : 4096;
+  int64_t window = config.has("sliding_window") ? config.whole("sliding_window", 1, kLongest, 0) : family.window;
   if (family.windows == Windows::kAllLayers) {
     std::fill(windows.begin(), windows.end(), window);
     return windows;
   }
-  if (!config.flag("use_sliding_window", false)) window = 0;
+  if (family.window_switch && !config.flag("use_sliding_window", false)) window = 0;
   const Json* types = config.find("layer_types");
-  if (types == nullptr) {
-    const int64_t first = config.whole("max_window_layers", 0, kMostLayers, 28);
-    if (first < layers) std::fill(windows.begin() + first, windows.end(), window);
-    return windows;
-  }
+  if (types == nullptr) return default_windows(config, family, window, rotated);
   if (!types->is_array() || static_cast<int64_t>(types->size()) != layers) {
     config.refuse("layer_types", "must be a list of num_hidden_layers = " + std::to_string(layers) + " types, but is " +
                                      shown(*types));
@@ -112,6 +147,27 @@ std::vector<int64_t> windows(const ConfigReader& config, const Family& family, i
     windows[i] = window;
   }
   return windows;
+}
+
+// The rotary settings of the layers: `of_windows` for those with a window, and none for those that are not rotated.
+LayerRotaries layer_rotaries(const std::vector<bool>& rotated, const std::vector<int64_t>& windows,
+                             const LayerRotary& of_windows) {
+  std::vector<LayerRotary> layers;
+  for (size_t i = 0; i < rotated.size(); ++i) {
+    layers.push_back(windows[i] > 0 ? of_windows : LayerRotary{});
+    if (!rotated[i]) layers.back() = {.own = true, .scaling = {.kind = RotaryScaling::Kind::kNone}};
+  }
+  // The shortest list that repeats as the layers do.
+  const auto repeats = [&](size_t length) {
+    size_t i = length;
+    while (i < layers.size() && layers[i] == layers[i - length]) ++i;
+    return i == layers.size();
+  };
+  size_t length = 1;
+  while (!repeats(length)) ++length;
+  layers.resize(length);
+  if (layers == std::vector<LayerRotary>(1)) layers.clear();
+  return {layers};
 }
 
 LayerPatterns patterns(const std::vector<int64_t>& windows) {
@@ -167,7 +223,7 @@ FolderConfig parse_folder_config(const std::string& text, const std::string& pat
   m.kv_heads = kv_heads(config, family, m.heads);
   m.head_size = head_dim(config, family, m);
   m.norm_eps = config.number("rms_norm_eps", 1e-300, 1, 1e-6);
-  m.tie_embeddings = config.flag("tie_word_embeddings", false);
+  m.tie_embeddings = config.flag("tie_word_embeddings", family.tied);
   m.qk_norm = family.qk_norm;
   m.qkv_bias = family.qkv_bias;
   if (family.bias_key) m.qkv_bias = m.out_bias = config.flag("attention_bias", false);
@@ -176,8 +232,16 @@ FolderConfig parse_folder_config(const std::string& text, const std::string& pat
   if (m.dropout == 1) config.refuse("attention_dropout", "must be less than 1");
   folder.context = config.whole("max_position_embeddings", 1, kLongest);
   m.rope_fp32 = true;
-  read_rope(config, folder.context, m);
-  m.pattern = patterns(windows(config, family, m.layers));
+  if (family.gemma) {
+    m.activation = Activation::kGeluTanh;
+    m.norm_zero_centered = m.post_norms = m.scale_embeddings = true;
+    m.query_pre_attn_scalar = static_cast<double>(config.whole("query_pre_attn_scalar", 1, kWidest, 256));
+  }
+  const LayerRotary of_windows = read_rope(config, family, folder.context, m);
+  const std::vector<bool> rotated_layers = rotated(config, family, m.layers);
+  const std::vector<int64_t> layer_windows = windows(config, family, rotated_layers);
+  m.rope_layers = layer_rotaries(rotated_layers, layer_windows, of_windows);
+  m.pattern = patterns(layer_windows);
   folder.dtype = config.text("dtype", config.text("torch_dtype", ""));
   m.dtype = folder.dtype == "bfloat16" ? "bf16" : "fp32";
   try {

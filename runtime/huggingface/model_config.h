@@ -1,6 +1,6 @@
-// Converts between config.json of a folder in Hugging Face's layout and a ModelSection: Llama, Mistral, Qwen 2 and Qwen
-// 3, with the defaults of transformers. families.h has the families, config_keys.h the keys. Used by the subcommands
-// that take such a folder and by export. Needs no LibTorch. Thread safe.
+// Converts between config.json of a folder in Hugging Face's layout and a ModelSection: Llama, Mistral, SmolLM3, Qwen
+// 2, Qwen 3 and Gemma 3 (text), with the defaults of transformers. families.h has the families, config_keys.h the keys.
+// Used by the subcommands that take such a folder and by export. Needs no LibTorch. Thread safe.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace annulus {
 // The contents of a config.json.
 struct FolderConfig {
   ModelSection model;   // without `from`; rope_fp32 is true, as in transformers
-  std::string family;   // "llama", "mistral", "qwen2", "qwen3"
+  std::string family;   // "llama", "mistral", "smollm3", "qwen2", "qwen3", "gemma3_text"
   int64_t context = 0;  // max_position_embeddings
   std::string dtype;    // of its weights, as in the file: "bfloat16", "float16", ...; empty: absent
   std::string text;     // the whole file

@@ -29,6 +29,7 @@ std::vector<std::string_view> keys_of(Kind kind) {
     case Kind::kYarn:
       return {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor", "truncate"};
     case Kind::kDefault:
+    case Kind::kNone:
       break;
   }
   return {};
@@ -48,13 +49,14 @@ Kind kind_of(const ConfigReader& rope) {
 }
 
 // Checks that every key is known, and that none asks for a computation that is not supported.
-void check_keys(const ConfigReader& rope, const nlohmann::json& object, Kind kind) {
+void check_keys(const ConfigReader& rope, const nlohmann::json& object, const Family& family, Kind kind) {
   const std::vector<std::string_view> own = keys_of(kind);
   for (const auto& [name, value] : object.items()) {
     if (value.is_null() || name == "rope_type" || name == "type" || name == "rope_theta") continue;
     if (std::find(own.begin(), own.end(), name) != own.end()) continue;
     const ConfigKey* key = find_config_key("rope_parameters." + name);
     if (key == nullptr) rope.refuse(name, "is not known: it might change what the model computes");
+    if (!is_of_family(*key, family.name)) rope.refuse(name, "is no key of " + std::string(family.name));
     if (name == "mscale" || name == "mscale_all_dim") {
       // transformers uses the two only together, and only if attention_factor is not given.
       const auto says = [&](const char* of) { return rope.number(of, 0, kMost, 0) != 0; };
@@ -73,30 +75,25 @@ void check_keys(const ConfigReader& rope, const nlohmann::json& object, Kind kin
   }
 }
 
-}  // namespace
+// An object that may be missing, null or empty, which is null.
+const nlohmann::json* object_at(const ConfigReader& config, const char* key) {
+  const nlohmann::json* value = config.find(key);
+  if (value != nullptr && !value->is_object()) config.refuse(key, "must be an object, but is " + shown(*value));
+  return value == nullptr || value->empty() ? nullptr : value;
+}
 
-void read_rope(const ConfigReader& config, int64_t context, ModelShape& shape) {
-  const auto object_at = [&](const char* key) -> const nlohmann::json* {
-    const nlohmann::json* value = config.find(key);
-    if (value != nullptr && !value->is_object()) config.refuse(key, "must be an object, but is " + shown(*value));
-    return value == nullptr || value->empty() ? nullptr : value;
-  };
-  const nlohmann::json *older = object_at("rope_scaling"), *newer = object_at("rope_parameters");
-  if (older != nullptr && newer != nullptr && *older != *newer) {
-    config.refuse("rope_scaling", "differs from \"rope_parameters\": leave one of them out");
-  }
-  const std::string name = older != nullptr ? "rope_scaling." : "rope_parameters.";
-  const nlohmann::json none = nlohmann::json::object();
-  const nlohmann::json& object = older != nullptr ? *older : newer != nullptr ? *newer : none;
+// The members of `object`, which are called `name`, of a rotary embedding. Its theta may also stand beside them as
+// `beside`; if it stands nowhere, it is `otherwise`.
+LayerRotary read_rotary(const ConfigReader& config, const Family& family, const nlohmann::json& object,
+                        const std::string& name, const char* beside, double otherwise, int64_t context) {
   const ConfigReader rope(config.path(), object, name);
-
   const Kind kind = kind_of(rope);
-  check_keys(rope, object, kind);
-  const double beside = config.number("rope_theta", kLeast, kMost, 10000);
-  shape.rope_theta = rope.number("rope_theta", kLeast, kMost, beside);
-  if (config.find("rope_theta") != nullptr && beside != shape.rope_theta) {
-    config.refuse("rope_theta", "is " + exact(beside) + ", but \"" + name + "rope_theta\" is " +
-                                    exact(shape.rope_theta) + ": leave one of them out");
+  check_keys(rope, object, family, kind);
+  const double theta_beside = config.number(beside, kLeast, kMost, otherwise);
+  const double theta = rope.number("rope_theta", kLeast, kMost, theta_beside);
+  if (config.find(beside) != nullptr && theta_beside != theta) {
+    config.refuse(beside, "is " + exact(theta_beside) + ", but \"" + name + "rope_theta\" is " + exact(theta) +
+                              ": leave one of them out");
   }
   RotaryScaling s{.kind = kind};
   if (kind == Kind::kLlama3 || kind == Kind::kYarn) {
@@ -125,11 +122,12 @@ void read_rope(const ConfigReader& config, int64_t context, ModelShape& shape) {
   } catch (const Error& error) {
     throw Error(ErrorKind::kInput, "huggingface", std::string(error.message()));
   }
-  shape.rope_scaling = s;
+  return {.own = true, .theta = theta, .scaling = s};
 }
 
-void write_rope(const ModelShape& shape, nlohmann::ordered_json& config) {
-  const RotaryScaling& s = shape.rope_scaling;
+constexpr const char *kFull = "full_attention", *kSliding = "sliding_attention";
+
+nlohmann::ordered_json written(const RotaryScaling& s) {
   nlohmann::ordered_json rope = nlohmann::ordered_json::object();
   rope["rope_type"] = rotary_kind_name(s.kind);
   if (s.kind != Kind::kDefault) rope["factor"] = s.factor;
@@ -146,17 +144,68 @@ void write_rope(const ModelShape& shape, nlohmann::ordered_json& config) {
     if (s.attention_factor > 0) rope["attention_factor"] = s.attention_factor;
     if (!s.truncate) rope["truncate"] = false;
   }
-  const bool newer = config.contains("rope_parameters");
-  for (const char* key : {"rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings"}) {
+  return rope;
+}
+
+nlohmann::ordered_json written_with_theta(const RotarySpec& spec) {
+  nlohmann::ordered_json rope = written(spec.scaling);
+  rope["rope_theta"] = spec.theta;
+  return rope;
+}
+
+}  // namespace
+
+LayerRotary read_rope(const ConfigReader& config, const Family& family, int64_t context, ModelShape& shape) {
+  const nlohmann::json *older = object_at(config, "rope_scaling"), *newer = object_at(config, "rope_parameters");
+  const bool by_window = family.rotaries == Rotaries::kByWindow;
+  if (older != nullptr && newer != nullptr && (by_window || *older != *newer)) {
+    config.refuse("rope_scaling", by_window ? "is given beside \"rope_parameters\": leave one of them out"
+                                            : "differs from \"rope_parameters\": leave one of them out");
+  }
+  const nlohmann::json none = nlohmann::json::object();
+  std::string name = older != nullptr ? "rope_scaling." : "rope_parameters.";
+  const nlohmann::json *full = older != nullptr ? older : newer, *sliding = nullptr;
+  if (by_window && newer != nullptr) {
+    const ConfigReader kinds(config.path(), *newer, name);
+    for (const auto& [kind, value] : newer->items()) {
+      if (kind != kFull && kind != kSliding) {
+        kinds.refuse(kind, "is none of the two kinds of layers: expected \"full_attention\" or \"sliding_attention\"");
+      }
+    }
+    full = object_at(kinds, kFull), sliding = object_at(kinds, kSliding);
+    name += "full_attention.";
+  }
+  const LayerRotary of_full =
+      read_rotary(config, family, full != nullptr ? *full : none, name, "rope_theta", family.rope_theta, context);
+  shape.rope_theta = of_full.theta;
+  shape.rope_scaling = of_full.scaling;
+  if (!by_window) return {};
+  return read_rotary(config, family, sliding != nullptr ? *sliding : none, "rope_parameters.sliding_attention.",
+                     "rope_local_base_freq", 10000, context);
+}
+
+void write_rope(const Family& family, const ModelSection& model, nlohmann::ordered_json& config) {
+  const RotarySpec full = rotary_of(family, model, false), sliding = rotary_of(family, model, true);
+  const bool by_window = family.rotaries == Rotaries::kByWindow;
+  const bool newer = config.contains("rope_parameters") || (by_window && sliding.scaling.kind != Kind::kDefault);
+  for (const char* key :
+       {"rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq", "original_max_position_embeddings"}) {
     config.erase(key);
   }
-  if (newer) {
-    rope["rope_theta"] = shape.rope_theta;
-    config["rope_parameters"] = rope;
-    return;
+  if (newer && by_window) {
+    config["rope_parameters"] = {{kFull, written_with_theta(full)}, {kSliding, written_with_theta(sliding)}};
+  } else if (newer) {
+    config["rope_parameters"] = written_with_theta(full);
+  } else {
+    config["rope_theta"] = full.theta;
+    config["rope_scaling"] = full.scaling.kind == Kind::kDefault ? nlohmann::ordered_json() : written(full.scaling);
+    if (by_window) config["rope_local_base_freq"] = sliding.theta;
   }
-  config["rope_theta"] = shape.rope_theta;
-  config["rope_scaling"] = s.kind == Kind::kDefault ? nlohmann::ordered_json() : rope;
+  if (family.rotaries != Rotaries::kOrNone) return;
+  config["no_rope_layers"] = nlohmann::ordered_json::array();
+  for (int64_t i = 0; i < model.layers; ++i) {
+    config["no_rope_layers"].push_back(model.rotary(i).scaling.kind == Kind::kNone ? 0 : 1);
+  }
 }
 
 }  // namespace annulus::huggingface

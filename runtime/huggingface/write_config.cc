@@ -1,5 +1,6 @@
 // See model_config.h. This file writes config.json.
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -25,6 +26,11 @@ bool same_patterns(const ModelSection& a, const ModelSection& b) {
   return true;
 }
 
+bool same_rotaries(ModelSection a, ModelSection b) {
+  a.rope_fp32 = b.rope_fp32 = false;  // config.json does not say it
+  return a.rotaries().text() == b.rotaries().text();
+}
+
 // What differs between two models, of all that a config.json says; empty: nothing.
 std::string difference(const ModelSection& a, const ModelSection& b, bool patterns) {
   ModelShape x = a, y = b;
@@ -33,8 +39,10 @@ std::string difference(const ModelSection& a, const ModelSection& b, bool patter
   y.head_size = b.head_dim();
   x.rope_theta = y.rope_theta;
   x.rope_scaling = y.rope_scaling;
-  if (!(x == y)) return "its sizes, biases or norms";
-  if (a.rope_theta != b.rope_theta || !(a.rope_scaling == b.rope_scaling)) return "its rotary embedding";
+  x.rope_layers = y.rope_layers;
+  x.query_pre_attn_scalar = y.query_pre_attn_scalar;
+  if (!(x == y) || a.score_divisor() != b.score_divisor()) return "its sizes, biases or norms";
+  if (!same_rotaries(a, b)) return "its rotary embedding";
   if (a.dropout != b.dropout) return "its dropout";
   return patterns && !same_patterns(a, b) ? "its patterns" : "";
 }
@@ -62,14 +70,20 @@ OrderedJson of_sizes(const Family& family, const ModelSection& m) {
                         {"num_attention_heads", m.heads},
                         {"num_key_value_heads", m.kv_heads},
                         {"head_dim", m.head_dim()},
-                        {"hidden_act", "silu"},
                         {"rms_norm_eps", m.norm_eps},
                         {"tie_word_embeddings", m.tie_embeddings},
                         {"attention_dropout", 0.0},
                         {"bos_token_id", nullptr},
-                        {"eos_token_id", nullptr}};
+                        {"eos_token_id", nullptr},
+                        {"pad_token_id", nullptr}};  // some families have one by default, perhaps beyond the ids
   if (family.bias_key) config["attention_bias"] = m.qkv_bias;
   if (family.mlp_bias_key) config["mlp_bias"] = m.mlp_bias;
+  if (family.gemma) {
+    config["hidden_activation"] = "gelu_pytorch_tanh";
+    config["query_pre_attn_scalar"] = std::llround(m.score_divisor());
+  } else {
+    config["hidden_act"] = "silu";
+  }
   return config;
 }
 
@@ -84,11 +98,13 @@ void write_patterns(const Family& family, const ModelSection& m, bool leave, Ord
     full += w > 0 ? 0 : 1;
     window = std::max(window, w);
   }
+  // Gemma needs a window even if no layer has it, since transformers makes its mask in any case.
+  if (family.rotaries == Rotaries::kByWindow && window == 0) window = family.window;
   config["sliding_window"] = window > 0 ? OrderedJson(window) : OrderedJson();
   if (family.windows == Windows::kAllLayers) return;
-  config["use_sliding_window"] = window > 0;
+  if (family.window_switch) config["use_sliding_window"] = window > 0;
   // Versions without layer_types know only a number of full layers at the beginning.
-  config["max_window_layers"] = full == first ? first : m.layers;
+  if (family.rotaries == Rotaries::kAlike) config["max_window_layers"] = full == first ? first : m.layers;
   config["layer_types"] = types;
 }
 
@@ -125,9 +141,9 @@ std::string write_model_config(const ConfigToWrite& to) {
   const auto read = [&] { return parse_folder_config(config.dump(), "the config.json to be written").model; };
   // Rotary parameters of the original that depend on the context are written out.
   if (here) {
-    write_rope(m, config);
-  } else if (const ModelSection now = read(); now.rope_theta != m.rope_theta || !(now.rope_scaling == m.rope_scaling)) {
-    write_rope(m, config);
+    write_rope(*family, m, config);
+  } else if (!same_rotaries(read(), m)) {
+    write_rope(*family, m, config);
   }
   const char* const dtype = to.dtype == "bf16" ? "bfloat16" : to.dtype == "fp64" ? "float64" : "float32";
   if (config.contains("dtype")) config["dtype"] = dtype;

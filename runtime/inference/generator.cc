@@ -75,8 +75,10 @@ double generation_bytes(const ModelShape& s, const std::vector<PatternSpec>& pat
   // A norm that is composed of operators converts its rows to the accumulator's dtype.
   if (!on.single_passes() && on.wide() > on.element()) layer += norm(std::min(rows, tile_rows(s, on)));
   const int64_t last_norm = 2 * rows * s.dim * on.element() + norm(rows);
-  const int64_t lasting = rows * (s.head_dim() * on.wide() + 16);  // the rotary table, and ids with their positions
-  const int64_t logits = 32 * s.vocab;                             // with their order and their sums
+  // The rotary tables, and ids with their positions.
+  const auto tables = static_cast<int64_t>(s.rotaries().distinct.size());
+  const int64_t lasting = rows * (tables * s.head_dim() * on.wide() + 16);
+  const int64_t logits = 32 * s.vocab;  // with their order and their sums
   const int64_t bytes = std::max({layer, last_norm, logits}) + lasting;
   return KvCache::bytes(s, patterns, settings, on.dtype, ranks) + static_cast<double>(bytes);
 }

@@ -7,7 +7,6 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <string>
 #include <utility>
@@ -109,7 +108,8 @@ KvCache::KvCache(const ModelShape& s, const std::vector<PatternSpec>& patterns, 
       stored_(settings.stored.value_or(computed_)),
       comm_(comm),
       held_(static_cast<size_t>(comm.size()), 0) {
-  for (const PatternSpec& pattern : patterns) {
+  for (int64_t i = 0; i < s.layers; ++i) {
+    const PatternSpec& pattern = patterns[static_cast<size_t>(i) % patterns.size()];
     const auto same =
         std::find_if(kinds_.begin(), kinds_.end(), [&](const LayerKind& kind) { return kind.spec == pattern; });
     kind_of_layer_.push_back(static_cast<size_t>(same - kinds_.begin()));
@@ -120,7 +120,6 @@ KvCache::KvCache(const ModelShape& s, const std::vector<PatternSpec>& patterns, 
     kind.divisor = output_divisor(pattern);
     kinds_.push_back(std::move(kind));
   }
-  kind_of_layer_.resize(static_cast<size_t>(s.layers), kind_of_layer_.at(0));
   for (LayerKind& kind : kinds_) {
     if (!kind.adaptive) {
       kind.whole = make_pattern(kind.spec, shape(settings.context));
@@ -272,7 +271,7 @@ PartialAttention KvCache::attend_own(const at::Tensor& q, int64_t layer, const s
   const std::unique_ptr<Kernel> kernel = make_kernel(KernelKind::kAuto, q, /*dropout=*/false, shape_.softcap > 0);
   KernelCall call;
   call.softcap = shape_.softcap;
-  call.scale = 1 / std::sqrt(static_cast<double>(shape_.head_dim()));
+  call.scale = shape_.attention_scale();
   call.group = shape_.heads / shape_.kv_heads;
   const Kernel::Poll poll = comm_.size() > 1 ? Kernel::Poll([this] { comm_.progress(); }) : nullptr;
   kernel->begin_forward(q, call);

@@ -37,8 +37,8 @@ struct CacheSettings {
 
 class KvCache {
  public:
-  // `patterns`: one for all layers, or one for each. `computed`: dtype and device of q, k and v. `comm`, which must
-  // outlive this, carries such tensors. Raises Error(kPlan) if a pattern does not fit settings.context, and
+  // `patterns`: of the layers, repeated until each has one. `computed`: dtype and device of q, k and v. `comm`, which
+  // must outlive this, carries such tensors. Raises Error(kPlan) if a pattern does not fit settings.context, and
   // Error(kUsage) for an adaptive one over several ranks.
   KvCache(const ModelShape& shape, const std::vector<PatternSpec>& patterns, const CacheSettings& settings,
           const at::TensorOptions& computed, Communicator& comm);

@@ -155,7 +155,7 @@ std::vector<Field> LogitsJob::fields() const {
           {"tokens", digest(tokens_)},
           {"targets", digest(targets_)},
           {"vocabulary", std::to_string(opened_.model().vocab)},
-          {"rotary embedding", opened_.model().rotary().text()},
+          {"rotary embedding", opened_.model().rotaries().text()},
           {"dtype", options_.dtype},
           {"kernel", std::string(to_string(kernel_))},
           {"results", std::string(options_.last ? "last" : "all") + (options_.backward ? ", backward" : "")}};

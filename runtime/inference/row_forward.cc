@@ -78,6 +78,7 @@ at::Tensor RowForward::hidden(const LayerRequests& layers, const Rows& rows, con
     call.kernel = kernel_;
     call.softcap = model_.shape().softcap;
     call.sinks = model_.shape().attention_sinks;
+    call.scale = model_.shape().attention_scale();
     call.label = label + ", layer " + std::to_string(i);
     calls.emplace_back(std::move(call));
   }
@@ -92,8 +93,8 @@ at::Tensor RowForward::hidden(const LayerRequests& layers, const Rows& rows, con
                              const at::Tensor& sinks) { return around(planned, q, k, v, layer, sinks); };
   const std::vector<int64_t> own = row_layout(layers).positions(ring_.rank());
   const at::Tensor positions = at::tensor(own, at::kLong);
-  const RotaryTable table = model_.rotary(rows.restart ? restarted(rows.parts, own) : positions);
-  return model_.hidden(rows.tokens.index_select(1, positions).to(parameters.device()), table,
+  const RotaryTables tables = model_.rotary(rows.restart ? restarted(rows.parts, own) : positions);
+  return model_.hidden(rows.tokens.index_select(1, positions).to(parameters.device()), tables,
                        around ? wrapped : planned);
 }
 

@@ -7,6 +7,8 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/silu.h>
@@ -18,6 +20,9 @@ namespace annulus {
 namespace {
 
 at::Tensor widened(const at::Tensor& t) { return t.to(at::toOpMathType(t.scalar_type())); }
+
+// What a norm multiplies by: the weight itself, or the sum in the wider dtype.
+at::Tensor factor_of(const NormWeight& w) { return w.offset == 0 ? w.weight : widened(w.weight).add(w.offset); }
 
 // Writes x [batch, n, heads, head_dim], rotated by the table's angles [n, head_dim / 2], to out; `backward` rotates the
 // other way. Pairs are (i, i + head_dim / 2). Both tensors may be strided.
@@ -35,9 +40,9 @@ void rotate_into(const at::Tensor& out, const at::Tensor& x, const at::Tensor& c
 
 struct NormedHeads {
   int64_t from, count;  // in heads
-  const at::Tensor& weight;
+  const NormWeight& weight;
 };
-std::array<NormedHeads, 2> normed_heads(const at::Tensor& q, const at::Tensor& k, int64_t heads, int64_t kv_heads) {
+std::array<NormedHeads, 2> normed_heads(const NormWeight& q, const NormWeight& k, int64_t heads, int64_t kv_heads) {
   return {{{0, heads, q}, {heads, kv_heads, k}}};
 }
 // Some heads of each row as rows of their own: [rows * count, head_dim].
@@ -45,33 +50,37 @@ at::Tensor flat(const at::Tensor& t, int64_t from, int64_t count, int64_t head_d
   return t.narrow(1, from * head_dim, count * head_dim).reshape({-1, head_dim});
 }
 
+at::Tensor activated(const at::Tensor& gate, Activation activation) {
+  return activation == Activation::kSilu ? at::silu(gate) : at::gelu(gate, "tanh");
+}
+
 class ComposedOps : public DecoderOps {
  public:
-  RmsNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight,
+  RmsNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const NormWeight& weight,
                        double eps) const override {
     RmsNorm r{.sum = delta.defined() ? x + delta : x, .y = {}, .inv_rms = {}};
     // LibTorch's own operator is composed, too, and does not return the statistics.
     const at::Tensor wide = widened(r.sum);
     r.inv_rms = at::rsqrt(wide.square().mean(-1, /*keepdim=*/true) + eps);
-    r.y = (wide * r.inv_rms).mul_(weight).to(r.sum.scalar_type());
+    r.y = (wide * r.inv_rms).mul_(factor_of(weight)).to(r.sum.scalar_type());
     return r;
   }
 
   RmsNormGradient add_rms_norm_backward(const at::Tensor& dy, const at::Tensor& dsum, const at::Tensor& sum,
-                                        const at::Tensor& weight, const at::Tensor& inv_rms) const override {
+                                        const NormWeight& weight, const at::Tensor& inv_rms) const override {
     RmsNormGradient g;
     const at::Tensor normed = widened(sum).mul(inv_rms);
     const at::Tensor wide = widened(dy);
-    g.dweight = (wide * normed).sum(0).to(weight.scalar_type());
-    const at::Tensor dnormed = wide * weight;
+    g.dweight = (wide * normed).sum(0).to(weight.weight.scalar_type());
+    const at::Tensor dnormed = wide * factor_of(weight);
     g.dx = (dnormed - normed * (dnormed * normed).mean(-1, /*keepdim=*/true)).mul_(inv_rms).to(sum.scalar_type());
     if (dsum.defined()) g.dx.add_(dsum);
     return g;
   }
 
-  HeadNormed head_norm(const at::Tensor& qkv, const at::Tensor& q_weight, const at::Tensor& k_weight, int64_t heads,
+  HeadNormed head_norm(const at::Tensor& qkv, const NormWeight& q_weight, const NormWeight& k_weight, int64_t heads,
                        int64_t kv_heads, double eps) const override {
-    const int64_t rows = qkv.size(0), d = q_weight.size(0), width = qkv.size(1);
+    const int64_t rows = qkv.size(0), d = q_weight.weight.size(0), width = qkv.size(1);
     const HeadNormed all{at::empty_like(qkv),
                          at::empty({rows, heads + kv_heads}, qkv.options().dtype(at::toOpMathType(qkv.scalar_type())))};
     for (const auto& [from, count, weight] : normed_heads(q_weight, k_weight, heads, kv_heads)) {
@@ -84,10 +93,11 @@ class ComposedOps : public DecoderOps {
     return all;
   }
 
-  HeadNormGradient head_norm_backward(const at::Tensor& dy, const at::Tensor& qkv, const at::Tensor& q_weight,
-                                      const at::Tensor& k_weight, const at::Tensor& inv_rms,
+  HeadNormGradient head_norm_backward(const at::Tensor& dy, const at::Tensor& qkv, const NormWeight& q_weight,
+                                      const NormWeight& k_weight, const at::Tensor& inv_rms,
                                       int64_t heads) const override {
-    const int64_t rows = qkv.size(0), d = q_weight.size(0), width = qkv.size(1), kv_heads = inv_rms.size(1) - heads;
+    const int64_t rows = qkv.size(0), d = q_weight.weight.size(0), width = qkv.size(1),
+                  kv_heads = inv_rms.size(1) - heads;
     HeadNormGradient all{.dqkv = at::empty_like(qkv), .dq_weight = {}, .dk_weight = {}};
     for (const auto& [from, count, weight] : normed_heads(q_weight, k_weight, heads, kv_heads)) {
       const RmsNormGradient g = add_rms_norm_backward(flat(dy, from, count, d), {}, flat(qkv, from, count, d), weight,
@@ -124,19 +134,21 @@ class ComposedOps : public DecoderOps {
     return dqkv;
   }
 
-  at::Tensor swiglu(const at::Tensor& gate_up) const override {
+  at::Tensor glu(const at::Tensor& gate_up, Activation activation) const override {
     const int64_t ffn = gate_up.size(1) / 2;
-    return at::silu(gate_up.narrow(1, 0, ffn)).mul_(gate_up.narrow(1, ffn, ffn));
+    return activated(gate_up.narrow(1, 0, ffn), activation).mul_(gate_up.narrow(1, ffn, ffn));
   }
 
-  at::Tensor swiglu_backward(const at::Tensor& dout, const at::Tensor& gate_up) const override {
+  at::Tensor glu_backward(const at::Tensor& dout, const at::Tensor& gate_up, Activation activation) const override {
     const int64_t ffn = gate_up.size(1) / 2;
     const at::Tensor gate = gate_up.narrow(1, 0, ffn);
     at::Tensor result = at::empty_like(gate_up);
     at::Tensor dgate = result.narrow(1, 0, ffn);
     at::Tensor dup = result.narrow(1, ffn, ffn);
-    at::mul_out(dup, dout, at::silu(gate));
-    at::silu_backward_out(dgate, dout * gate_up.narrow(1, ffn, ffn), gate);
+    at::mul_out(dup, dout, activated(gate, activation));
+    const at::Tensor dactivated = dout * gate_up.narrow(1, ffn, ffn);
+    activation == Activation::kSilu ? at::silu_backward_out(dgate, dactivated, gate)
+                                    : at::gelu_backward_out(dgate, dactivated, gate, "tanh");
     return result;
   }
 

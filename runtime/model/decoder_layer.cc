@@ -92,6 +92,36 @@ class GradientSum {
   at::Tensor sum_;
 };
 
+// RMSNorm of x + delta; x alone if delta is undefined.
+RmsNorm norm(const at::Tensor& x, const at::Tensor& delta, const NormWeight& weight, double eps) {
+  return ops_for({x, weight.weight, delta}).add_rms_norm(x, delta, weight, eps);
+}
+RmsNormGradient norm_gradient(const at::Tensor& dy, const at::Tensor& dsum, const at::Tensor& sum,
+                              const NormWeight& weight, const at::Tensor& inv_rms) {
+  return ops_for({sum, weight.weight, dy, dsum}).add_rms_norm_backward(dy, dsum, sum, weight, inv_rms);
+}
+
+// What the backward of a norm needs that has no residual: its input and statistics.
+struct PostNorm {
+  at::Tensor input, inv_rms;
+};
+
+// What attention or the MLP adds to the residual stream: `out`, or its norm if the layer has one.
+at::Tensor post_normed(at::Tensor out, const NormWeight& weight, double eps, PostNorm& made) {
+  if (!weight.weight.defined()) return out;
+  RmsNorm n = norm(out, {}, weight, eps);
+  made = {std::move(out), std::move(n.inv_rms)};
+  return std::move(n.y);
+}
+// The gradient of `out` from that of what is added. Takes what the forward made.
+at::Tensor post_norm_gradient(at::Tensor dy, PostNorm& made, const NormWeight& weight, GradientSum& dweight) {
+  if (!weight.weight.defined()) return dy;
+  const PostNorm of = std::exchange(made, {});
+  RmsNormGradient g = norm_gradient(dy, {}, of.input, weight, of.inv_rms);
+  dweight.add(g.dweight);
+  return std::move(g.dx);
+}
+
 // What the backward of a tile's projection to heads needs besides its rows of the layer's input.
 struct HeadsTile {
   at::Tensor y, inv_rms;          // of the norm
@@ -100,7 +130,8 @@ struct HeadsTile {
 
 // What the backward of a tile's MLP needs.
 struct MlpTile {
-  at::Tensor sum, y, inv_rms;  // of the norm
+  PostNorm attention_out, out;  // empty without such norms
+  at::Tensor sum, y, inv_rms;   // of the norm
   at::Tensor gate_up, product;
 };
 
@@ -124,6 +155,7 @@ struct LayerRun : torch::CustomClassHolder {
  private:
   Heads project(const RowTile& tile, RmsNorm norm, HeadsTile& made) const;
   MlpTile mlp(const RowTile& tile, bool keeps) const;
+  at::Tensor mlp_added(MlpTile& m) const;
   Heads make_heads();
   at::Tensor attended(const RowTile& tile) const;
   RotaryTable table_of(const RowTile& tile) const;
@@ -147,10 +179,11 @@ struct LayerRun : torch::CustomClassHolder {
 };
 
 RotaryTable LayerRun::table_of(const RowTile& tile) const {
-  const int64_t positions = s.table.cosine.size(0);
-  if (positions == length && tile.count % std::max<int64_t>(1, length) == 0) return s.table;
+  const RotaryTable& table = s.tables.of(layer);
+  const int64_t positions = table.cosine.size(0);
+  if (positions == length && tile.count % std::max<int64_t>(1, length) == 0) return table;
   const int64_t begin = positions == length ? tile.begin % length : tile.begin;
-  return {s.table.cosine.narrow(0, begin, tile.count), s.table.sine.narrow(0, begin, tile.count)};
+  return {table.cosine.narrow(0, begin, tile.count), table.sine.narrow(0, begin, tile.count)};
 }
 
 // Returns q, k and v of a tile, [rows of the tile, heads, head_dim] each. `norm` is that of the layer's input.
@@ -161,8 +194,8 @@ Heads LayerRun::project(const RowTile& tile, RmsNorm norm, HeadsTile& made) cons
   at::Tensor qkv = linear_layer(made.y, w.qkv, w.qkv_bias);
   if (several) made.y.reset();
   if (m.qk_norm) {
-    HeadNormed normed =
-        ops_for({qkv, w.q_norm, w.k_norm}).head_norm(qkv, w.q_norm, w.k_norm, m.heads, m.kv_heads, m.norm_eps);
+    HeadNormed normed = ops_for({qkv, w.q_norm.weight, w.k_norm.weight})
+                            .head_norm(qkv, w.q_norm, w.k_norm, m.heads, m.kv_heads, m.norm_eps);
     made.qkv = std::exchange(qkv, std::move(normed.y));
     made.heads_inv_rms = std::move(normed.inv_rms);
   }
@@ -178,19 +211,28 @@ at::Tensor LayerRun::attended(const RowTile& tile) const {
   return attention.divisor == 1 ? out : out.div(static_cast<double>(attention.divisor));
 }
 
-// Runs the MLP of a tile up to its last product. Without `keeps` only the sum and the product are returned.
+// Adds attention's output to the residual stream and runs the MLP of a tile up to its last projection. Without `keeps`
+// only the sum and the product are returned.
 MlpTile LayerRun::mlp(const RowTile& tile, bool keeps) const {
   MlpTile m;
   {
-    const at::Tensor x = rows_of(input, tile), added = linear_layer(attended(tile), w.out, w.out_bias);
-    RmsNorm n = ops_for({x, w.mlp_norm, added}).add_rms_norm(x, added, w.mlp_norm, s.shape.norm_eps);
+    const double eps = s.shape.norm_eps;
+    const at::Tensor added =
+        post_normed(linear_layer(attended(tile), w.out, w.out_bias), w.attention_post_norm, eps, m.attention_out);
+    if (!keeps) m.attention_out = {};
+    RmsNorm n = norm(rows_of(input, tile), added, w.mlp_norm, eps);
     m.sum = std::move(n.sum), m.y = std::move(n.y), m.inv_rms = std::move(n.inv_rms);
   }
   m.gate_up = linear_layer(m.y, w.gate_up, w.gate_up_bias);
   if (!keeps) m.y.reset();
-  m.product = ops_for({m.gate_up}).swiglu(m.gate_up);
+  m.product = ops_for({m.gate_up}).glu(m.gate_up, s.shape.activation);
   if (!keeps) m.gate_up.reset();
   return m;
+}
+
+// What the MLP of a tile adds to the residual stream.
+at::Tensor LayerRun::mlp_added(MlpTile& m) const {
+  return post_normed(linear_layer(m.product, w.down, w.down_bias), w.mlp_post_norm, s.shape.norm_eps, m.out);
 }
 
 std::vector<at::Tensor> LayerRun::forward(at::Tensor x, at::Tensor delta, const Attend& attend, bool keeps) {
@@ -199,12 +241,11 @@ std::vector<at::Tensor> LayerRun::forward(at::Tensor x, at::Tensor delta, const 
   Rows sum(rows), q(rows), k(rows), v(rows);
   for (const RowTile& tile : tiles) {
     const at::Tensor part = rows_of(x, tile), added = rows_of(delta, tile);
-    RmsNorm norm =
-        ops_for({part, w.attention_norm, added}).add_rms_norm(part, added, w.attention_norm, s.shape.norm_eps);
-    if (delta.defined()) sum.put(tile, norm.sum);
-    norm.sum.reset();
+    RmsNorm n = norm(part, added, w.attention_norm, s.shape.norm_eps);
+    if (delta.defined()) sum.put(tile, n.sum);
+    n.sum.reset();
     HeadsTile made;
-    const Heads h = project(tile, std::move(norm), made);
+    const Heads h = project(tile, std::move(n), made);
     q.put(tile, h.q), k.put(tile, h.k), v.put(tile, h.v);
     if (whole) projected.push_back(std::move(made));
   }
@@ -223,7 +264,7 @@ std::vector<at::Tensor> LayerRun::forward(at::Tensor x, at::Tensor delta, const 
   for (const RowTile& tile : tiles) {
     MlpTile m = mlp(tile, whole);
     next.put(tile, m.sum);
-    added.put(tile, linear_layer(m.product, w.down, w.down_bias));
+    added.put(tile, mlp_added(m));
     m.sum = whole ? m.sum.detach() : at::Tensor();  // the node must not own its output
     if (whole) mlps.push_back(std::move(m));
   }
@@ -243,10 +284,10 @@ Heads LayerRun::make_heads() {
   Rows q(rows), k(rows), v(rows);
   for (const RowTile& tile : tiles) {
     const at::Tensor x = rows_of(input, tile);
-    RmsNorm norm = ops_for({x, w.attention_norm}).add_rms_norm(x, {}, w.attention_norm, s.shape.norm_eps);
-    norm.sum.reset();
+    RmsNorm n = norm(x, {}, w.attention_norm, s.shape.norm_eps);
+    n.sum.reset();
     projected.emplace_back();
-    const Heads h = project(tile, std::move(norm), projected.back());
+    const Heads h = project(tile, std::move(n), projected.back());
     q.put(tile, h.q), k.put(tile, h.k), v.put(tile, h.v);
   }
   return {batched(q.all), batched(k.all), batched(v.all)};
@@ -265,19 +306,21 @@ at::Tensor LayerRun::backward(at::Tensor dsum, at::Tensor ddelta) {
   Rows dx(rows), dout(rows);
   {
     GradientSum down(w.down, several), down_bias(w.down_bias, several), gate_up(w.gate_up, several),
-        gate_up_bias(w.gate_up_bias, several), norm(w.mlp_norm, several), out(w.out, several),
-        out_bias(w.out_bias, several);
+        gate_up_bias(w.gate_up_bias, several), mlp_norm(w.mlp_norm.weight, several), out(w.out, several),
+        out_bias(w.out_bias, several), post_norm(w.mlp_post_norm.weight, several),
+        attention_post_norm(w.attention_post_norm.weight, several);
     for (size_t i = 0; i < tiles.size(); ++i) {
       const RowTile& tile = tiles[i];
       MlpTile t = mlps.empty() ? mlp(tile, /*keeps=*/true) : std::exchange(mlps[i], {});
+      if (m.post_norms && !t.out.input.defined()) mlp_added(t);
       at::Tensor dgate_up;
       {
-        const at::Tensor dy = rows_of(ddelta, tile);
+        at::Tensor dy = post_norm_gradient(rows_of(ddelta, tile), t.out, w.mlp_post_norm, post_norm);
         const at::Tensor dproduct = product(dy, w.down);
         down.add_product(dy, t.product);
         down_bias.add_rows(dy);
-        t.product.reset();
-        dgate_up = ops_for({t.gate_up, dproduct}).swiglu_backward(dproduct, t.gate_up);
+        dy.reset(), t.product.reset();
+        dgate_up = ops_for({t.gate_up, dproduct}).glu_backward(dproduct, t.gate_up, m.activation);
         t.gate_up.reset();
       }
       RmsNormGradient g;
@@ -287,17 +330,22 @@ at::Tensor LayerRun::backward(at::Tensor dsum, at::Tensor ddelta) {
         gate_up_bias.add_rows(dgate_up);
         dgate_up.reset(), t.y.reset();
         const at::Tensor given = rows_of(dsum, tile);
-        g = ops_for({t.sum, w.mlp_norm, dy, given}).add_rms_norm_backward(dy, given, t.sum, w.mlp_norm, t.inv_rms);
+        g = norm_gradient(dy, given, t.sum, w.mlp_norm, t.inv_rms);
       }
+      mlp_norm.add(g.dweight);
+      t.sum.reset();
+      const at::Tensor dadded = post_norm_gradient(g.dx, t.attention_out, w.attention_post_norm, attention_post_norm);
       t = {};
-      norm.add(g.dweight);
-      at::Tensor da = product(g.dx, w.out);
-      out.add_product(g.dx, attended(tile));
-      out_bias.add_rows(g.dx);
+      at::Tensor da = product(dadded, w.out);
+      out.add_product(dadded, attended(tile));
+      out_bias.add_rows(dadded);
       dout.put(tile, attention.divisor == 1 ? da : da.div_(static_cast<double>(attention.divisor)));
       dx.put(tile, g.dx);
     }
-    for (GradientSum* sum : {&down, &down_bias, &gate_up, &gate_up_bias, &norm, &out, &out_bias}) sum->finish();
+    for (GradientSum* sum :
+         {&down, &down_bias, &gate_up, &gate_up_bias, &mlp_norm, &out, &out_bias, &post_norm, &attention_post_norm}) {
+      sum->finish();
+    }
   }
   dsum.reset(), ddelta.reset(), mlps.clear();
   if (s.use != nullptr) {
@@ -314,14 +362,14 @@ at::Tensor LayerRun::backward(at::Tensor dsum, at::Tensor ddelta) {
   const at::Tensor of_sinks = std::exchange(d.sinks, {});
   for (at::Tensor* t : {&d.q, &d.k, &d.v}) *t = t->contiguous().view({rows, t->size(2), t->size(3)});
   {
-    GradientSum qkv(w.qkv, several), qkv_bias(w.qkv_bias, several), norm(w.attention_norm, several),
-        q_norm(w.q_norm, several), k_norm(w.k_norm, several), sinks(w.sinks, /*several_tiles=*/false);
+    GradientSum qkv(w.qkv, several), qkv_bias(w.qkv_bias, several), attention_norm(w.attention_norm.weight, several),
+        q_norm(w.q_norm.weight, several), k_norm(w.k_norm.weight, several), sinks(w.sinks, /*several_tiles=*/false);
     if (of_sinks.defined()) sinks.add(of_sinks);
     for (size_t i = 0; i < tiles.size(); ++i) {
       const RowTile& tile = tiles[i];
       HeadsTile p = std::exchange(projected[i], {});
       const at::Tensor x = rows_of(input, tile);
-      if (!p.y.defined()) p.y = ops_for({x, w.attention_norm}).add_rms_norm(x, {}, w.attention_norm, m.norm_eps).y;
+      if (!p.y.defined()) p.y = norm(x, {}, w.attention_norm, m.norm_eps).y;
       at::Tensor dqkv;
       {
         const RotaryTable table = table_of(tile);
@@ -334,7 +382,7 @@ at::Tensor LayerRun::backward(at::Tensor dsum, at::Tensor ddelta) {
         dqkv = ops_for_rotation(part.q, table.cosine, table.sine).rotary_split_backward(part, table.cosine, table.sine);
       }
       if (m.qk_norm) {
-        HeadNormGradient g = ops_for({p.qkv, w.q_norm, w.k_norm, dqkv})
+        HeadNormGradient g = ops_for({p.qkv, w.q_norm.weight, w.k_norm.weight, dqkv})
                                  .head_norm_backward(dqkv, p.qkv, w.q_norm, w.k_norm, p.heads_inv_rms, m.heads);
         dqkv = std::move(g.dqkv);
         q_norm.add(g.dq_weight), k_norm.add(g.dk_weight);
@@ -345,12 +393,11 @@ at::Tensor LayerRun::backward(at::Tensor dsum, at::Tensor ddelta) {
       qkv_bias.add_rows(dqkv);
       dqkv.reset(), p.y.reset();
       const at::Tensor given = rows_of(dx.all, tile);
-      const RmsNormGradient g =
-          ops_for({x, w.attention_norm, dy, given}).add_rms_norm_backward(dy, given, x, w.attention_norm, p.inv_rms);
-      norm.add(g.dweight);
+      const RmsNormGradient g = norm_gradient(dy, given, x, w.attention_norm, p.inv_rms);
+      attention_norm.add(g.dweight);
       dx.put(tile, g.dx);
     }
-    for (GradientSum* sum : {&qkv, &qkv_bias, &norm, &q_norm, &k_norm}) sum->finish();
+    for (GradientSum* sum : {&qkv, &qkv_bias, &attention_norm, &q_norm, &k_norm}) sum->finish();
   }
   input.reset(), projected.clear();
   if (s.use != nullptr) s.use->after_backward(before);

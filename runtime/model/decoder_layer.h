@@ -17,6 +17,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -35,14 +36,16 @@ class Offload;
 // Tensors that the shape lacks are undefined. The values of a leaf must be held while its place runs, and in the
 // backward the gradients, too, if it requires them (weight_use.h).
 struct LayerWeights {
-  at::Tensor attention_norm;         // [dim]
+  NormWeight attention_norm;         // [dim]
   at::Tensor qkv, qkv_bias;          // [(heads + 2 kv_heads) head_dim, dim]
-  at::Tensor q_norm, k_norm;         // [head_dim]
+  NormWeight q_norm, k_norm;         // [head_dim]
   at::Tensor sinks;                  // [heads]
   at::Tensor out, out_bias;          // [dim, heads head_dim]
-  at::Tensor mlp_norm;               // [dim]
+  NormWeight attention_post_norm;    // [dim], of what attention adds to the residual stream
+  NormWeight mlp_norm;               // [dim]
   at::Tensor gate_up, gate_up_bias;  // [2 ffn, dim]
   at::Tensor down, down_bias;        // [dim, ffn]
+  NormWeight mlp_post_norm;          // [dim], of what the MLP adds to the residual stream
 };
 
 // What a call of attention leaves: its output and whatever else its backward needs.
@@ -58,10 +61,18 @@ struct Attended {
 using Attend = std::function<Attended(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer,
                                       const at::Tensor& sinks)>;
 
+// The rotary tables of a forward, one for each of ModelShape::rotaries().
+struct RotaryTables {
+  std::vector<RotaryTable> distinct;  // of n positions for all rows of the batch, or of batch * n
+  std::vector<size_t> of_layer;       // an index into `distinct`
+
+  const RotaryTable& of(int64_t layer) const { return distinct[of_layer[static_cast<size_t>(layer)]]; }
+};
+
 // What the layers of a forward share.
 struct LayerSetting {
   ModelShape shape;
-  RotaryTable table;  // of n positions for all rows of the batch, or of batch * n
+  RotaryTables tables;
   int64_t batch = 1;
   bool recompute = false;
   int64_t tile = 0;            // rows of a tile at most

@@ -68,7 +68,10 @@ std::vector<Part> decoder_layer_charges(const ModelShape& s, int64_t batch, int6
       s.qk_norm ? temporaries(head_norm, When::kBackward, {kGivenGradient, kProjectionGradient}) : 0;
   const int64_t rotary_forward = temporaries(rotary, When::kForward, {kRotaryOperands});
   const int64_t rotary_backward = temporaries(rotary, When::kBackward, {kGivenGradient, kProjectionGradient});
-  const int64_t swiglu_backward = on.single_passes() ? 0 : tf;
+  const int64_t glu_backward = on.single_passes() ? 0 : tf;
+  // Norms of what is added to the residual stream: an input of each is kept, and loops copy it as its sum.
+  const int64_t tp = s.post_norms ? ts : 0;
+  const int64_t post_norm = s.post_norms ? (on.loops() ? 2 : 1) * ts + norm_forward : 0;
   // Sums of the weights' gradients in the wider dtype, and a product that is not added to them in place.
   const bool apart = z.several && e != wide;
   const int64_t of_product = apart && !on.gpu ? wide : 0;
@@ -142,26 +145,29 @@ std::vector<Part> decoder_layer_charges(const ModelShape& s, int64_t batch, int6
   }
 
   // The projection of heads, the norm, gate and up, their product, the last projection.
-  const int64_t after = std::max({td + ts, 3 * ts + norm_forward, 2 * ts + 2 * tf, ts + 3 * tf, ts + tf + ts});
-  const int64_t mlp_kept = recompute ? 0 : 2 * z.stream + 3 * z.rows * s.ffn * e;
+  const int64_t after =
+      std::max({td + ts, 3 * ts + norm_forward, 2 * ts + 2 * tf, ts + 3 * tf, ts + tf + ts + post_norm});
+  const int64_t mlp_kept = recompute ? 0 : (s.post_norms ? 4 : 2) * z.stream + 3 * z.rows * s.ffn * e;
+  const int64_t mlp_statistics = (s.post_norms ? 3 : 1) * statistics;
   const int64_t down = s.ffn * s.dim, gate_up = 2 * s.ffn * s.dim, to_stream = s.dim * s.q_width();
   // The MLP again, and backwards: the product's gradient; the weight's; that of gate and up; of the normed; the
   // weight's; of the norm; of attention's output; the weight's. `made`: of a tile's sum, normed, gate and up, and
   // product, what is still alive; if they are kept, the others are not held any more.
-  const int64_t of_tile = 2 * ts + 3 * tf;
+  const int64_t of_tile = 2 * ts + 2 * tp + 3 * tf;
   const auto made = [&](int64_t alive) { return recompute ? alive : alive - of_tile; };
   const auto again_made = [&](int64_t bytes) { return recompute ? bytes : 0; };
   const int64_t back =
       mlp_sums + z.assembled(z.stream + z.out) +
-      std::max({again_made(td + 3 * ts + norm_forward), made(2 * ts + 3 * tf), made(2 * ts + 3 * tf) + tf,
-                made(2 * ts + 3 * tf) + tf + down * of_product + widened(t * (s.dim + s.ffn)),
-                made(2 * ts + 2 * tf) + 3 * tf + swiglu_backward, made(2 * ts) + 2 * tf + ts,
-                made(2 * ts) + 2 * tf + ts + gate_up * of_product + widened(t * (s.dim + 2 * s.ffn)),
-                made(ts) + 2 * ts + norm_backward, made(0) + ts + tq + td,
-                made(0) + ts + tq + td + to_stream * of_product + widened(t * (s.dim + s.q_width()))});
+      std::max({again_made(td + 3 * ts + tp + norm_forward), again_made(of_tile + post_norm), made(of_tile),
+                s.post_norms ? made(of_tile) + ts + norm_backward : 0, made(of_tile - tp) + tp + tf,
+                made(of_tile - tp) + tp + tf + down * of_product + widened(t * (s.dim + s.ffn)),
+                made(2 * ts + tp + 2 * tf) + 3 * tf + glu_backward, made(2 * ts + tp) + 2 * tf + ts,
+                made(2 * ts + tp) + 2 * tf + ts + gate_up * of_product + widened(t * (s.dim + 2 * s.ffn)),
+                made(ts + tp) + 2 * ts + norm_backward, made(0) + ts + tp + tq + td,
+                made(0) + ts + tp + tq + td + to_stream * of_product + widened(t * (s.dim + s.q_width()))});
   Part mlp{"MLP",
            {{"operands of norm and products", mlp_kept, When::kKept},
-            {"statistics", recompute ? 0 : statistics, When::kKept},
+            {"statistics", recompute ? 0 : mlp_statistics, When::kKept},
             given,
             {"operands and results", recompute ? z.assembled(2 * z.stream) + after : td + 2 * ts + norm_forward,
              When::kForward},
@@ -190,7 +196,7 @@ int64_t layer_forward_bytes(const ModelShape& s, int64_t batch, int64_t length, 
   // While heads are projected and attended: the inputs, their sum, q, k, v and out. In the MLP: the sum, out, and both
   // outputs.
   return std::max(3 * z.stream + z.heads + z.out + z.tile_stream + z.tile_heads,
-                  3 * z.stream + z.out + 2 * z.tile_stream + 3 * z.tile_ffn);
+                  3 * z.stream + z.out + (s.post_norms ? 4 : 2) * z.tile_stream + 3 * z.tile_ffn);
 }
 
 }  // namespace annulus

@@ -10,8 +10,22 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
+
+#include "runtime/model/activation.h"
 
 namespace annulus {
+
+// What an RMSNorm multiplies by: offset + weight [dim]. A plain tensor has the offset 0, and a weight that is centered
+// at zero the offset 1 (ModelShape::norm_zero_centered).
+struct NormWeight {
+  NormWeight() = default;
+  NormWeight(at::Tensor of, double added = 0)  // NOLINT(google-explicit-constructor)
+      : weight(std::move(of)), offset(added) {}
+
+  at::Tensor weight;
+  double offset = 0;
+};
 
 struct RmsNorm {
   at::Tensor sum;      // [rows, dim]; x itself without delta, except with loops
@@ -49,17 +63,17 @@ class DecoderOps {
   virtual ~DecoderOps() = default;
 
   // As fused::add_rms_norm (fused_loops.h). x [rows, dim]; delta may be undefined.
-  virtual RmsNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight,
+  virtual RmsNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const NormWeight& weight,
                                double eps) const = 0;
   // dsum may be undefined.
   virtual RmsNormGradient add_rms_norm_backward(const at::Tensor& dy, const at::Tensor& dsum, const at::Tensor& sum,
-                                                const at::Tensor& weight, const at::Tensor& inv_rms) const = 0;
+                                                const NormWeight& weight, const at::Tensor& inv_rms) const = 0;
 
   // qkv [rows, (heads + 2 kv_heads) head_dim]; weights [head_dim]. Value heads are copied.
-  virtual HeadNormed head_norm(const at::Tensor& qkv, const at::Tensor& q_weight, const at::Tensor& k_weight,
+  virtual HeadNormed head_norm(const at::Tensor& qkv, const NormWeight& q_weight, const NormWeight& k_weight,
                                int64_t heads, int64_t kv_heads, double eps) const = 0;
-  virtual HeadNormGradient head_norm_backward(const at::Tensor& dy, const at::Tensor& qkv, const at::Tensor& q_weight,
-                                              const at::Tensor& k_weight, const at::Tensor& inv_rms,
+  virtual HeadNormGradient head_norm_backward(const at::Tensor& dy, const at::Tensor& qkv, const NormWeight& q_weight,
+                                              const NormWeight& k_weight, const at::Tensor& inv_rms,
                                               int64_t heads) const = 0;
 
   // As fused::rotary_split. cosine and sine [n, head_dim / 2].
@@ -69,9 +83,9 @@ class DecoderOps {
   virtual at::Tensor rotary_split_backward(const Heads& gradients, const at::Tensor& cosine,
                                            const at::Tensor& sine) const = 0;
 
-  // gate_up [rows, 2 ffn] -> [rows, ffn].
-  virtual at::Tensor swiglu(const at::Tensor& gate_up) const = 0;
-  virtual at::Tensor swiglu_backward(const at::Tensor& dout, const at::Tensor& gate_up) const = 0;
+  // The gated product of gate_up [rows, 2 ffn], gate and then up: [rows, ffn].
+  virtual at::Tensor glu(const at::Tensor& gate_up, Activation activation) const = 0;
+  virtual at::Tensor glu_backward(const at::Tensor& dout, const at::Tensor& gate_up, Activation activation) const = 0;
 
   // Takes ownership of logits [rows, vocab], in the accumulator's dtype, to reuse or free their memory. The target -1
   // is ignored. `weights` [rows] is fp32; undefined: all are 1. `gradient` is the dtype of dlogits; nullopt: none.

@@ -22,6 +22,8 @@ struct Loops {
   decltype(&rotary_split_backward) rotary_backward;
   decltype(&swiglu) glu;
   decltype(&swiglu_backward) glu_backward;
+  decltype(&geglu) gelu_glu;
+  decltype(&geglu_backward) gelu_glu_backward;
   decltype(&cross_entropy) loss;
 };
 }  // namespace annulus::fused
@@ -62,8 +64,9 @@ HWY_INLINE float sum_of(V v) { return hn::GetLane(hn::SumOfLanes(d, v)); }
 HWY_INLINE V vector(float x) { return hn::Set(d, x); }
 HWY_INLINE V sigmoid(V x) { return hn::Div(vector(1), hn::Add(vector(1), exponential(d, hn::Neg(x)))); }
 
-void norm(const float* x, const float* delta, const float* weight, float eps, int64_t rows, int64_t dim, float* sum,
+void norm(const float* x, const float* delta, NormFactor factor, float eps, int64_t rows, int64_t dim, float* sum,
           float* y, float* inv_rms) {
+  const V offset = vector(factor.offset);
   for (int64_t r = 0; r < rows; ++r, x += dim, sum += dim, y += dim) {
     V squares = hn::Zero(d);
     for_vectors(dim, [&](const auto& load, const auto& store) HWY_ATTR {
@@ -75,23 +78,26 @@ void norm(const float* x, const float* delta, const float* weight, float eps, in
     const float inverse = 1.0F / std::sqrt(sum_of(squares) / static_cast<float>(dim) + eps);
     inv_rms[r] = inverse;
     const V inv = vector(inverse);
-    for_vectors(dim, [&](const auto& load, const auto& store)
-                         HWY_ATTR { store(hn::Mul(hn::Mul(load(sum), inv), load(weight)), y); });
+    for_vectors(dim, [&](const auto& load, const auto& store) HWY_ATTR {
+      store(hn::Mul(hn::Mul(load(sum), inv), hn::Add(offset, load(factor.weight))), y);
+    });
   }
 }
 
-void norm_backward(const float* dy, const float* dsum, const float* sum, const float* weight, const float* inv_rms,
+void norm_backward(const float* dy, const float* dsum, const float* sum, NormFactor factor, const float* inv_rms,
                    int64_t rows, int64_t dim, float* dx, float* dweight) {
+  const V offset = vector(factor.offset);
   for (int64_t r = 0; r < rows; ++r, dy += dim, sum += dim, dx += dim) {
     const float inverse = inv_rms[r];
     V dot = hn::Zero(d);
-    for_vectors(dim, [&](const auto& load, const auto&)
-                         HWY_ATTR { dot = hn::MulAdd(hn::Mul(load(dy), load(weight)), load(sum), dot); });
+    for_vectors(dim, [&](const auto& load, const auto&) HWY_ATTR {
+      dot = hn::MulAdd(hn::Mul(load(dy), hn::Add(offset, load(factor.weight))), load(sum), dot);
+    });
     const V back = vector(sum_of(dot) * inverse * inverse * inverse / static_cast<float>(dim)), inv = vector(inverse);
     for_vectors(dim, [&](const auto& load, const auto& store) HWY_ATTR {
       const V g = hn::Mul(load(dy), inv), s = load(sum);
       store(hn::MulAdd(g, s, load(dweight)), dweight);
-      const V through = hn::NegMulAdd(s, back, hn::Mul(g, load(weight)));
+      const V through = hn::NegMulAdd(s, back, hn::Mul(g, hn::Add(offset, load(factor.weight))));
       store(dsum != nullptr ? hn::Add(load(dsum), through) : through, dx);
     });
     if (dsum != nullptr) dsum += dim;
@@ -141,21 +147,38 @@ void rotary_backward(const float* dq, const float* dk, const float* dv, const fl
   }
 }
 
+// Both activations are x sigmoid(z(x)): SiLU with z = x, and GELU's approximation, as (1 + tanh(u)) / 2 = sigmoid(2 u),
+// with z = 2 sqrt(2 / pi) (x + 0.044715 x^3). The derivative is sigmoid(z) (1 + x (1 - sigmoid(z)) z').
+struct Silu {
+  static HWY_INLINE V z(V x) { return x; }
+  static HWY_INLINE V times_slope(V /*x*/, V y) { return y; }
+};
+struct GeluTanh {
+  static constexpr float kLinear = 1.5957691216057308F, kCubic = kLinear * 0.044715F;
+  static HWY_INLINE V z(V x) { return hn::Mul(x, hn::MulAdd(hn::Mul(x, x), vector(kCubic), vector(kLinear))); }
+  static HWY_INLINE V times_slope(V x, V y) {
+    return hn::Mul(y, hn::MulAdd(hn::Mul(x, x), vector(3 * kCubic), vector(kLinear)));
+  }
+};
+
+template <typename Of>
 void glu(const float* gate_up, int64_t rows, int64_t ffn, float* out) {
   for (int64_t r = 0; r < rows; ++r, gate_up += 2 * ffn, out += ffn) {
     for_vectors(ffn, [&](const auto& load, const auto& store) HWY_ATTR {
       const V g = load(gate_up);
-      store(hn::Mul(hn::Mul(g, sigmoid(g)), load(gate_up + ffn)), out);
+      store(hn::Mul(hn::Mul(g, sigmoid(Of::z(g))), load(gate_up + ffn)), out);
     });
   }
 }
 
+template <typename Of>
 void glu_backward(const float* dout, const float* gate_up, int64_t rows, int64_t ffn, float* dgate_up) {
   for (int64_t r = 0; r < rows; ++r, dout += ffn, gate_up += 2 * ffn, dgate_up += 2 * ffn) {
     for_vectors(ffn, [&](const auto& load, const auto& store) HWY_ATTR {
-      const V g = load(gate_up), s = sigmoid(g), o = load(dout), os = hn::Mul(o, s);
+      const V g = load(gate_up), s = sigmoid(Of::z(g)), o = load(dout), os = hn::Mul(o, s);
+      const V rest = Of::times_slope(g, hn::Sub(vector(1), s));
       store(hn::Mul(os, g), dgate_up + ffn);
-      store(hn::Mul(hn::Mul(os, load(gate_up + ffn)), hn::MulAdd(g, hn::Sub(vector(1), s), vector(1))), dgate_up);
+      store(hn::Mul(hn::Mul(os, load(gate_up + ffn)), hn::MulAdd(g, rest, vector(1))), dgate_up);
     });
   }
 }
@@ -204,7 +227,8 @@ double loss(const float* logits, const int64_t* targets, const float* weights, i
   return loss;
 }
 
-constexpr Loops kLoops = {norm, norm_backward, rotary, rotary_backward, glu, glu_backward, loss};
+constexpr Loops kLoops = {norm,          norm_backward,          rotary, rotary_backward, glu<Silu>, glu_backward<Silu>,
+                          glu<GeluTanh>, glu_backward<GeluTanh>, loss};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace fused
@@ -222,13 +246,13 @@ const Loops& loops() {
 
 }  // namespace
 
-void add_rms_norm(const float* x, const float* delta, const float* weight, float eps, int64_t rows, int64_t dim,
+void add_rms_norm(const float* x, const float* delta, NormFactor factor, float eps, int64_t rows, int64_t dim,
                   float* sum, float* y, float* inv_rms) {
-  loops().norm(x, delta, weight, eps, rows, dim, sum, y, inv_rms);
+  loops().norm(x, delta, factor, eps, rows, dim, sum, y, inv_rms);
 }
-void add_rms_norm_backward(const float* dy, const float* dsum, const float* sum, const float* weight,
+void add_rms_norm_backward(const float* dy, const float* dsum, const float* sum, NormFactor factor,
                            const float* inv_rms, int64_t rows, int64_t dim, float* dx, float* dweight) {
-  loops().norm_backward(dy, dsum, sum, weight, inv_rms, rows, dim, dx, dweight);
+  loops().norm_backward(dy, dsum, sum, factor, inv_rms, rows, dim, dx, dweight);
 }
 void rotary_split(const float* qkv, const float* cosine, const float* sine, const RotaryShape& shape, int64_t first_row,
                   int64_t rows, float* q, float* k, float* v) {
@@ -241,6 +265,10 @@ void rotary_split_backward(const float* dq, const float* dk, const float* dv, co
 void swiglu(const float* gate_up, int64_t rows, int64_t ffn, float* out) { loops().glu(gate_up, rows, ffn, out); }
 void swiglu_backward(const float* dout, const float* gate_up, int64_t rows, int64_t ffn, float* dgate_up) {
   loops().glu_backward(dout, gate_up, rows, ffn, dgate_up);
+}
+void geglu(const float* gate_up, int64_t rows, int64_t ffn, float* out) { loops().gelu_glu(gate_up, rows, ffn, out); }
+void geglu_backward(const float* dout, const float* gate_up, int64_t rows, int64_t ffn, float* dgate_up) {
+  loops().gelu_glu_backward(dout, gate_up, rows, ffn, dgate_up);
 }
 double cross_entropy(const float* logits, const int64_t* targets, const float* weights, int64_t rows, int64_t vocab,
                      float scale, float* dlogits) {

@@ -8,13 +8,17 @@
 namespace annulus::fused {
 
 // RMSNorm after a residual addition (arXiv 1910.07467): sum = x + delta (delta may be null), inv_rms[r] = 1 /
-// sqrt(mean(sum^2) + eps), y = sum * inv_rms * weight. x, delta, sum, y: [rows, dim].
-void add_rms_norm(const float* x, const float* delta, const float* weight, float eps, int64_t rows, int64_t dim,
+// sqrt(mean(sum^2) + eps), y = sum * inv_rms * (offset + weight). x, delta, sum, y: [rows, dim].
+struct NormFactor {
+  const float* weight;  // [dim]
+  float offset;
+};
+void add_rms_norm(const float* x, const float* delta, NormFactor factor, float eps, int64_t rows, int64_t dim,
                   float* sum, float* y, float* inv_rms);
 
 // Sets dx to the gradient of x, which is also that of delta, and adds the gradient of weight to dweight [dim]. dsum,
 // the gradient of `sum` from its other consumers, may be null.
-void add_rms_norm_backward(const float* dy, const float* dsum, const float* sum, const float* weight,
+void add_rms_norm_backward(const float* dy, const float* dsum, const float* sum, NormFactor factor,
                            const float* inv_rms, int64_t rows, int64_t dim, float* dx, float* dweight);
 
 // Splits the fused projection into heads and rotates queries and keys: qkv [rows, (heads + 2 kv_heads) head_dim],
@@ -30,6 +34,10 @@ void rotary_split_backward(const float* dq, const float* dk, const float* dv, co
 // SwiGLU (arXiv 2002.05202): each row of gate_up [rows, 2 ffn] is gate, then up; out = silu(gate) * up [rows, ffn].
 void swiglu(const float* gate_up, int64_t rows, int64_t ffn, float* out);
 void swiglu_backward(const float* dout, const float* gate_up, int64_t rows, int64_t ffn, float* dgate_up);
+
+// The same with GELU, by its tanh approximation (Activation::kGeluTanh), in place of SiLU.
+void geglu(const float* gate_up, int64_t rows, int64_t ffn, float* out);
+void geglu_backward(const float* dout, const float* gate_up, int64_t rows, int64_t ffn, float* dgate_up);
 
 // Returns the sum over rows of weight * -log softmax(logits)[target]. If `dlogits`, which may alias `logits`, is not
 // null, it becomes (softmax - onehot) * weight * scale. Without `weights` (null) all are 1. Targets must be below

@@ -36,12 +36,13 @@ at::Tensor dense(const at::Tensor& t) { return t.defined() ? t.contiguous() : t;
 class AddRmsNorm : public Function<AddRmsNorm> {
  public:
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const std::optional<at::Tensor>& delta,
-                               const at::Tensor& weight, double eps) {
+                               const at::Tensor& weight, double offset, double eps) {
     const at::Tensor added = delta.value_or(at::Tensor());
-    const RmsNorm r = ops_for({x, weight, added}).add_rms_norm(x, added, weight, eps);
+    const RmsNorm r = ops_for({x, weight, added}).add_rms_norm(x, added, {weight, offset}, eps);
     ctx->set_materialize_grads(false);
     ctx->save_for_backward({r.sum, weight, r.inv_rms});
     ctx->saved_data["has_delta"] = delta.has_value();
+    ctx->saved_data["offset"] = offset;
     return {r.sum, r.y};
   }
 
@@ -50,9 +51,16 @@ class AddRmsNorm : public Function<AddRmsNorm> {
     const bool has_delta = ctx->saved_data["has_delta"].toBool();
     const at::Tensor &sum = saved[0], &weight = saved[1], &inv_rms = saved[2];
     const at::Tensor dsum = dense(grads[0]), dy = dense(grads[1]);
-    if (!dy.defined()) return {dsum, has_delta ? dsum : at::Tensor(), at::Tensor(), at::Tensor()};
-    const RmsNormGradient g = ops_for({sum, weight, dy, dsum}).add_rms_norm_backward(dy, dsum, sum, weight, inv_rms);
-    return {g.dx, has_delta ? g.dx : at::Tensor(), g.dweight, at::Tensor()};
+    variable_list gradients(5);  // undefined ones of offset and eps
+    if (!dy.defined()) {
+      gradients[0] = dsum;
+    } else {
+      const NormWeight of{weight, ctx->saved_data["offset"].toDouble()};
+      RmsNormGradient g = ops_for({sum, weight, dy, dsum}).add_rms_norm_backward(dy, dsum, sum, of, inv_rms);
+      gradients[0] = std::move(g.dx), gradients[2] = std::move(g.dweight);
+    }
+    if (has_delta) gradients[1] = gradients[0];
+    return gradients;
   }
 };
 
@@ -100,9 +108,9 @@ class LinearCrossEntropySum : public Function<LinearCrossEntropySum> {
 
 }  // namespace
 
-Normed add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight, double eps) {
-  const variable_list out =
-      AddRmsNorm::apply(x, delta.defined() ? std::optional<at::Tensor>(delta) : std::nullopt, weight, eps);
+Normed add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const NormWeight& weight, double eps) {
+  const variable_list out = AddRmsNorm::apply(x, delta.defined() ? std::optional<at::Tensor>(delta) : std::nullopt,
+                                              weight.weight, weight.offset, eps);
   return {out[0], out[1]};
 }
 
@@ -158,9 +166,9 @@ Part rotary_charges(int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_
            {"half of the queries", working, When::kBackward}}};
 }
 
-Part swiglu_charges(int64_t rows, int64_t ffn, const Computes& on) {
+Part glu_charges(int64_t rows, int64_t ffn, const Computes& on) {
   const int64_t one = rows * ffn * on.element();
-  return {"swiglu",
+  return {"glu",
           {{"gate and up", 2 * one, When::kKept},
            {"product", one, When::kForward},
            {kGivenGradient, one, When::kBackward},

@@ -44,15 +44,15 @@ struct Normed {
   at::Tensor y;    // RMSNorm of sum
 };
 // Residual addition and RMSNorm: x [rows, dim]; delta like x, or undefined; weight [dim]. Differentiable in all three.
-Normed add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight, double eps);
+Normed add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const NormWeight& weight, double eps);
 
 // For tensors [rows, dim]. kGivenGradient is that of `sum`, charged if `sum` has another consumer (`with_sum`).
 Part norm_charges(int64_t rows, int64_t dim, bool with_sum, const Computes& on);
 
-// Of DecoderOps::head_norm, rotary_split and swiglu (decoder_ops.h) and their gradients.
+// Of DecoderOps::head_norm, rotary_split and glu (decoder_ops.h) and their gradients.
 Part head_norm_charges(int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim, const Computes& on);
 Part rotary_charges(int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim, const Computes& on);
-Part swiglu_charges(int64_t rows, int64_t ffn, const Computes& on);
+Part glu_charges(int64_t rows, int64_t ffn, const Computes& on);
 
 // Bytes of logits held at once, in the accumulator's dtype. Their gradient takes the same again.
 inline constexpr int64_t kLossChunkBytes = int64_t{256} << 20;

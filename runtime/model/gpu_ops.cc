@@ -53,8 +53,10 @@ gpu::NormRows heads_of(const at::Tensor& x, int64_t count, int64_t dim, const at
 }
 
 // Fills in what describes the tensors together, starts the kernel and adds up the weight's gradient.
-at::Tensor start_gradient(gpu::NormGradientArguments a, const at::Tensor& weight) {
+at::Tensor start_gradient(gpu::NormGradientArguments a, const NormWeight& of) {
+  const at::Tensor& weight = of.weight;
   a.weight = weight.const_data_ptr();
+  a.offset = static_cast<float>(of.offset);
   a.element = element_of(weight.scalar_type());
   a.workers = gpu::norm_workers(a.at.rows, a.at.dim, a.element, a.aligned);
   const at::Tensor partial = empty_fp32({a.workers, a.at.dim}, weight);
@@ -72,8 +74,8 @@ at::Tensor start_gradient(gpu::NormGradientArguments a, const at::Tensor& weight
 
 class KernelOps : public DecoderOps {
  public:
-  RmsNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight,
-                       double eps) const override {
+  RmsNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const NormWeight& of, double eps) const override {
+    const at::Tensor& weight = of.weight;
     const RmsNorm r{delta.defined() ? at::empty_like(x) : x, at::empty_like(x), empty_fp32({x.size(0)}, x)};
     start(gpu::NormArguments{.element = element_of(x.scalar_type()),
                              .aligned = aligned(x.size(1), {&x, &delta, &weight, &r.sum, &r.y}),
@@ -81,6 +83,7 @@ class KernelOps : public DecoderOps {
                              .x = x.const_data_ptr(),
                              .delta = data_of(delta),
                              .weight = weight.const_data_ptr(),
+                             .offset = static_cast<float>(of.offset),
                              .eps = static_cast<float>(eps),
                              .sum = delta.defined() ? r.sum.data_ptr() : nullptr,
                              .y = r.y.data_ptr(),
@@ -90,9 +93,9 @@ class KernelOps : public DecoderOps {
   }
 
   RmsNormGradient add_rms_norm_backward(const at::Tensor& dy, const at::Tensor& dsum, const at::Tensor& sum,
-                                        const at::Tensor& weight, const at::Tensor& inv_rms) const override {
+                                        const NormWeight& weight, const at::Tensor& inv_rms) const override {
     const at::Tensor dx = at::empty_like(sum);
-    return {dx, start_gradient({.aligned = aligned(sum.size(1), {&dy, &dsum, &sum, &weight, &dx}),
+    return {dx, start_gradient({.aligned = aligned(sum.size(1), {&dy, &dsum, &sum, &weight.weight, &dx}),
                                 .at = all_rows(sum),
                                 .dy = dy.const_data_ptr(),
                                 .dsum = data_of(dsum),
@@ -102,18 +105,20 @@ class KernelOps : public DecoderOps {
                                weight)};
   }
 
-  HeadNormed head_norm(const at::Tensor& qkv, const at::Tensor& q_weight, const at::Tensor& k_weight, int64_t heads,
+  HeadNormed head_norm(const at::Tensor& qkv, const NormWeight& q_weight, const NormWeight& k_weight, int64_t heads,
                        int64_t kv_heads, double eps) const override {
-    const int64_t d = q_weight.size(0), v = (heads + kv_heads) * d;
+    const int64_t d = q_weight.weight.size(0), v = (heads + kv_heads) * d;
     const HeadNormed r{at::empty_like(qkv), empty_fp32({qkv.size(0), heads + kv_heads}, qkv)};
     for (const bool keys : {false, true}) {
-      const at::Tensor &weight = keys ? k_weight : q_weight, x = keys ? qkv.narrow(1, heads * d, kv_heads * d) : qkv;
+      const NormWeight& of = keys ? k_weight : q_weight;
+      const at::Tensor &weight = of.weight, x = keys ? qkv.narrow(1, heads * d, kv_heads * d) : qkv;
       const at::Tensor y = keys ? r.y.narrow(1, heads * d, kv_heads * d) : r.y;
       start(gpu::NormArguments{.element = element_of(qkv.scalar_type()),
                                .aligned = aligned(d, {&x, &weight, &y}),
                                .at = heads_of(qkv, keys ? kv_heads : heads, d, r.inv_rms),
                                .x = x.const_data_ptr(),
                                .weight = weight.const_data_ptr(),
+                               .offset = static_cast<float>(of.offset),
                                .eps = static_cast<float>(eps),
                                .y = y.data_ptr(),
                                .inv_rms = r.inv_rms.data_ptr<float>() + (keys ? heads : 0)},
@@ -123,17 +128,18 @@ class KernelOps : public DecoderOps {
     return r;
   }
 
-  HeadNormGradient head_norm_backward(const at::Tensor& dy, const at::Tensor& qkv, const at::Tensor& q_weight,
-                                      const at::Tensor& k_weight, const at::Tensor& inv_rms,
+  HeadNormGradient head_norm_backward(const at::Tensor& dy, const at::Tensor& qkv, const NormWeight& q_weight,
+                                      const NormWeight& k_weight, const at::Tensor& inv_rms,
                                       int64_t heads) const override {
-    const int64_t kv_heads = inv_rms.size(1) - heads, d = q_weight.size(0), v = (heads + kv_heads) * d;
+    const int64_t kv_heads = inv_rms.size(1) - heads, d = q_weight.weight.size(0), v = (heads + kv_heads) * d;
     HeadNormGradient r{.dqkv = at::empty_like(qkv), .dq_weight = {}, .dk_weight = {}};
     for (const bool keys : {false, true}) {
       const int64_t from = keys ? heads * d : 0;
-      const at::Tensor &weight = keys ? k_weight : q_weight, x = qkv.narrow(1, from, d), g = dy.narrow(1, from, d);
+      const NormWeight& weight = keys ? k_weight : q_weight;
+      const at::Tensor x = qkv.narrow(1, from, d), g = dy.narrow(1, from, d);
       const at::Tensor dx = r.dqkv.narrow(1, from, d);
       (keys ? r.dk_weight : r.dq_weight) =
-          start_gradient({.aligned = aligned(d, {&g, &x, &weight, &dx}),
+          start_gradient({.aligned = aligned(d, {&g, &x, &weight.weight, &dx}),
                           .at = heads_of(qkv, keys ? kv_heads : heads, d, inv_rms),
                           .dy = g.const_data_ptr(),
                           .sum = x.const_data_ptr(),
@@ -162,15 +168,15 @@ class KernelOps : public DecoderOps {
     return dqkv;
   }
 
-  at::Tensor swiglu(const at::Tensor& gate_up) const override {
+  at::Tensor glu(const at::Tensor& gate_up, Activation activation) const override {
     at::Tensor out = at::empty({gate_up.size(0), gate_up.size(1) / 2}, gate_up.options());
-    start_swiglu(gate_up, {}, out);
+    start_glu(gate_up, {}, out, activation);
     return out;
   }
 
-  at::Tensor swiglu_backward(const at::Tensor& dout, const at::Tensor& gate_up) const override {
+  at::Tensor glu_backward(const at::Tensor& dout, const at::Tensor& gate_up, Activation activation) const override {
     at::Tensor din = at::empty_like(gate_up);
-    start_swiglu(gate_up, dout, din);
+    start_glu(gate_up, dout, din, activation);
     return din;
   }
 
@@ -215,10 +221,12 @@ class KernelOps : public DecoderOps {
           qkv);
   }
 
-  static void start_swiglu(const at::Tensor& gate_up, const at::Tensor& dout, const at::Tensor& result) {
+  static void start_glu(const at::Tensor& gate_up, const at::Tensor& dout, const at::Tensor& result,
+                        Activation activation) {
     const int64_t ffn = gate_up.size(1) / 2;
     start(gpu::SwiGluArguments{.element = element_of(gate_up.scalar_type()),
                                .aligned = aligned(ffn, {&gate_up, &dout, &result}),
+                               .gelu = activation == Activation::kGeluTanh,
                                .gate_up = gate_up.const_data_ptr(),
                                .dout = data_of(dout),
                                .result = result.data_ptr(),

@@ -21,6 +21,7 @@ constexpr int64_t kBlocks = 16;
 constexpr int64_t kGrainElements = 16384;
 
 const float* data(const at::Tensor& t) { return t.defined() ? t.const_data_ptr<float>() : nullptr; }
+fused::NormFactor data(const NormWeight& w) { return {data(w.weight), static_cast<float>(w.offset)}; }
 
 // Calls body(first row, rows) over all rows, in parallel.
 template <typename Body>
@@ -58,11 +59,12 @@ void add_up_rows(int64_t first, int64_t rows, int64_t terms, int64_t width, floa
 
 class LoopOps : public DecoderOps {
  public:
-  RmsNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight,
+  RmsNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const NormWeight& weight,
                        double eps) const override {
     const int64_t rows = x.size(0), dim = x.size(1);
     RmsNorm r{at::empty({rows, dim}, x.options()), at::empty({rows, dim}, x.options()), at::empty({rows}, x.options())};
-    const float *px = data(x), *pd = data(delta), *pw = data(weight);
+    const float *px = data(x), *pd = data(delta);
+    const fused::NormFactor pw = data(weight);
     float *ps = r.sum.data_ptr<float>(), *py = r.y.data_ptr<float>(), *pi = r.inv_rms.data_ptr<float>();
     for_rows(rows, dim, [&](int64_t row, int64_t n) {
       const int64_t o = row * dim;
@@ -73,10 +75,11 @@ class LoopOps : public DecoderOps {
   }
 
   RmsNormGradient add_rms_norm_backward(const at::Tensor& dy, const at::Tensor& dsum, const at::Tensor& sum,
-                                        const at::Tensor& weight, const at::Tensor& inv_rms) const override {
+                                        const NormWeight& weight, const at::Tensor& inv_rms) const override {
     const int64_t rows = sum.size(0), dim = sum.size(1);
     const at::Tensor dx = at::empty({rows, dim}, sum.options()), partial = at::zeros({kBlocks, dim}, sum.options());
-    const float *pdy = data(dy), *pds = data(dsum), *ps = data(sum), *pw = data(weight), *pi = data(inv_rms);
+    const float *pdy = data(dy), *pds = data(dsum), *ps = data(sum), *pi = data(inv_rms);
+    const fused::NormFactor pw = data(weight);
     float *pdx = dx.data_ptr<float>(), *pp = partial.data_ptr<float>();
     for_blocks(rows, dim, [&](int64_t block, int64_t first, int64_t count) {
       add_up_rows(first, count, 1, dim, pp + block * dim, [&](int64_t r, int64_t n, float* dweight) {
@@ -88,11 +91,12 @@ class LoopOps : public DecoderOps {
     return {dx, partial.sum(0)};
   }
 
-  HeadNormed head_norm(const at::Tensor& qkv, const at::Tensor& q_weight, const at::Tensor& k_weight, int64_t heads,
+  HeadNormed head_norm(const at::Tensor& qkv, const NormWeight& q_weight, const NormWeight& k_weight, int64_t heads,
                        int64_t kv_heads, double eps) const override {
-    const int64_t rows = qkv.size(0), d = q_weight.size(0), width = qkv.size(1);
+    const int64_t rows = qkv.size(0), d = q_weight.weight.size(0), width = qkv.size(1);
     const HeadNormed r{at::empty_like(qkv), at::empty({rows, heads + kv_heads}, qkv.options())};
-    const float *in = data(qkv), *wq = data(q_weight), *wk = data(k_weight);
+    const float* in = data(qkv);
+    const fused::NormFactor wq = data(q_weight), wk = data(k_weight);
     float *po = r.y.data_ptr<float>(), *pi = r.inv_rms.data_ptr<float>();
     for_rows(rows, width, [&](int64_t first, int64_t n) {
       for (int64_t row = first; row < first + n; ++row) {
@@ -108,12 +112,14 @@ class LoopOps : public DecoderOps {
     return r;
   }
 
-  HeadNormGradient head_norm_backward(const at::Tensor& dy, const at::Tensor& qkv, const at::Tensor& q_weight,
-                                      const at::Tensor& k_weight, const at::Tensor& inv_rms,
+  HeadNormGradient head_norm_backward(const at::Tensor& dy, const at::Tensor& qkv, const NormWeight& q_weight,
+                                      const NormWeight& k_weight, const at::Tensor& inv_rms,
                                       int64_t heads) const override {
-    const int64_t rows = qkv.size(0), d = q_weight.size(0), width = qkv.size(1), kv_heads = inv_rms.size(1) - heads;
+    const int64_t rows = qkv.size(0), d = q_weight.weight.size(0), width = qkv.size(1),
+                  kv_heads = inv_rms.size(1) - heads;
     const at::Tensor dqkv = at::empty_like(qkv), partial = at::zeros({kBlocks, 2 * d}, qkv.options());
-    const float *pdy = data(dy), *in = data(qkv), *wq = data(q_weight), *wk = data(k_weight), *pi = data(inv_rms);
+    const float *pdy = data(dy), *in = data(qkv), *pi = data(inv_rms);
+    const fused::NormFactor wq = data(q_weight), wk = data(k_weight);
     float *po = dqkv.data_ptr<float>(), *pp = partial.data_ptr<float>();
     for_blocks(rows, width, [&](int64_t block, int64_t first_of_block, int64_t count) {
       float* const total = pp + block * 2 * d;
@@ -158,24 +164,24 @@ class LoopOps : public DecoderOps {
     return dqkv;
   }
 
-  at::Tensor swiglu(const at::Tensor& gate_up) const override {
+  at::Tensor glu(const at::Tensor& gate_up, Activation activation) const override {
+    const auto loop = activation == Activation::kSilu ? fused::swiglu : fused::geglu;
     const int64_t ffn = gate_up.size(1) / 2;
     at::Tensor out = at::empty({gate_up.size(0), ffn}, gate_up.options());
     const float* in = data(gate_up);
     float* po = out.data_ptr<float>();
-    for_rows(gate_up.size(0), 2 * ffn,
-             [&](int64_t r, int64_t n) { fused::swiglu(in + r * 2 * ffn, n, ffn, po + r * ffn); });
+    for_rows(gate_up.size(0), 2 * ffn, [&](int64_t r, int64_t n) { loop(in + r * 2 * ffn, n, ffn, po + r * ffn); });
     return out;
   }
 
-  at::Tensor swiglu_backward(const at::Tensor& dout, const at::Tensor& gate_up) const override {
+  at::Tensor glu_backward(const at::Tensor& dout, const at::Tensor& gate_up, Activation activation) const override {
+    const auto loop = activation == Activation::kSilu ? fused::swiglu_backward : fused::geglu_backward;
     const int64_t ffn = gate_up.size(1) / 2;
     at::Tensor din = at::empty_like(gate_up);
     const float *in = data(gate_up), *pd = data(dout);
     float* po = din.data_ptr<float>();
-    for_rows(gate_up.size(0), 2 * ffn, [&](int64_t r, int64_t n) {
-      fused::swiglu_backward(pd + r * ffn, in + r * 2 * ffn, n, ffn, po + r * 2 * ffn);
-    });
+    for_rows(gate_up.size(0), 2 * ffn,
+             [&](int64_t r, int64_t n) { loop(pd + r * ffn, in + r * 2 * ffn, n, ffn, po + r * 2 * ffn); });
     return din;
   }
 

@@ -5,10 +5,12 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -39,21 +41,26 @@ Model::Model(const ModelShape& shape, at::ScalarType dtype, at::Device device, U
     const auto leaf = [&](bool there, const char* name, int parts = 1) {
       return there ? p.leaf(layer_name(i, name), parts) : at::Tensor();
     };
-    layers_.push_back({.attention_norm = leaf(true, "input_layernorm.weight"),
+    const auto norm = [&](bool there, const std::string& name) {
+      return NormWeight(leaf(there, name.c_str()), shape.norm_offset());
+    };
+    layers_.push_back({.attention_norm = norm(true, "input_layernorm.weight"),
                        .qkv = leaf(true, "self_attn.q_proj.weight", 3),
                        .qkv_bias = leaf(shape.qkv_bias, "self_attn.q_proj.bias", 3),
-                       .q_norm = leaf(shape.qk_norm, "self_attn.q_norm.weight"),
-                       .k_norm = leaf(shape.qk_norm, "self_attn.k_norm.weight"),
+                       .q_norm = norm(shape.qk_norm, "self_attn.q_norm.weight"),
+                       .k_norm = norm(shape.qk_norm, "self_attn.k_norm.weight"),
                        .sinks = leaf(shape.attention_sinks, "self_attn.sinks"),
                        .out = leaf(true, "self_attn.o_proj.weight"),
                        .out_bias = leaf(shape.out_bias, "self_attn.o_proj.bias"),
-                       .mlp_norm = leaf(true, "post_attention_layernorm.weight"),
+                       .attention_post_norm = norm(shape.post_norms, kAttentionPostNorm),
+                       .mlp_norm = norm(true, mlp_norm_name(shape)),
                        .gate_up = leaf(true, "mlp.gate_proj.weight", 2),
                        .gate_up_bias = leaf(shape.mlp_bias, "mlp.gate_proj.bias", 2),
                        .down = leaf(true, "mlp.down_proj.weight"),
-                       .down_bias = leaf(shape.mlp_bias, "mlp.down_proj.bias")});
+                       .down_bias = leaf(shape.mlp_bias, "mlp.down_proj.bias"),
+                       .mlp_post_norm = norm(shape.post_norms, kMlpPostNorm)});
   }
-  norm_ = p.leaf("model.norm.weight");
+  norm_ = {p.leaf("model.norm.weight"), shape.norm_offset()};
   head_ = shape.tie_embeddings ? embedding_ : p.leaf("lm_head.weight");
 }
 
@@ -75,6 +82,7 @@ void add_model_charges(const ModelShape& s, const StepRows& of, const Computes& 
   step.then(at_place(kEmbeddingPlace, {"embedding",
                                        {{"result", stream, When::kForward},
                                         {kGivenGradient, stream, When::kBackward},
+                                        {"scaled gradient", s.scale_embeddings ? stream : 0, When::kBackward},
                                         {"gradient of the weight", s.vocab * s.dim * e, When::kBackward}}}));
   const auto layers = static_cast<int64_t>(attention.size());
   for (int64_t i = 0; i < layers; ++i) {
@@ -91,8 +99,23 @@ void add_model_charges(const ModelShape& s, const StepRows& of, const Computes& 
   step.then(at_place(output, loss_charges(rows, s.dim, s.vocab, on)));
 }
 
-RotaryTable Model::rotary(const at::Tensor& positions) const {
-  return make_rotary_table(positions, shape_.rotary(), at::toOpMathType(parameters_.dtype()), embedding_.device());
+RotaryTables Model::rotary(const at::Tensor& positions) const {
+  ModelShape::Rotaries of = shape_.rotaries();
+  RotaryTables tables{.distinct = {}, .of_layer = std::move(of.of_layer)};
+  for (const RotarySpec& spec : of.distinct) {
+    tables.distinct.push_back(
+        make_rotary_table(positions, spec, at::toOpMathType(parameters_.dtype()), embedding_.device()));
+  }
+  return tables;
+}
+
+at::Tensor Model::embedded(const at::Tensor& tokens) const {
+  at::Tensor of = at::embedding(embedding_, tokens);
+  if (!shape_.scale_embeddings) return of;
+  // transformers rounds the factor to the dtype of the weights, too.
+  const at::Tensor factor =
+      at::scalar_tensor(std::sqrt(static_cast<double>(shape_.dim)), at::TensorOptions(of.scalar_type()));
+  return of.mul_(factor.item<double>());
 }
 
 namespace {
@@ -133,9 +156,9 @@ void Model::pass_from(size_t place, std::vector<at::Tensor>& made) const {
   made = OnTheWayBack::apply(at::TensorList(made), c10::make_intrusive<OnTheWayBack::Held>(call));
 }
 
-at::Tensor Model::logits(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend,
+at::Tensor Model::logits(const at::Tensor& tokens, const RotaryTables& tables, const Attend& attend,
                          bool last_only) const {
-  const at::Tensor read = hidden(tokens, table, attend, last_only);
+  const at::Tensor read = hidden(tokens, tables, attend, last_only);
   const size_t output = output_place(shape_.layers);
   if (use_ != nullptr) use_->before_forward(output);
   at::Tensor logits = linear_layer(read, head_, at::Tensor());
@@ -171,17 +194,17 @@ at::Tensor Model::loss_of(const at::Tensor& hidden, const at::Tensor& targets, d
   return loss[0];
 }
 
-at::Tensor Model::loss(const at::Tensor& tokens, const at::Tensor& targets, const RotaryTable& table,
+at::Tensor Model::loss(const at::Tensor& tokens, const at::Tensor& targets, const RotaryTables& tables,
                        const Attend& attend, double scale, const at::Tensor& weights) const {
-  return loss_of(hidden(tokens, table, attend), targets, scale, weights);
+  return loss_of(hidden(tokens, tables, attend), targets, scale, weights);
 }
 
-at::Tensor Model::hidden(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend,
+at::Tensor Model::hidden(const at::Tensor& tokens, const RotaryTables& tables, const Attend& attend,
                          bool last_only) const {
   const int64_t batch = tokens.size(0);
   const int64_t n = tokens.size(1);
   const LayerSetting setting{.shape = shape_,
-                             .table = table,
+                             .tables = tables,
                              .batch = batch,
                              .recompute = recompute_,
                              .tile = tile_ > 0 ? tile_ : tile_rows(shape_, {parameters_.dtype(), embedding_.is_cuda()}),
@@ -190,7 +213,7 @@ at::Tensor Model::hidden(const at::Tensor& tokens, const RotaryTable& table, con
   // Nothing is left of a forward whose backward did not run.
   if (setting.offload != nullptr && at::GradMode::is_enabled()) setting.offload->clear();
   if (use_ != nullptr) use_->before_forward(kEmbeddingPlace);
-  std::vector<at::Tensor> stream = {at::embedding(embedding_, tokens.reshape({batch * n}))};  // and what is added to it
+  std::vector<at::Tensor> stream = {embedded(tokens.reshape({batch * n}))};  // and what is added to it
   if (use_ != nullptr) use_->after_forward(kEmbeddingPlace);
   pass_from(kEmbeddingPlace, stream);
   for (size_t i = 0; i < layers_.size(); ++i) {

@@ -1,5 +1,5 @@
-// The decoder that a ModelShape describes: RMSNorm, rotary embedding by global position, grouped-query attention,
-// SwiGLU. It depends neither on ranks nor on attention patterns: the caller passes the positions of its tokens (as a
+// The decoder that a ModelShape describes: RMSNorm, rotary embedding by global position, grouped-query attention, gated
+// MLP. It depends neither on ranks nor on attention patterns: the caller passes the positions of its tokens (as a
 // rotary table) and a function that computes attention. Used by runtime/training/ and runtime/inference/.
 //
 // Thread safety: const calls may run at the same time as long as nothing updates the parameters.
@@ -59,16 +59,16 @@ class Model {
   // For tests: the most rows of a tile, instead of tile_rows() (decoder_layer.h).
   void set_tile_rows(int64_t rows) { tile_ = rows; }
 
-  // Returns the table for these positions, on the model's device: int64 [n] for all rows of tokens, or [B * n].
-  RotaryTable rotary(const at::Tensor& positions) const;
+  // Returns the tables for these positions, on the model's device: int64 [n] for all rows of tokens, or [B * n].
+  RotaryTables rotary(const at::Tensor& positions) const;
 
   // Returns logits [B * n, vocab] for tokens int64 [B, n]; with `last_only` only those of the last position of each
   // row, [B, vocab]. Differentiable in the parameters.
-  at::Tensor logits(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend,
+  at::Tensor logits(const at::Tensor& tokens, const RotaryTables& tables, const Attend& attend,
                     bool last_only = false) const;
 
   // Returns the hidden states before the output projection: [B * n, dim], or [B, dim] with `last_only`. Differentiable.
-  at::Tensor hidden(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend,
+  at::Tensor hidden(const at::Tensor& tokens, const RotaryTables& tables, const Attend& attend,
                     bool last_only = false) const;
   // Returns the logits of rows of hidden(): [rows, vocab], in the accumulator's dtype (fp32 for bf16). Not
   // differentiable.
@@ -83,13 +83,15 @@ class Model {
   at::Tensor loss_of(const at::Tensor& hidden, const at::Tensor& targets, double scale,
                      const at::Tensor& weights = {}) const;
   // Returns loss_of(hidden(...)).
-  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, const RotaryTable& table, const Attend& attend,
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, const RotaryTables& tables, const Attend& attend,
                   double scale, const at::Tensor& weights = {}) const;
 
  private:
   // Marks the tensors that a place outside of the layers, or the final norm, makes. When the backward reaches them, the
   // use of the output ends if `place` is the last before it, and that of `place` begins.
   void pass_from(size_t place, std::vector<at::Tensor>& made) const;
+  // Returns the embeddings of tokens int64 [rows], scaled if the shape says so: [rows, dim].
+  at::Tensor embedded(const at::Tensor& tokens) const;
 
   ModelShape shape_;
   bool recompute_ = false;
@@ -99,7 +101,7 @@ class Model {
   Parameters parameters_;
   at::Tensor embedding_;  // [vocab, dim]
   std::vector<LayerWeights> layers_;
-  at::Tensor norm_;
+  NormWeight norm_;
   at::Tensor head_;  // [vocab, dim]; the embedding if tied
 };
 

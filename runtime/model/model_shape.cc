@@ -1,6 +1,7 @@
 // See model_shape.h.
 #include "runtime/model/model_shape.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "common/error.h"
@@ -23,6 +24,11 @@ ParameterShape vector(std::string name, int64_t n, double value) {
   return {.name = std::move(name), .shape = {n}, .std = 0, .value = value};
 }
 
+// The weight of a norm, which begins by multiplying by 1.
+ParameterShape norm(const ModelShape& s, std::string name, int64_t n) {
+  return vector(std::move(name), n, 1 - s.norm_offset());
+}
+
 DescribedUnit embedding(const ModelShape& s) {
   return {"the embedding", {matrix("model.embed_tokens.weight", s.vocab, s.dim)}};
 }
@@ -35,7 +41,7 @@ DescribedUnit before_attention(const ModelShape& s, int64_t i) {
       "q, k and v of layer " + std::to_string(i),
       {matrix(attention + "q_proj.weight", s.q_width(), s.dim),
        matrix(attention + "k_proj.weight", s.kv_width(), s.dim),
-       matrix(attention + "v_proj.weight", s.kv_width(), s.dim), vector(prefix + "input_layernorm.weight", s.dim, 1)}};
+       matrix(attention + "v_proj.weight", s.kv_width(), s.dim), norm(s, prefix + "input_layernorm.weight", s.dim)}};
   std::vector<ParameterShape>& p = group.parameters;
   if (s.qkv_bias) {
     p.push_back(vector(attention + "q_proj.bias", s.q_width(), 0));
@@ -43,8 +49,8 @@ DescribedUnit before_attention(const ModelShape& s, int64_t i) {
     p.push_back(vector(attention + "v_proj.bias", s.kv_width(), 0));
   }
   if (s.qk_norm) {
-    p.push_back(vector(attention + "q_norm.weight", s.head_dim(), 1));
-    p.push_back(vector(attention + "k_norm.weight", s.head_dim(), 1));
+    p.push_back(norm(s, attention + "q_norm.weight", s.head_dim()));
+    p.push_back(norm(s, attention + "k_norm.weight", s.head_dim()));
   }
   if (s.attention_sinks) p.push_back(vector(attention + "sinks", s.heads, 0));
   return group;
@@ -59,8 +65,12 @@ DescribedUnit after_attention(const ModelShape& s, int64_t i) {
       "the output projection and MLP of layer " + std::to_string(i),
       {matrix(out + "weight", s.dim, s.q_width(), residual), matrix(mlp + "gate_proj.weight", s.ffn, s.dim),
        matrix(mlp + "up_proj.weight", s.ffn, s.dim), matrix(mlp + "down_proj.weight", s.dim, s.ffn, residual),
-       vector(prefix + "post_attention_layernorm.weight", s.dim, 1)}};
+       norm(s, prefix + mlp_norm_name(s), s.dim)}};
   std::vector<ParameterShape>& p = group.parameters;
+  if (s.post_norms) {
+    p.push_back(norm(s, prefix + kAttentionPostNorm, s.dim));
+    p.push_back(norm(s, prefix + kMlpPostNorm, s.dim));
+  }
   if (s.out_bias) p.push_back(vector(out + "bias", s.dim, 0));
   if (s.mlp_bias) {
     p.push_back(vector(mlp + "gate_proj.bias", s.ffn, 0));
@@ -114,6 +124,55 @@ void validate(const ModelShape& s) {
   require(s.heads % s.kv_heads == 0, counted(s.heads, "query head") + " cannot share " +
                                          counted(s.kv_heads, "kv head") +
                                          " evenly: model.heads must be a multiple of model.kv_heads");
+  const auto rotaries = static_cast<int64_t>(s.rope_layers.cycle.size());
+  require(rotaries <= s.layers, "model.rope_layers lists " + counted(rotaries, "rotary setting") + " for " +
+                                    counted(s.layers, "layer") + ": expected at most one for each layer");
+}
+
+std::string mlp_norm_name(const ModelShape& s) {
+  return s.post_norms ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight";
+}
+
+std::string LayerRotaries::text() const {
+  std::vector<std::string> texts;
+  for (const LayerRotary& layer : cycle) {
+    if (!layer.own) {
+      texts.emplace_back("{}");
+      continue;
+    }
+    std::string text = layer.scaling.text();
+    if (layer.theta > 0) text.insert(text.size() - 2, ", theta = " + toml_number(layer.theta));
+    texts.push_back(std::move(text));
+  }
+  return "[" + join(texts, ", ") + "]";
+}
+
+RotarySpec ModelShape::rotary(int64_t layer) const {
+  RotarySpec spec = rotary();
+  if (rope_layers.cycle.empty()) return spec;
+  const LayerRotary& of = rope_layers.cycle[static_cast<size_t>(layer) % rope_layers.cycle.size()];
+  if (!of.own) return spec;
+  if (of.theta > 0) spec.theta = of.theta;
+  spec.scaling = of.scaling;
+  return spec;
+}
+
+ModelShape::Rotaries ModelShape::rotaries() const {
+  Rotaries all;
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const RotarySpec spec = rotary(layer);
+    const auto found = std::find(all.distinct.begin(), all.distinct.end(), spec);
+    all.of_layer.push_back(static_cast<size_t>(found - all.distinct.begin()));
+    if (found == all.distinct.end()) all.distinct.push_back(spec);
+  }
+  return all;
+}
+
+std::string ModelShape::Rotaries::text() const {
+  std::string text;
+  for (const RotarySpec& spec : distinct) text += spec.text() + "; ";
+  for (const size_t of : of_layer) text += " " + std::to_string(of);
+  return text;
 }
 
 int64_t ParameterShape::count() const {
@@ -128,7 +187,7 @@ std::vector<DescribedUnit> described_units(const ModelShape& s) {
     groups.push_back(before_attention(s, i));
     groups.push_back(after_attention(s, i));
   }
-  groups.back().parameters.push_back(vector("model.norm.weight", s.dim, 1));
+  groups.back().parameters.push_back(norm(s, "model.norm.weight", s.dim));
   if (!s.tie_embeddings) groups.push_back(output(s));
   return groups;
 }

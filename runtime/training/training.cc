@@ -178,10 +178,10 @@ std::optional<OffloadStats> Training::offloaded() const {
 
 bool Training::replays() const { return share_->graph.recorded(); }
 
-at::Tensor Training::loss(const at::Tensor& batch, const RotaryTable& table, const Attend& attend) const {
+at::Tensor Training::loss(const at::Tensor& batch, const RotaryTables& tables, const Attend& attend) const {
   const Stage& now = stages_[stage_];
   const double scale = 1.0 / static_cast<double>(now.tokens());
-  return model_.loss(batch[0], batch[1].reshape({-1}), table, attend, scale, share_->weights(batch));
+  return model_.loss(batch[0], batch[1].reshape({-1}), tables, attend, scale, share_->weights(batch));
 }
 
 void Training::progress() {
@@ -267,7 +267,7 @@ StepResult Training::step(bool stop) {
     model_state_.begin_pass(steps_done_ + 1, i == 0, i + 1 == now.accumulate);
     share.graph.run([&] {
       const c10::AutoGradMode grad(true);
-      const at::Tensor local = loss(on_device, share.table(on_device), attends);
+      const at::Tensor local = loss(on_device, share.tables(on_device), attends);
       local.backward();
       numbers_[kLoss].add_(local.detach());
     });
@@ -374,7 +374,7 @@ ValidationResult Training::validate(const std::function<bool()>& stop) {
       const at::Tensor on_device = share_->on_device(host);
       const Attend attends = attend(calls_now);
       model_state_.begin_forward();
-      const at::Tensor local = loss(on_device, share_->table(on_device), attends);
+      const at::Tensor local = loss(on_device, share_->tables(on_device), attends);
       const auto filled = [&](double value) { return at::full_like(local, value, at::kDouble); };
       at::Tensor sums = at::stack({local.to(at::kDouble), filled(stop_now ? 1 : 0), filled(batch.weight)});
       if (mesh_.world().size() > 1) mesh_.world().all_reduce(sums, ReduceOp::kSum, {"validation loss", i + 1, "batch"});

@@ -140,7 +140,7 @@ class Training {
   // Enters the stage that contains `step` if it is not the current one.
   void require_stage(int64_t step);
   // Returns this rank's part of the loss: a sum over targets, divided by the number of tokens of a step.
-  at::Tensor loss(const at::Tensor& batch, const RotaryTable& table, const Attend& attend) const;
+  at::Tensor loss(const at::Tensor& batch, const RotaryTables& tables, const Attend& attend) const;
   // Updates the weights, or leaves the update out and says so in `result` if the gradients cannot be used.
   void apply(double gradient_scale, StepResult& result);
   // Gathers the numbers of every rank for a step, in rank order. Only here does a step wait for the device.

@@ -33,6 +33,7 @@ std::vector<PlannedCall> Training::calls(const std::vector<PlanRequest>& request
     call.kernel = kernel(config_);
     call.softcap = config_.model.softcap;
     call.sinks = config_.model.attention_sinks;
+    call.scale = config_.model.attention_scale();
     call.dropout = dropout;
     call.dropout.layer = static_cast<int64_t>(i);
     call.label = when + ", attention, layer " + std::to_string(i);

@@ -38,7 +38,8 @@ std::vector<PlaceCharges> add_training_charges(const Config& c, const Stage& sta
   const bool restart = c.data.positions == "restart";
   const int64_t rows = stage.batch / c.mesh.data;
   const int64_t batch = (2 + (restart ? 1 : 0) + (stage.weighs ? 1 : 0)) * rows * positions * 8;
-  const int64_t turned = restart ? stage.context : positions;  // number of positions in the rotary table
+  const int64_t turned = restart ? stage.context : positions;  // number of positions in a rotary table
+  const int64_t of_position = static_cast<int64_t>(shape.rotaries().distinct.size()) * shape.head_dim() * wide;
   const bool recorded = gpu && may_be_recorded(c, stage, sharding, ranks);
   Parameters parameters(described_units(shape));
   parameters.lay_out(sharding.shards);
@@ -47,11 +48,11 @@ std::vector<PlaceCharges> add_training_charges(const Config& c, const Stage& sta
   std::vector<PlaceCharges> places = add_state_charges(parameters, shape.tie_embeddings, traits, step);
   // On a CPU a step uses its tokens in the memory that they were read into.
   const int64_t inputs = gpu ? batch : kTokenSlots * stage.accumulate * batch;
-  step.lasts({"inputs", inputs + turned * shape.head_dim() * wide, When::kLasts});
+  step.lasts({"inputs", inputs + turned * of_position, When::kLasts});
   const int64_t files = (offloads_to_files(c) ? 1 : 0) + (c.optimizer.offload == "file" ? 1 : 0);
   step.lasts({"buffers of files", files * Transfers::kHeld, When::kLasts});
-  // If positions restart, each step gathers a rotary table for the positions of its rows.
-  step.then({"batch", {{"rotary table", restart ? rows * positions * shape.head_dim() * wide : 0, When::kKept}}});
+  // If positions restart, each step gathers rotary tables for the positions of its rows.
+  step.then({"batch", {{"rotary tables", restart ? rows * positions * of_position : 0, When::kKept}}});
   // A recorded step keeps its memory (step_graph.h), so the memory of a validation is added to it.
   const bool validated = c.validation.every > 0 && c.validation.batches > 0 && c.data.validation_fraction > 0;
   const int64_t validation = recorded && validated ? layer_forward_bytes(shape, rows, positions, {dtype, gpu}) : 0;

@@ -17,11 +17,11 @@
 namespace annulus {
 
 struct Training::Share {
-  Share(int64_t accumulate, const LayerRequests& layers, BatchShape batch_shape, RotaryTable table, bool recorded,
+  Share(int64_t accumulate, const LayerRequests& layers, BatchShape batch_shape, RotaryTables tables, bool recorded,
         at::Device device)
       : shape(std::move(batch_shape)),
         requests(layers.of_rows(shape.first_row, shape.own_rows)),
-        rotary(std::move(table)),
+        rotary(std::move(tables)),
         graph(device, recorded) {
     std::vector<int64_t> sizes = {shape.planes(), shape.own_rows, shape.length()};
     if (device.is_cuda()) batch = at::empty(sizes, at::TensorOptions(at::kLong).device(device));
@@ -52,15 +52,19 @@ struct Training::Share {
     return of[shape.planes() - 1].view({-1}).view(at::kFloat).narrow(0, 0, shape.plane());
   }
 
-  RotaryTable table(const at::Tensor& of) const {
+  RotaryTables tables(const at::Tensor& of) const {
     if (!shape.restart) return rotary;
     const at::Tensor positions = of[2].view({-1});
-    return {rotary.cosine.index_select(0, positions), rotary.sine.index_select(0, positions)};
+    RotaryTables own = rotary;
+    for (RotaryTable& table : own.distinct) {
+      table = {table.cosine.index_select(0, positions), table.sine.index_select(0, positions)};
+    }
+    return own;
   }
 
   BatchShape shape;
   std::vector<PlanRequest> requests;  // of these rows, without their documents
-  RotaryTable rotary;                 // of this rank's positions; if positions restart, of the whole context
+  RotaryTables rotary;                // of this rank's positions; if positions restart, of the whole context
   at::Tensor batch;                   // on a GPU, where a recorded step reads it
   std::vector<at::Tensor> slots;      // int64 [accumulate, planes, rows, positions], in host memory
   StepGraph graph;

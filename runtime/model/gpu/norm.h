@@ -37,6 +37,7 @@ struct NormArguments {
   NormRows at;
   const void *x = nullptr, *delta = nullptr;  // delta may be null
   const void* weight = nullptr;               // [dim]
+  float offset = 0;                           // added to the weight
   float eps = 0;
   void* sum = nullptr;  // x + delta; null if delta is
   void* y = nullptr;
@@ -51,6 +52,7 @@ struct NormGradientArguments {
   NormRows at;
   const void *dy = nullptr, *dsum = nullptr;  // dsum may be null
   const void *sum = nullptr, *weight = nullptr;
+  float offset = 0;  // added to the weight
   const float* inv_rms = nullptr;
   void* dx = nullptr;
   float* partial = nullptr;
@@ -168,7 +170,8 @@ struct Norm {
         Packed result;
         ANNULUS_UNROLL
         for (int e = 0; e < kWidth; ++e) {
-          result.value[e] = static_cast<T>(static_cast<float>(s.value[e]) * inverse * static_cast<float>(w.value[e]));
+          const float factor = a.offset + static_cast<float>(w.value[e]);
+          result.value[e] = static_cast<T>(static_cast<float>(s.value[e]) * inverse * factor);
         }
         store(y + c, result);
       };
@@ -221,7 +224,8 @@ struct NormGradient {
       const auto multiply = [&](const Packed& g, const Packed& s, const Packed& w) {
         ANNULUS_UNROLL
         for (int e = 0; e < kWidth; ++e) {
-          dot += static_cast<float>(g.value[e]) * static_cast<float>(w.value[e]) * static_cast<float>(s.value[e]);
+          const float factor = a.offset + static_cast<float>(w.value[e]);
+          dot += static_cast<float>(g.value[e]) * factor * static_cast<float>(s.value[e]);
         }
       };
       // Issue the loads of all columns before the first is needed.
@@ -248,9 +252,9 @@ struct NormGradient {
         ANNULUS_UNROLL
         for (int e = 0; e < kWidth; ++e) {
           const float through = static_cast<float>(g.value[e]) * inverse, v = static_cast<float>(s.value[e]);
+          const float factor = a.offset + static_cast<float>(w.value[e]);
           of_weight[e] += through * v;
-          result.value[e] = static_cast<T>(static_cast<float>(given.value[e]) +
-                                           (through * static_cast<float>(w.value[e]) - v * back));
+          result.value[e] = static_cast<T>(static_cast<float>(given.value[e]) + (through * factor - v * back));
         }
         store(dx + c, result);
       };

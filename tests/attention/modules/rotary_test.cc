@@ -5,6 +5,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -59,6 +60,19 @@ TEST(Rotary, YarnScalesCosineAndSine) {
   const RotaryTable table = make_rotary_table(at::arange(3, at::kLong), spec(given), at::kDouble, at::kCPU);
   const at::Tensor square = table.cosine.square() + table.sine.square();
   EXPECT_TRUE(testing::agrees(square, at::full_like(square, 0.25)));
+}
+
+// Angles of 0, by which a rotation changes no bit.
+TEST(Rotary, NoneRotatesNothing) {
+  for (const bool fp32 : {false, true}) {
+    const RotarySpec none = spec({.kind = Kind::kNone}, fp32);
+    const RotaryTable table = make_rotary_table(at::arange(50, at::kLong), none, at::kFloat, at::kCPU);
+    const at::Tensor x = at::randn({50, 2, 64});
+    EXPECT_TRUE(rotate(x, table).equal(x));
+    EXPECT_FALSE(
+        rotate(x, make_rotary_table(at::arange(50, at::kLong), spec({}, fp32), at::kFloat, at::kCPU)).equal(x));
+  }
+  EXPECT_EQ(RotaryScaling{.kind = Kind::kNone}.text(), "{ kind = \"none\" }");
 }
 
 TEST(Rotary, CacheDistinguishesSpecs) {

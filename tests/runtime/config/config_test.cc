@@ -11,33 +11,14 @@
 
 #include "common/error.h"
 #include "tests/common/expect_error.h"
+#include "tests/runtime/config/small_config.h"
 
 namespace annulus::config_test {
 namespace {
 
-const std::string kSmall = R"(
-[run]
-steps = 600
-[data]
-train = ["*.txt"]
-[model]
-layers = 2
-dim = 64
-heads = 4
-[optimizer]
-lr = 1e-3
-)";
-
-// The message of the Error of this kind that parsing throws.
-std::string refusal(const std::string& toml, const std::vector<std::string>& sets = {},
-                    ErrorKind kind = ErrorKind::kUsage) {
-  SCOPED_TRACE(toml);
-  return error_text(kind, [&] { parse_config(toml, "small.toml", sets); });
-}
-
-void expect_in(const std::string& text, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << "\nin: " << text;
-}
+using testing::expect_in;
+using testing::kSmall;
+using testing::refusal;
 
 TEST(Config, FillsInDefaults) {
   const Config c = parse_config(kSmall, "small.toml");
@@ -73,55 +54,6 @@ TEST(Config, SetsOverrideTheFile) {
 TEST(Config, ReadsAPatternFromASection) {
   const Config c = parse_config(kSmall + "[model.pattern]\nkind = \"window\"\nleft = 3\nright = 0\n", "s");
   EXPECT_EQ(c.model.pattern.text(), "{ kind = \"window\", left = 3, right = 0 }");
-}
-
-TEST(Config, ReadsAPatternPerLayer) {
-  const std::string window = "{ kind = \"window\", left = 3, right = 0 }";
-  const std::string list = "[{ kind = \"causal\" }, " + window + "]";
-  const Config c = parse_config(kSmall, "s", {"model.pattern=" + list});
-  EXPECT_EQ(c.model.pattern.text(), list);
-  EXPECT_EQ(c.model.pattern.of(1).text(), window);
-  EXPECT_EQ(parse_config(kSmall + "[[model.pattern]]\nkind = \"causal\"\n[[model.pattern]]\nkind = \"window\"\n"
-                                  "left = 3\nright = 0\n",
-                         "s"),
-            c);
-  EXPECT_EQ(parse_config(to_toml(c), "written"), c);
-  const Config one = parse_config(kSmall, "s", {"model.pattern=" + window});
-  EXPECT_EQ(one.model.pattern.of(0).text(), window);
-  EXPECT_EQ(one.model.pattern.of(1).text(), window);
-  expect_in(refusal(kSmall, {"model.pattern=[" + window + "]"}),
-            {"1 pattern for", "model.layers = 2", "one for each layer"});
-  expect_in(refusal(kSmall, {"model.pattern=[]"}), {"model.pattern", "empty list"});
-  expect_in(refusal(kSmall, {"model.pattern=[1, 2]"}), {"model.pattern[0]", "expected a table"});
-  expect_in(refusal(kSmall, {"model.pattern=[" + window + ", { kind = \"windw\" }]"}), {"model.pattern[1]", "window"});
-}
-
-TEST(Config, ReadsRotaryScalingByKind) {
-  const auto scaling = [](const std::string& value) {
-    return parse_config(kSmall, "s", {"model.rope_scaling=" + value}).model.rope_scaling;
-  };
-  EXPECT_EQ(scaling("{ kind = \"default\" }"), RotaryScaling());
-  const RotaryScaling yarn = scaling("{ kind = \"yarn\", factor = 4, original_context = 8192, truncate = false }");
-  EXPECT_EQ(yarn.kind, RotaryScaling::Kind::kYarn);
-  EXPECT_EQ(yarn.factor, 4);
-  EXPECT_EQ(yarn.original_context, 8192);
-  EXPECT_EQ(yarn.beta_fast, 32);
-  EXPECT_FALSE(yarn.truncate);
-  EXPECT_EQ(scaling("{ kind = \"llama3\", factor = 8.0, original_context = 8192 }").high_freq_factor, 4);
-  const std::vector<std::pair<std::string, std::string>> wrong = {
-      {"{ kind = \"yarm\" }", "did you mean \"yarn\""},
-      {"{ factor = 4.0 }", "kind must be one of"},
-      {"{ kind = \"yarn\", factor = 4.0 }", "original_context"},
-      {"{ kind = \"linear\", factor = 0.5 }", "factor must be at least 1"},
-      {"{ kind = \"linear\", facto = 2.0 }", "did you mean \"factor\""},
-      {"{ kind = \"linear\", truncate = true }", "unknown key"},
-      {"{ kind = \"linear\", factor = \"2\" }", "expected a number"},
-      {"{ kind = \"llama3\", factor = 2, original_context = 64, low_freq_factor = 4 }", "high_freq_factor"},
-      {"\"yarn\"", "expected a table"},
-  };
-  for (const auto& [value, says] : wrong) {
-    expect_error(ErrorKind::kUsage, {says}, [&] { scaling(value); });
-  }
 }
 
 TEST(Config, ModelFromAFolderHasItsShape) {
@@ -431,6 +363,9 @@ RC_GTEST_PROP(ConfigProperty, WrittenConfigReadsBackEqual, ()) {
   c.model.qk_norm = *rc::gen::arbitrary<bool>();
   c.model.softcap = *rc::gen::element(0.0, 30.5);
   c.model.attention_sinks = *rc::gen::arbitrary<bool>();
+  c.model.post_norms = *rc::gen::arbitrary<bool>();
+  c.model.activation = *rc::gen::element(Activation::kSilu, Activation::kGeluTanh);
+  c.model.query_pre_attn_scalar = *rc::gen::element(0.0, 0.5, 256.0);
   c.model.from = *text();
   const double factor = *positive();
   using Kind = RotaryScaling::Kind;
@@ -441,6 +376,11 @@ RC_GTEST_PROP(ConfigProperty, WrittenConfigReadsBackEqual, ()) {
   if (c.model.rope_scaling.kind == Kind::kLlama3 || c.model.rope_scaling.kind == Kind::kYarn) {
     c.model.rope_scaling.original_context = 1 + *positive();
   }
+  c.model.rope_layers.cycle = *rc::gen::elementOf(
+      std::vector<std::vector<LayerRotary>>{{},
+                                            {{}},
+                                            {{.own = true, .theta = 2.5}, {}},
+                                            {{.own = true, .theta = factor + 1, .scaling = c.model.rope_scaling}}});
   c.model.tie_embeddings = *rc::gen::arbitrary<bool>();
   c.model.recompute = *rc::gen::arbitrary<bool>();
   const auto pattern = [] {

@@ -1,5 +1,5 @@
-// Tests of runtime/huggingface/model_config.h: the config.json of each family is read as the model that transformers
-// would build, and a written config.json reads back as the same model; an unsupported setting is refused by its key.
+// Tests of reading by runtime/huggingface/model_config.h: the config.json of each family is read as the model that
+// transformers would build; an unsupported setting is refused by its key.
 #include "runtime/huggingface/model_config.h"
 
 #include <gtest/gtest.h>
@@ -10,41 +10,12 @@
 
 #include "attention/pattern/pattern.h"
 #include "common/error.h"
-#include "tests/common/expect_error.h"
+#include "tests/runtime/huggingface/config_json.h"
 
 namespace annulus::model_config_test {
 namespace {
 
-using Json = nlohmann::json;
-
-Json base(const std::string& family, const std::string& architecture) {
-  return {{"model_type", family},
-          {"architectures", {architecture}},
-          {"hidden_size", 64},
-          {"num_hidden_layers", 4},
-          {"num_attention_heads", 4},
-          {"num_key_value_heads", 2},
-          {"intermediate_size", 96},
-          {"vocab_size", 320},
-          {"max_position_embeddings", 512},
-          {"hidden_act", "silu"},
-          {"rms_norm_eps", 1e-5},
-          {"rope_theta", 500000.0},
-          {"torch_dtype", "bfloat16"},
-          {"id2label", {{"0", "LABEL_0"}}},
-          {"transformers_version", "4.43.0"}};
-}
-Json llama() { return base("llama", "LlamaForCausalLM"); }
-Json mistral() { return base("mistral", "MistralForCausalLM"); }
-Json qwen2() { return base("qwen2", "Qwen2ForCausalLM"); }
-Json qwen3() { return base("qwen3", "Qwen3ForCausalLM"); }
-
-FolderConfig read(const Json& config) { return parse_folder_config(config.dump(), "model/config.json"); }
-
-Json with(Json config, const std::string& key, const Json& value) {
-  config[key] = value;
-  return config;
-}
+using namespace testing::config_json;  // NOLINT(google-build-using-namespace): what all of these tests use
 
 // The message of the error that reading the text throws, or "nothing".
 std::string refusal_of_text(const std::string& text) {
@@ -62,8 +33,6 @@ void expect_refusal(const Json& config, const std::string& key) {
   const std::string said = refusal(config);
   EXPECT_NE(said.find("model/config.json: \"" + key + "\""), std::string::npos) << key << ": " << said;
 }
-
-std::string window(int64_t left) { return "{ kind = \"window\", left = " + std::to_string(left) + ", right = 0 }"; }
 
 TEST(ModelConfig, ReadsSizes) {
   const FolderConfig config = read(llama());
@@ -103,6 +72,18 @@ TEST(ModelConfig, DefaultsMatchTransformers) {
   EXPECT_EQ(read(mistral()).model.pattern.all.text(), window(4095));
   EXPECT_EQ(read(qwen3()).model.head_size, 128);
   EXPECT_EQ(read(qwen2()).model.head_size, 16);
+  const ModelSection smol = read(without(smollm3(), {"num_key_value_heads", "rope_theta"})).model;
+  EXPECT_EQ(smol.kv_heads, 4);
+  EXPECT_EQ(smol.rope_theta, 2e6);
+  EXPECT_TRUE(smol.tie_embeddings);
+  const ModelSection gemma =
+      read(without(gemma3(), {"num_key_value_heads", "rope_theta", "sliding_window", "sliding_window_pattern"})).model;
+  EXPECT_EQ(gemma.kv_heads, 4);
+  EXPECT_EQ(gemma.head_size, 256);
+  EXPECT_EQ(gemma.rope_theta, 1e6);
+  EXPECT_EQ(gemma.query_pre_attn_scalar, 256);
+  EXPECT_TRUE(gemma.tie_embeddings);
+  EXPECT_EQ(gemma.pattern.text(), window(4095)) << "the first layer without a window would be the sixth";
 }
 
 TEST(ModelConfig, ReadsBiasesNormsAndHeadSizes) {
@@ -139,6 +120,79 @@ TEST(ModelConfig, WindowsAndLayerTypesBecomePatterns) {
   expect_refusal(with(config, "layer_types", {"full_attention"}), "layer_types");
   expect_refusal(with(config, "layer_types", Json::array({"full_attention", "conv", "conv", "conv"})), "layer_types");
   expect_refusal(with(config, "sliding_window", 0), "sliding_window");
+}
+
+TEST(ModelConfig, ReadsLayersWithoutRotaryPositions) {
+  const auto rotates = [](const Json& config) {
+    const ModelSection m = read(config).model;
+    std::string text;
+    for (int64_t i = 0; i < m.layers; ++i) {
+      const RotarySpec spec = m.rotary(i);
+      text += spec.scaling == none() ? "0" : "1";
+      EXPECT_TRUE(spec.scaling == none() || spec == m.rotary());
+    }
+    return text;
+  };
+  EXPECT_EQ(rotates(smollm3()), "1110") << "every fourth";
+  EXPECT_EQ(read(smollm3()).model.rope_layers.text(), "[{}, {}, {}, { kind = \"none\" }]");
+  EXPECT_EQ(rotates(with(smollm3(), "no_rope_layer_interval", 2)), "1010");
+  EXPECT_EQ(read(with(smollm3(), "no_rope_layer_interval", 2)).model.rope_layers.text(), "[{}, { kind = \"none\" }]");
+  EXPECT_EQ(rotates(with(smollm3(), "no_rope_layers", {0, 1, 1, 0, 0})), "0110") << "transformers reads the first ones";
+  EXPECT_TRUE(read(with(smollm3(), "no_rope_layers", {1, 1, 1, 1})).model.rope_layers.cycle.empty());
+  // Without layer_types, these layers have the window.
+  const PatternSpec full = causal_pattern(), sliding = parse_pattern(window(63), "test");
+  Json windows = with(with(smollm3(), "sliding_window", 64), "use_sliding_window", true);
+  windows["no_rope_layer_interval"] = 2;
+  EXPECT_EQ(read(windows).model.pattern, LayerPatterns({full, sliding, full, sliding}));
+  windows["layer_types"] = {"sliding_attention", "full_attention", "full_attention", "sliding_attention"};
+  EXPECT_EQ(read(windows).model.pattern, LayerPatterns({sliding, full, full, sliding}));
+  EXPECT_EQ(rotates(windows), "1010");
+  expect_refusal(with(smollm3(), "no_rope_layers", {1, 0}), "no_rope_layers");
+  expect_refusal(with(smollm3(), "no_rope_layers", {1, 0, 2, 1}), "no_rope_layers");
+  expect_refusal(with(smollm3(), "no_rope_layer_interval", 0), "no_rope_layer_interval");
+  expect_refusal(with(llama(), "no_rope_layers", {1, 1, 1, 1}), "no_rope_layers");
+  expect_refusal(with(llama(), "no_rope_layer_interval", 4), "no_rope_layer_interval");
+}
+
+TEST(ModelConfig, ReadsTheFormsOfGemma) {
+  const ModelSection m = read(gemma3()).model;
+  EXPECT_TRUE(m.norm_zero_centered && m.post_norms && m.scale_embeddings && m.qk_norm);
+  EXPECT_EQ(m.activation, Activation::kGeluTanh);
+  EXPECT_EQ(read(with(gemma3(), "query_pre_attn_scalar", 168)).model.query_pre_attn_scalar, 168);
+  const PatternSpec full = causal_pattern(), sliding = parse_pattern(window(63), "test");
+  EXPECT_EQ(m.pattern, LayerPatterns({sliding, full, sliding, full}));
+  EXPECT_EQ(m.rope_layers.text(), "[{ kind = \"default\", theta = 10000.0 }, {}]");
+  EXPECT_EQ(m.rotary(1), m.rotary());
+  // Before version 5 of transformers, rope_scaling was that of layers without a window.
+  const Json linear = {{"rope_type", "linear"}, {"factor", 8.0}};
+  Json older = with(with(gemma3(), "rope_scaling", linear), "rope_local_base_freq", 20000);
+  Json newer = gemma3();
+  newer.erase("rope_theta");
+  newer["rope_parameters"] = {{"full_attention", with(linear, "rope_theta", 500000.0)},
+                              {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 20000}}}};
+  for (const Json& config : {older, newer}) {
+    const ModelSection both = read(config).model;
+    EXPECT_EQ(both.rotary(0), (RotarySpec{.head_dim = 256, .theta = 20000, .fp32 = true}));
+    EXPECT_EQ(both.rope_theta, 500000);
+    EXPECT_EQ(both.rope_scaling, (RotaryScaling{.kind = RotaryScaling::Kind::kLinear, .factor = 8}));
+  }
+  newer["rope_parameters"].erase("sliding_attention");
+  EXPECT_EQ(read(newer).model.rotary(0).theta, 10000);
+  expect_refusal(with(newer, "rope_scaling", linear), "rope_scaling");
+  expect_refusal(with(newer, "rope_theta", 1.0), "rope_theta");
+  newer["rope_parameters"]["sliding_attention"] = {{"rope_type", "default"}, {"factr", 1}};
+  expect_refusal(newer, "rope_parameters.sliding_attention.factr");
+  newer["rope_parameters"] = linear;
+  EXPECT_NE(refusal(newer).find("\"rope_parameters."), std::string::npos) << refusal(newer);
+  expect_refusal(with(gemma3(), "final_logit_softcapping", 30.0), "final_logit_softcapping");
+  expect_refusal(with(gemma3(), "attn_logit_softcapping", 50.0), "attn_logit_softcapping");
+  expect_refusal(with(gemma3(), "use_bidirectional_attention", true), "use_bidirectional_attention");
+  expect_refusal(with(gemma3(), "hidden_activation", "gelu"), "hidden_activation");
+  expect_refusal(with(gemma3(), "hidden_act", "silu"), "hidden_act");
+  expect_refusal(with(gemma3(), "query_pre_attn_scalar", 0), "query_pre_attn_scalar");
+  expect_refusal(with(gemma3(), "sliding_window_pattern", 0), "sliding_window_pattern");
+  expect_refusal(with(llama(), "query_pre_attn_scalar", 16), "query_pre_attn_scalar");
+  expect_refusal(with(llama(), "rope_local_base_freq", 10000), "rope_local_base_freq");
 }
 
 // Configurations as published give the published numbers of parameters.
@@ -186,6 +240,23 @@ TEST(ModelConfig, PublishedModelsHaveTheirParameterCounts) {
     "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": true,
     "use_sliding_window": false, "vocab_size": 151936})"),
             8'190'735'360);
+  EXPECT_EQ(count(R"({"architectures": ["SmolLM3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "bos_token_id": null, "eos_token_id": 128012, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+    "intermediate_size": 11008, "max_position_embeddings": 65536, "max_window_layers": 28, "mlp_bias": false,
+    "model_type": "smollm3", "no_rope_layer_interval": 4, "num_attention_heads": 16, "num_hidden_layers": 36,
+    "num_key_value_heads": 4, "pad_token_id": 128004, "pretraining_tp": 2, "rms_norm_eps": 1e-06, "rope_scaling": null,
+    "rope_theta": 5000000.0, "sliding_window": null, "torch_dtype": "bfloat16", "transformers_version": "4.54.0.dev0",
+    "use_cache": false, "use_sliding_window": false, "vocab_size": 128256})"),
+            3'075'098'624);
+  EXPECT_EQ(count(R"({"architectures": ["Gemma3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "attn_logit_softcapping": null, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 106],
+    "final_logit_softcapping": null, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152,
+    "initializer_range": 0.02, "intermediate_size": 6912, "max_position_embeddings": 32768, "model_type": "gemma3_text",
+    "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1, "pad_token_id": 0,
+    "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000, "rope_scaling": null,
+    "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6, "torch_dtype": "bfloat16",
+    "transformers_version": "4.50.0.dev0", "use_cache": true, "vocab_size": 262144})"),
+            999'885'952);
 }
 
 TEST(ModelConfig, ReadsRotaryScalingInBothSpellings) {
@@ -310,118 +381,6 @@ TEST(ModelConfig, RefusesMalformedFiles) {
                 .find("nested too deeply"),
             std::string::npos);
   EXPECT_THROW(read_model_config("/nowhere/at/all"), Error);
-}
-
-// ---- Tests of writing.
-
-ConfigToWrite to_write(const FolderConfig& from) {
-  return {.model = from.model, .context = from.context, .original = from.text, .dtype = "bf16"};
-}
-
-Json written(const ConfigToWrite& config) { return Json::parse(write_model_config(config)); }
-
-TEST(ModelConfig, WritesTheOriginalIfNothingChanged) {
-  Json windows = with(qwen2(), "sliding_window", 64);
-  windows["use_sliding_window"] = true;
-  windows["max_window_layers"] = 1;
-  const Json yarn = {{"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 128}};
-  for (const Json& config : {llama(), mistral(), qwen2(), qwen3(), windows, with(llama(), "rope_scaling", yarn),
-                             with(llama(), "rope_parameters", yarn)}) {
-    EXPECT_EQ(written(to_write(read(config))), config);
-  }
-}
-
-TEST(ModelConfig, WritesWhatTrainingChanged) {
-  ConfigToWrite config = to_write(read(llama()));
-  config.context = 8192;
-  config.dtype = "fp32";
-  config.model.rope_theta = 1e6;
-  config.model.rope_scaling = {.kind = RotaryScaling::Kind::kYarn, .factor = 16, .original_context = 512};
-  config.model.dropout = 0.125;
-  const Json json = written(config);
-  EXPECT_EQ(json["max_position_embeddings"], 8192);
-  EXPECT_EQ(json["torch_dtype"], "float32");
-  EXPECT_EQ(json["rope_theta"], 1e6);
-  EXPECT_EQ(json["rope_scaling"]["rope_type"], "yarn");
-  EXPECT_EQ(json["rope_scaling"]["original_max_position_embeddings"], 512);
-  EXPECT_EQ(json["attention_dropout"], 0.125);
-  EXPECT_EQ(json["id2label"], llama()["id2label"]) << "passed through";
-  EXPECT_EQ(read(json).model.rope_scaling, config.model.rope_scaling);
-}
-
-// If the factor is null, it follows from the contexts; it is written out so that a changed context does not change it.
-TEST(ModelConfig, ChangedContextKeepsTheScaling) {
-  const Json yarn = {{"rope_type", "yarn"}, {"factor", nullptr}, {"original_max_position_embeddings", 128}};
-  ConfigToWrite config = to_write(read(with(llama(), "rope_parameters", yarn)));
-  config.context = 4096;
-  const Json json = written(config);
-  EXPECT_EQ(json["rope_parameters"]["factor"], 4);
-  EXPECT_EQ(json["rope_parameters"]["rope_theta"], 500000);
-  EXPECT_FALSE(json.contains("rope_scaling"));
-}
-
-TEST(ModelConfig, WritesPatternsThatTheFamilyCanExpress) {
-  const PatternSpec sliding = parse_pattern(window(63), "test"), full = causal_pattern();
-  ConfigToWrite config = to_write(read(qwen2()));
-  config.model.pattern = LayerPatterns({full, sliding, full, sliding});
-  EXPECT_EQ(read(written(config)).model.pattern, config.model.pattern);
-  EXPECT_EQ(written(config)["max_window_layers"], 4);
-  config.model.pattern = LayerPatterns({full, full, sliding, sliding});
-  EXPECT_EQ(written(config)["max_window_layers"], 2);
-
-  config = to_write(read(llama()));
-  config.model.pattern = sliding;
-  expect_error(ErrorKind::kUsage, {"--leave-pattern"}, [&] { write_model_config(config); });
-  config.leave_pattern = true;
-  EXPECT_EQ(written(config), llama());
-  config = to_write(read(mistral()));
-  config.model.pattern = LayerPatterns({full, sliding, full, sliding});
-  EXPECT_THROW(write_model_config(config), Error);
-  config.model.pattern = parse_pattern("{ kind = \"dilated\", segment_lengths = [64], dilation_rates = [2] }", "test");
-  EXPECT_THROW(write_model_config(config), Error);
-}
-
-TEST(ModelConfig, ChoosesTheSimplestFamilyForANewModel) {
-  ModelSection m;
-  m.layers = 2;
-  m.dim = 64;
-  m.heads = 4;
-  m.kv_heads = 2;
-  m.head_size = 16;
-  m.ffn = 96;
-  m.rope_scaling = {.kind = RotaryScaling::Kind::kLinear, .factor = 2};
-  const PatternSpec sliding = parse_pattern(window(63), "test");
-  const auto family = [](const ModelSection& model) {
-    const FolderConfig read_again = read(written({.model = model, .context = 1024, .original = "", .dtype = "fp32"}));
-    EXPECT_EQ(read_again.context, 1024);
-    ModelSection same = read_again.model;
-    same.rope_fp32 = model.rope_fp32;
-    EXPECT_EQ(same, model);
-    return read_again.family;
-  };
-  EXPECT_EQ(family(m), "llama");
-  m.mlp_bias = true;
-  EXPECT_EQ(family(m), "llama");
-  m.mlp_bias = false;
-  m.head_size = 32;
-  EXPECT_EQ(family(m), "llama");
-  m.pattern = sliding;
-  EXPECT_EQ(family(m), "mistral");
-  m.qkv_bias = true;
-  m.pattern = LayerPatterns({sliding, causal_pattern()});
-  EXPECT_EQ(family(m), "qwen2");
-  m.qkv_bias = false;
-  EXPECT_THROW(family(m), Error) << "only families with biases or norms can have windows in some of their layers";
-  m.qk_norm = true;
-  EXPECT_EQ(family(m), "qwen3");
-  m.mlp_bias = true;
-  EXPECT_THROW(family(m), Error);
-  m.mlp_bias = false;
-  EXPECT_EQ(family(m), "qwen3");
-  m.attention_sinks = true;
-  EXPECT_THROW(family(m), Error) << "no family has sinks";
-  m.attention_sinks = false, m.softcap = 50;
-  EXPECT_THROW(family(m), Error) << "no family has a soft cap";
 }
 
 }  // namespace

@@ -1,19 +1,16 @@
-// Tests of generation: cached decoding over several numbers of ranks against a forward over the whole sequence, every
-// pattern, the choice of tokens, and the text that a terminal gets.
+// Tests of generation: cached decoding over several numbers of ranks against a forward over the whole sequence, and
+// every pattern.
 #include "runtime/inference/generator.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
-#include <cmath>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -163,8 +160,8 @@ at::Tensor whole_by_oracle(const Model& model, std::vector<int64_t> tokens, cons
     selecting.q_len = selecting.k_len = n;
     const Count count = is_adaptive(spec) ? count_of(spec, selecting, q, k) : count_of(spec, shape);
     const OracleSoftmax softmax{model.shape().softcap, sinks};
-    return Attended{{oracle(q, k, v, at::zeros_like(q), 1 / std::sqrt(8.0), count, {}, softmax).out},
-                    output_divisor(spec)};
+    const double scale = model.shape().attention_scale();
+    return Attended{{oracle(q, k, v, at::zeros_like(q), scale, count, {}, softmax).out}, output_divisor(spec)};
   };
   return model.logits(row, model.rotary(at::arange(n)), attend, /*last_only=*/true)[0].detach();
 }
@@ -201,6 +198,29 @@ TEST(Generator, EveryPatternEqualsTheFullForward) {
       const std::vector<at::Tensor> logits = logits_over(ranks, model, patterns, cache_of(80), tokens, 37);
       for (const auto& [call, logits_then] : want) expect_near(logits[call], logits_then);
     }
+  }
+}
+
+// Layers that differ in more than their pattern: rotary settings, norms and the scale of scores. The patterns repeat.
+TEST(Generator, LayersThatDifferEqualTheFullForward) {
+  const c10::AutoGradMode no_grad(false);
+  at::set_num_threads(1);
+  ModelShape shape = tiny();
+  shape.layers = 5;
+  shape.post_norms = shape.norm_zero_centered = shape.scale_embeddings = true;
+  shape.activation = Activation::kGeluTanh;
+  shape.query_pre_attn_scalar = 3;
+  shape.rope_layers.cycle = {
+      {.own = true, .theta = 300}, {}, {.own = true, .scaling = {.kind = RotaryScaling::Kind::kNone}}};
+  Model model(shape, 3, at::kDouble);
+  scale_matrices(model.parameters(), 5);
+  const std::vector<PatternSpec> patterns = {parse_pattern("{ kind = 'window', left = 6, right = 0 }", "test"),
+                                             causal_pattern()};
+  const std::vector<int64_t> tokens = some_tokens(70);
+  for (const int ranks : {1, 2, 4}) {
+    const std::vector<at::Tensor> logits = logits_over(ranks, model, patterns, cache_of(80), tokens, 37);
+    expect_near(logits[0], whole_by_oracle(model, first(tokens, 37), patterns, 80));
+    expect_near(logits[33], whole_by_oracle(model, tokens, patterns, 80));
   }
 }
 
@@ -392,87 +412,6 @@ TEST(Generator, KeepsTheLaterHalfOfAFullContext) {
       expect_near(other.feed(tokens), whole(model, {tokens.end() - 8, tokens.end()}, 1000));
     });
   }
-}
-
-TEST(Pick, TakesTheLargestWithoutTemperature) {
-  const at::Tensor logits = at::tensor({1.0, 5.0, 3.0, 9.0});
-  EXPECT_EQ(pick(logits, 4, {.temperature = 0}, 0).token, 3);
-  EXPECT_EQ(pick(logits, 3, {.temperature = 0}, 0).token, 1);  // the token beyond the given vocabulary is not picked
-  for (int64_t i = 0; i < 20; ++i) EXPECT_EQ(pick(logits, 4, {.temperature = 5, .top_k = 1}, i).token, 3);
-}
-
-TEST(Pick, FollowsTheDistribution) {
-  const at::Tensor logits = at::tensor({std::log(0.5), std::log(0.3), std::log(0.2)});
-  std::map<int64_t, int> counts;
-  const int n = 4000;
-  for (int64_t i = 0; i < n; ++i) ++counts[pick(logits, 3, {.seed = 7}, i).token];
-  const auto six_deviations = [&](double share) { return 6 * std::sqrt(share * (1 - share) * n); };
-  EXPECT_NEAR(counts[0], 0.5 * n, six_deviations(0.5));
-  EXPECT_NEAR(counts[1], 0.3 * n, six_deviations(0.3));
-  counts.clear();
-  for (int64_t i = 0; i < n; ++i) ++counts[pick(logits, 3, {.top_k = 2, .seed = 7}, i).token];
-  EXPECT_EQ(counts[2], 0);
-  counts.clear();
-  for (int64_t i = 0; i < n; ++i) ++counts[pick(logits, 3, {.top_p = 0.75, .seed = 7}, i).token];
-  EXPECT_NEAR(counts[0], 0.625 * n, six_deviations(0.625));
-  EXPECT_EQ(counts[2], 0) << "the first two add up to 0.8";
-  counts.clear();
-  for (int64_t i = 0; i < n; ++i) ++counts[pick(logits, 3, {.top_p = 0.4, .seed = 7}, i).token];
-  EXPECT_EQ(counts[0], n) << "at least one token is kept";
-  EXPECT_EQ(pick(logits, 3, {.seed = 9}, 4).token, pick(logits, 3, {.seed = 9}, 4).token);
-}
-
-// A choice is near another one exactly if logits that are off by the bound can lead there.
-TEST(Pick, SaysWhetherRoundingCouldHaveDecided) {
-  const at::Tensor logits = at::tensor({1.0, 2.0, 1.99, -4.0}, at::kDouble);
-  EXPECT_FALSE(pick(logits, 4, {.temperature = 0}, 0, 0.0049).near);
-  EXPECT_TRUE(pick(logits, 4, {.temperature = 0}, 0, 0.0051).near);
-  EXPECT_FALSE(pick(logits, 2, {.temperature = 0}, 0, 0.0051).near) << "the second best is not in the vocabulary";
-  for (const Choice& choice : {Choice{.seed = 3}, Choice{.temperature = 0.5, .top_k = 3, .seed = 4},
-                               Choice{.temperature = 2, .top_p = 0.6, .seed = 5}}) {
-    const double off = 1e-3;
-    int64_t near = 0, changed = 0;
-    for (int64_t i = 0; i < 4000; ++i) {
-      const Picked picked = pick(logits, 4, choice, i, off);
-      near += picked.near;
-      for (const double sign : {-1.0, 1.0}) {
-        for (int64_t token = 0; token < 4; ++token) {
-          at::Tensor moved = logits.clone();
-          moved[token] += sign * off;
-          if (pick(moved, 4, choice, i).token == picked.token) continue;
-          ++changed;
-          EXPECT_TRUE(picked.near) << choice.seed << ", draw " << i;
-        }
-      }
-    }
-    EXPECT_GT(changed, 0);
-    // F (1 - F) (exp(2 off / T) - 1) is at most 1 / 4 * 4e-3 on each side of at most three ends.
-    EXPECT_LT(choice.top_p == 1 ? static_cast<double>(near) : 0.0, 4000 * 3 * 2 * 2e-3);
-  }
-}
-
-std::string shown(std::string_view bytes) {
-  Utf8Stream stream;
-  std::string out;
-  for (const char c : bytes) out += stream.push(static_cast<unsigned char>(c));
-  return out + stream.finish();
-}
-
-TEST(Utf8Stream, PassesTextAndReplacesOtherBytes) {
-  const std::string r = "\xEF\xBF\xBD";
-  const std::string text = "def f():\n\treturn 'h\xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80'";
-  EXPECT_EQ(shown(text), text);
-  EXPECT_EQ(shown(std::string("a\0b", 3)), "a" + r + "b");
-  EXPECT_EQ(shown("\x1B[2J"), r + "[2J");
-  EXPECT_EQ(shown("\x7F\r"), r + r);
-  EXPECT_EQ(shown("\x80z"), r + "z");
-  EXPECT_EQ(shown("\xC3z"), r + "z");
-  EXPECT_EQ(shown("\xC3\xC3\xA9"), r + "\xC3\xA9");
-  EXPECT_EQ(shown("\xE2\x82"), r);
-  EXPECT_EQ(shown("\xC0\xAF"), r + r);          // overlong
-  EXPECT_EQ(shown("\xED\xA0\x80"), r + r + r);  // a surrogate
-  EXPECT_EQ(shown("\xF5"), r);
-  EXPECT_EQ(shown("\xC2\x9B"), r);  // a control character in two bytes
 }
 
 }  // namespace

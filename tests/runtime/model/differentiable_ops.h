@@ -20,10 +20,12 @@ using torch::autograd::variable_list;
 class HeadNorm : public Function<HeadNorm> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, const at::Tensor& q_weight,
-                            const at::Tensor& k_weight, int64_t heads, int64_t kv_heads, double eps) {
-    const HeadNormed r = ops_for({qkv, q_weight, k_weight}).head_norm(qkv, q_weight, k_weight, heads, kv_heads, eps);
+                            const at::Tensor& k_weight, int64_t heads, int64_t kv_heads, double eps, double offset) {
+    const HeadNormed r =
+        ops_for({qkv, q_weight, k_weight}).head_norm(qkv, {q_weight, offset}, {k_weight, offset}, heads, kv_heads, eps);
     ctx->save_for_backward({qkv, q_weight, k_weight, r.inv_rms});
     ctx->saved_data["heads"] = heads;
+    ctx->saved_data["offset"] = offset;
     return r.y;
   }
 
@@ -31,10 +33,11 @@ class HeadNorm : public Function<HeadNorm> {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &qkv = saved[0], &q_weight = saved[1], &k_weight = saved[2], &inv_rms = saved[3];
     const at::Tensor dy = grads[0].contiguous();
-    const HeadNormGradient g =
-        ops_for({qkv, q_weight, k_weight, dy})
-            .head_norm_backward(dy, qkv, q_weight, k_weight, inv_rms, ctx->saved_data["heads"].toInt());
-    return {g.dqkv, g.dq_weight, g.dk_weight, at::Tensor(), at::Tensor(), at::Tensor()};
+    const double offset = ctx->saved_data["offset"].toDouble();
+    const HeadNormGradient g = ops_for({qkv, q_weight, k_weight, dy})
+                                   .head_norm_backward(dy, qkv, {q_weight, offset}, {k_weight, offset}, inv_rms,
+                                                       ctx->saved_data["heads"].toInt());
+    return {g.dqkv, g.dq_weight, g.dk_weight, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -56,23 +59,25 @@ class RotarySplit : public Function<RotarySplit> {
   }
 };
 
-class SwiGlu : public Function<SwiGlu> {
+class Glu : public Function<Glu> {
  public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& gate_up) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& gate_up, Activation activation) {
     ctx->save_for_backward({gate_up});
-    return ops_for({gate_up}).swiglu(gate_up);
+    ctx->saved_data["activation"] = static_cast<int64_t>(activation);
+    return ops_for({gate_up}).glu(gate_up, activation);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const at::Tensor gate_up = ctx->get_saved_variables()[0];
     const at::Tensor dout = grads[0].contiguous();
-    return {ops_for({gate_up, dout}).swiglu_backward(dout, gate_up)};
+    const auto activation = static_cast<Activation>(ctx->saved_data["activation"].toInt());
+    return {ops_for({gate_up, dout}).glu_backward(dout, gate_up, activation), at::Tensor()};
   }
 };
 
 inline at::Tensor head_norm(const at::Tensor& qkv, const at::Tensor& q_weight, const at::Tensor& k_weight,
-                            int64_t heads, int64_t kv_heads, double eps) {
-  return HeadNorm::apply(qkv, q_weight, k_weight, heads, kv_heads, eps);
+                            int64_t heads, int64_t kv_heads, double eps, double offset = 0) {
+  return HeadNorm::apply(qkv, q_weight, k_weight, heads, kv_heads, eps, offset);
 }
 
 inline Heads rotary_split(const at::Tensor& qkv, const RotaryTable& table, int64_t heads, int64_t kv_heads) {
@@ -80,6 +85,7 @@ inline Heads rotary_split(const at::Tensor& qkv, const RotaryTable& table, int64
   return {out[0], out[1], out[2]};
 }
 
-inline at::Tensor swiglu(const at::Tensor& gate_up) { return SwiGlu::apply(gate_up); }
+inline at::Tensor swiglu(const at::Tensor& gate_up) { return Glu::apply(gate_up, Activation::kSilu); }
+inline at::Tensor geglu(const at::Tensor& gate_up) { return Glu::apply(gate_up, Activation::kGeluTanh); }
 
 }  // namespace annulus::testing

@@ -16,12 +16,15 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/sigmoid.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numbers>
 #include <string>
 #include <vector>
 
@@ -32,6 +35,7 @@
 namespace annulus::fused_ops_test {
 namespace {
 
+using testing::geglu;
 using testing::head_norm;
 using testing::rotary_split;
 using testing::swiglu;
@@ -150,22 +154,45 @@ TEST(FusedOps, RmsNormWithoutResidual) {
       {at::randn({5, 48}), at::randn({48})}, {at::randn({5, 48}), at::randn({5, 48})});
 }
 
+// A weight that is centered at zero: 1 is added to it in the accumulator's dtype.
+TEST(FusedOps, RmsNormWithAZeroCenteredWeight) {
+  for (const int64_t dim : {4, 33, 256}) {
+    const Op op = [](const Tensors& t) {
+      const Normed n = add_rms_norm(t[0], t[1], NormWeight(t[2], 1), 1e-5);
+      return Tensors{n.sum, n.y};
+    };
+    const Op naive = [](const Tensors& t) {
+      const at::Tensor sum = t[0] + t[1];
+      return Tensors{sum, sum * at::rsqrt(sum.square().mean(-1, /*keepdim=*/true) + 1e-5) * (t[2] + 1)};
+    };
+    check(op, naive, {at::randn({37, dim}), at::randn({37, dim}), at::randn({dim}).mul(0.3)},
+          {at::randn({37, dim}), at::randn({37, dim})});
+  }
+  // The sum is not rounded to bf16, in which 1 + 2^-8 is 1. Here 3 is divided by 4, and numbers near 3/4 are 2^-8
+  // apart.
+  const at::TensorOptions bf16(at::kBFloat16);
+  const at::Tensor y = add_rms_norm(at::full({1, 4}, 3, bf16), {}, NormWeight(at::full({4}, 0x1p-8, bf16), 1), 7).y;
+  EXPECT_EQ(y[0][0].item<double>(), 0.75 + 0x1p-8);
+}
+
 TEST(FusedOps, HeadNorm) {
-  for (const int64_t d : {6, 32}) {
-    const int64_t rows = 19, heads = 4, kv = 2;
-    check([&](const Tensors& t) { return Tensors{head_norm(t[0], t[1], t[2], heads, kv, 1e-6)}; },
-          [&](const Tensors& t) {
-            const at::Tensor all = t[0].view({rows, heads + 2 * kv, d});
-            const auto normed = [](const at::Tensor& x, const at::Tensor& weight) {
-              return x * at::rsqrt(x.square().mean(-1, /*keepdim=*/true) + 1e-6) * weight;
-            };
-            return Tensors{at::cat({normed(all.narrow(1, 0, heads), t[1]), normed(all.narrow(1, heads, kv), t[2]),
-                                    all.narrow(1, heads + kv, kv)},
-                                   1)
-                               .view({rows, -1})};
-          },
-          {at::randn({rows, (heads + 2 * kv) * d}), at::randn({d}), at::randn({d})},
-          {at::randn({rows, (heads + 2 * kv) * d})});
+  for (const double offset : {0.0, 1.0}) {
+    for (const int64_t d : {6, 32}) {
+      const int64_t rows = 19, heads = 4, kv = 2;
+      check([&](const Tensors& t) { return Tensors{head_norm(t[0], t[1], t[2], heads, kv, 1e-6, offset)}; },
+            [&](const Tensors& t) {
+              const at::Tensor all = t[0].view({rows, heads + 2 * kv, d});
+              const auto normed = [&](const at::Tensor& x, const at::Tensor& weight) {
+                return x * at::rsqrt(x.square().mean(-1, /*keepdim=*/true) + 1e-6) * (weight + offset);
+              };
+              return Tensors{at::cat({normed(all.narrow(1, 0, heads), t[1]), normed(all.narrow(1, heads, kv), t[2]),
+                                      all.narrow(1, heads + kv, kv)},
+                                     1)
+                                 .view({rows, -1})};
+            },
+            {at::randn({rows, (heads + 2 * kv) * d}), at::randn({d}), at::randn({d})},
+            {at::randn({rows, (heads + 2 * kv) * d})});
+    }
   }
 }
 
@@ -217,6 +244,21 @@ TEST(FusedOps, SwiGlu) {
           },
           {at::randn({9, 2 * ffn}).mul(6)}, {at::randn({9, ffn})});
   }
+}
+
+TEST(FusedOps, GeGlu) {
+  for (const int64_t ffn : {1, 16, 45}) {
+    check([](const Tensors& t) { return Tensors{geglu(t[0])}; },
+          [&](const Tensors& t) {
+            const at::Tensor gate = t[0].narrow(1, 0, ffn);
+            const at::Tensor u = (gate + gate * gate * gate * 0.044715) * std::sqrt(2 / std::numbers::pi);
+            return Tensors{gate * (at::tanh(u) + 1) * 0.5 * t[0].narrow(1, ffn, ffn)};
+          },
+          {at::randn({9, 2 * ffn}).mul(3)}, {at::randn({9, ffn})});
+  }
+  const at::Tensor out = geglu(at::tensor({-1000.0F, 1000.0F, 2.0F, 2.0F}).view({1, 4}));
+  EXPECT_NEAR(out[0][0].item<double>(), 0, 2 * 2000 * std::numeric_limits<float>::min());
+  EXPECT_NEAR(out[0][1].item<double>(), 2000, 8 * testing::unit_roundoff(at::kFloat) * 2000);
 }
 
 TEST(FusedOps, SwiGluOfHugeGates) {
@@ -303,6 +345,7 @@ TEST(FusedOps, NaNStaysNaN) {
         std::isnan(linear_cross_entropy_sum(x, at::ones({8, 8}, type), at::zeros({3}, at::kLong), 1).item<double>()));
     EXPECT_TRUE(std::isnan(add_rms_norm(x, {}, at::ones({8}, type), 1e-5).y.sum().item<double>()));
     EXPECT_TRUE(std::isnan(swiglu(x).sum().item<double>()));
+    EXPECT_TRUE(std::isnan(geglu(x).sum().item<double>()));
   }
 }
 

@@ -4,6 +4,8 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 
@@ -40,6 +42,17 @@ ModelShape rich(bool tied = false) {
   return shape;
 }
 
+// A shape with a residual stream of four norms a layer and rotary settings by layer, as Gemma 3 has them.
+ModelShape four_norms(bool tied = false) {
+  ModelShape shape = tiny(tied);
+  shape.head_size = 12;
+  shape.qk_norm = shape.post_norms = shape.norm_zero_centered = shape.scale_embeddings = true;
+  shape.activation = Activation::kGeluTanh;
+  shape.rope_layers.cycle = {{.own = true, .theta = 300},
+                             {.own = true, .scaling = {.kind = RotaryScaling::Kind::kNone}}};
+  return shape;
+}
+
 // Fills vectors with random values. Biases begin as zeros, which would hide mistakes.
 void fill_vectors(Parameters& parameters) {
   for (const NamedTensor& t : parameters.value_views()) {
@@ -49,7 +62,7 @@ void fill_vectors(Parameters& parameters) {
 
 double loss_and_gradient(Model& model, const at::Tensor& tokens, const at::Tensor& targets) {
   zero_gradients(model.parameters());
-  const RotaryTable table = model.rotary(at::arange(tokens.size(1), at::kLong));
+  const RotaryTables table = model.rotary(at::arange(tokens.size(1), at::kLong));
   const at::Tensor loss =
       model.loss(tokens, targets.flatten(), table, dense_causal(), 1.0 / static_cast<double>(targets.numel()));
   loss.backward();
@@ -66,7 +79,8 @@ TEST(Model, InitialLossIsThatOfAUniformGuess) {
 }
 
 TEST(Model, FusedGradientsEqualThoseOfFp64) {
-  for (const ModelShape& shape : {tiny(false), tiny(true), rich(false), rich(true)}) {
+  for (const ModelShape& shape :
+       {tiny(false), tiny(true), rich(false), rich(true), four_norms(false), four_norms(true)}) {
     Model exact(shape, 1, at::kDouble);
     Model fused(shape, 1);
     scale_matrices(exact.parameters(), 4);
@@ -98,7 +112,7 @@ TEST(Model, FusedGradientsEqualThoseOfFp64) {
 }
 
 TEST(Model, GradientsOfFp64EqualFiniteDifferences) {
-  for (const ModelShape& shape : {tiny(), rich()}) {
+  for (const ModelShape& shape : {tiny(), rich(), four_norms()}) {
     Model model(shape, 3, at::kDouble);
     scale_matrices(model.parameters(), 4);
     fill_vectors(model.parameters());
@@ -125,14 +139,14 @@ TEST(Model, GradientsOfFp64EqualFiniteDifferences) {
 }
 
 TEST(Model, RecomputesAllButAttentionAndKeepsLess) {
-  for (ModelShape shape : {tiny(), rich()}) {
+  for (ModelShape shape : {tiny(), rich(), four_norms()}) {
     shape.layers = 6, shape.ffn = 96;
     const at::Tensor tokens = at::randint(0, 64, {3, 65}, at::kLong);
     const at::Tensor x = tokens.slice(1, 0, 64), y = tokens.slice(1, 1);
     for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
       Model model(shape, 1, type);
       scale_matrices(model.parameters(), 4);
-      const RotaryTable table = model.rotary(at::arange(64, at::kLong));
+      const RotaryTables table = model.rotary(at::arange(64, at::kLong));
       int64_t attended = 0;
       const Attend attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer,
                                 const at::Tensor& sinks) {
@@ -169,7 +183,7 @@ TEST(Model, RecomputesAllButAttentionAndKeepsLess) {
 // The rows of tiles are computed alike, and only the sums over rows, the gradients of weights, are added in another
 // order. With and without recomputation the order is the same.
 TEST(Model, TilesComputeTheSameAsAllRowsAtOnce) {
-  for (ModelShape shape : {tiny(), tiny(true), rich()}) {
+  for (ModelShape shape : {tiny(), tiny(true), rich(), four_norms()}) {
     const at::Tensor tokens = at::randint(0, 64, {3, 66}, at::kLong);
     const at::Tensor x = tokens.slice(1, 0, 65), y = tokens.slice(1, 1);
     for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
@@ -207,7 +221,7 @@ TEST(Model, TilesComputeTheSameAsAllRowsAtOnce) {
 
 // What is offloaded is what layers keep with recomputation, and the gradients have the same bits.
 TEST(Model, OffloadedLayersComputeTheSameBits) {
-  for (ModelShape shape : {tiny(), rich()}) {
+  for (ModelShape shape : {tiny(), rich(), four_norms()}) {
     shape.layers = 5;
     Model model(shape, 1);
     fill_vectors(model.parameters());
@@ -270,14 +284,30 @@ TEST(Model, WeightsDependOnSeedAndNameAlone) {
   }
 }
 
+// Also where a norm multiplies by 1 + weight.
+TEST(Model, NormsBeginByMultiplyingByOne) {
+  for (const ModelShape& shape : {rich(), four_norms()}) {
+    const Model model(shape, 1);
+    int64_t norms = 0;
+    for (const NamedTensor& t : model.parameters().value_views()) {
+      if (t.name.find("norm") == std::string::npos) continue;
+      EXPECT_TRUE(t.tensor.eq(1 - shape.norm_offset()).all().item<bool>()) << t.name;
+      ++norms;
+    }
+    EXPECT_EQ(norms, shape.post_norms ? 2 * 6 + 1 : 2 * 4 + 1);
+  }
+}
+
 TEST(Model, ParameterCountEqualsThatOfTheModel) {
   for (const bool tied : {false, true}) {
-    EXPECT_EQ(parameter_count(tiny(tied)), Model(tiny(tied), 1).parameters().count());
+    for (const ModelShape& shape : {tiny(tied), rich(tied), four_norms(tied)}) {
+      EXPECT_EQ(parameter_count(shape), Model(shape, 1).parameters().count());
+    }
   }
 }
 
 TEST(Model, UnitsHoldEachParameterOnce) {
-  for (const ModelShape& shape : {tiny(false), tiny(true), rich(false), rich(true)}) {
+  for (const ModelShape& shape : {tiny(false), tiny(true), rich(false), rich(true), four_norms(true)}) {
     for (const int parts : {1, 3, 4}) {
       Parameters parameters(described_units(shape));
       parameters.lay_out(parts);
@@ -320,10 +350,50 @@ TEST(Model, PartsOfUnitsHaveTheWeightsOfTheWhole) {
   }
 }
 
+// The rotary settings of a layer are those of its entry in a list that repeats.
+TEST(Model, LayersRotateByTheirOwnSettings) {
+  ModelShape shape = tiny();
+  shape.layers = 5;
+  shape.rope_theta = 1e6;
+  shape.rope_scaling = {.kind = RotaryScaling::Kind::kLinear, .factor = 8};
+  EXPECT_EQ(shape.rotaries().distinct, std::vector<RotarySpec>{shape.rotary()});
+  shape.rope_layers.cycle = {
+      {.own = true, .theta = 1e4}, {}, {.own = true, .scaling = {.kind = RotaryScaling::Kind::kNone}}};
+  const ModelShape::Rotaries of = shape.rotaries();
+  EXPECT_EQ(of.of_layer, (std::vector<size_t>{0, 1, 2, 0, 1}));
+  EXPECT_EQ(of.distinct[0], (RotarySpec{.head_dim = 8, .theta = 1e4}));
+  EXPECT_EQ(of.distinct[1], shape.rotary());
+  const RotaryTables tables = Model(shape, 1).rotary(at::arange(9, at::kLong));
+  EXPECT_TRUE(tables.of(3).cosine.equal(
+      make_rotary_table(at::arange(9, at::kLong), of.distinct[0], at::kFloat, at::kCPU).cosine));
+  EXPECT_FALSE(tables.of(3).cosine.equal(tables.of(1).cosine));
+  // A layer without positions rotates by angles of 0, which change no bit.
+  EXPECT_TRUE(tables.of(2).cosine.eq(1).all().item<bool>());
+  EXPECT_TRUE(tables.of(2).sine.eq(0).all().item<bool>());
+}
+
+// The factor is rounded to the dtype that is computed in: the square root of 3,072 is 55.43, and in bf16 55.5.
+TEST(Model, ScaledEmbeddingsAreMultipliedByTheRoundedRoot) {
+  ModelShape shape{.layers = 1, .dim = 3072, .heads = 1, .kv_heads = 1, .ffn = 2, .vocab = 4, .head_size = 2};
+  shape.scale_embeddings = true;
+  shape.norm_eps = 0x1p40;  // so large that the final norm divides by about 2^20, and in bf16 by no other number
+  for (const auto& [type, root] : {std::pair(at::kBFloat16, 55.5), {at::kDouble, std::sqrt(3072.0)}}) {
+    Model model(shape, 1, type);
+    for (const NamedTensor& t : model.parameters().value_views()) {
+      if (t.tensor.dim() == 2) at::Tensor(t.tensor).fill_(t.name.find("embed") != std::string::npos ? 1.375 : 0);
+    }
+    const at::Tensor hidden =
+        model.hidden(at::zeros({1, 1}, at::kLong), model.rotary(at::zeros({1}, at::kLong)), dense_causal()).detach();
+    const double want = at::scalar_tensor(1.375 * root, at::TensorOptions(type)).item<double>();
+    const double divisor = type == at::kDouble ? std::sqrt(want * want + 0x1p40) : 0x1p20;
+    EXPECT_NEAR(hidden[0][0].item<double>(), want / divisor, testing::kExact * want / divisor) << type;
+  }
+}
+
 TEST(Model, LastOnlyGivesTheLogitsOfTheLastPosition) {
   const Model model(tiny(), 2, at::kDouble);
   const at::Tensor tokens = at::randint(0, 64, {3, 11}, at::kLong);
-  const RotaryTable table = model.rotary(at::arange(11, at::kLong));
+  const RotaryTables table = model.rotary(at::arange(11, at::kLong));
   const at::Tensor all = model.logits(tokens, table, dense_causal()).view({3, 11, 64}).select(1, 10);
   const at::Tensor last = model.logits(tokens, table, dense_causal(), /*last_only=*/true);
   EXPECT_TRUE(testing::agrees(last, all.detach()));
@@ -333,7 +403,8 @@ TEST(Model, RefusesInvalidShapes) {
   for (const auto& change : std::vector<std::function<void(ModelShape&)>>{
            [](ModelShape& s) { s.layers = 0; }, [](ModelShape& s) { s.heads = 3; }, [](ModelShape& s) { s.dim = 36; },
            [](ModelShape& s) { s.kv_heads = 3; }, [](ModelShape& s) { s.vocab = -1; },
-           [](ModelShape& s) { s.head_size = 7; }, [](ModelShape& s) { s.head_size = -2; }}) {
+           [](ModelShape& s) { s.head_size = 7; }, [](ModelShape& s) { s.head_size = -2; },
+           [](ModelShape& s) { s.rope_layers.cycle.resize(3); }}) {
     ModelShape shape = tiny();
     change(shape);
     expect_error(ErrorKind::kPlan, {}, [&] { validate(shape); });

@@ -31,7 +31,11 @@ ModelShape shape_of(bool tied) {
           .qkv_bias = true,
           .out_bias = true,
           .mlp_bias = true,
-          .qk_norm = true};
+          .qk_norm = true,
+          .activation = Activation::kGeluTanh,
+          .norm_zero_centered = true,
+          .post_norms = true,
+          .scale_embeddings = true};
 }
 
 // Replaces the weights by NaNs while no place uses them, and copies a place's gradients when they are said to be

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/runtime/training/equal_losses.h"
+#include "tests/common/equal_losses.h"
 #include "tests/runtime/training/tiny_run.h"
 #include "tests/runtime/training/trainer_runs.h"
 

@@ -15,8 +15,8 @@
 #include "memory/caches.h"
 #include "runtime/run/checkpoint.h"
 #include "runtime/tensor_files/safetensors.h"
+#include "tests/common/equal_losses.h"
 #include "tests/common/expect_error.h"
-#include "tests/runtime/training/equal_losses.h"
 #include "tests/runtime/training/tiny_run.h"
 #include "tests/runtime/training/trainer_runs.h"
 

@@ -16,8 +16,8 @@
 #include "common/error.h"
 #include "runtime/tensor_files/block_map_file.h"
 #include "runtime/training/training.h"
+#include "tests/common/equal_losses.h"
 #include "tests/common/expect_error.h"
-#include "tests/runtime/training/equal_losses.h"
 #include "tests/runtime/training/tiny_run.h"
 
 namespace annulus::training_patterns_test {
@@ -224,6 +224,43 @@ TEST(TrainingPatterns, PerLayerPatternsLossDoesNotDependOnTheRanks) {
   const double straight = losses(config, 1, 1)[0];
   std::swap(config.model.pattern.each[0], config.model.pattern.each[1]);
   EXPECT_GT(std::abs(losses(config, 1, 1)[0] - straight), 1e-6) << "the order matters";
+}
+
+// Layers whose patterns and rotary settings repeat with different lengths, and every form that a layer may have.
+TEST(TrainingPatterns, LayersThatDifferDoNotDependOnTheRanks) {
+  const TestFolder folder;
+  Config config = config_with(
+      folder, std::vector<PatternSpec>{pattern("{ kind = 'window', left = 12, right = 0 }"), causal_pattern()});
+  config.model.layers = 3;
+  config.model.rope_layers.cycle = {
+      {.own = true, .theta = 300}, {}, {.own = true, .scaling = {.kind = RotaryScaling::Kind::kNone}}};
+  config.model.qk_norm = config.model.post_norms = config.model.norm_zero_centered = config.model.scale_embeddings =
+      true;
+  config.model.activation = Activation::kGeluTanh;
+  config.model.query_pre_attn_scalar = 3;
+  config.model.tie_embeddings = true;
+  expect_same_at_any_ranks(config);
+  const std::vector<double> one = losses(config, 1);
+  config.model.recompute = true;
+  config.data.positions = "restart";  // with one document in a row, the same positions
+  for (const int64_t level : {0, 3}) {
+    config.optimizer.shard = level;
+    expect_equal_losses(losses(config, 2), one, "level " + std::to_string(level));
+  }
+  config.memory.offload = "file";
+  config.memory.files = folder.path();
+  config.memory.device_layers = 0;
+  expect_equal_losses(losses(config, 2), one, "offloaded");
+  const auto differs = [&](const std::string& what, auto change) {
+    Config other = config;
+    change(other.model);
+    EXPECT_GT(std::abs(losses(other, 1, 2)[1] - one[1]), 1e-6) << what;
+  };
+  differs("patterns", [](ModelSection& m) { std::swap(m.pattern.each[0], m.pattern.each[1]); });
+  differs("rotary settings", [](ModelSection& m) { std::swap(m.rope_layers.cycle[0], m.rope_layers.cycle[1]); });
+  differs("the scale of scores", [](ModelSection& m) { m.query_pre_attn_scalar = 0; });
+  differs("the activation", [](ModelSection& m) { m.activation = Activation::kSilu; });
+  differs("the scale of embeddings", [](ModelSection& m) { m.scale_embeddings = false; });
 }
 
 TEST(TrainingPatterns, DropoutDoesNotDependOnTheRanks) {

@@ -11,8 +11,8 @@
 
 #include "comm/threads/threads.h"
 #include "common/error.h"
+#include "tests/common/equal_losses.h"
 #include "tests/common/expect_error.h"
-#include "tests/runtime/training/equal_losses.h"
 #include "tests/runtime/training/kept_state.h"
 #include "tests/runtime/training/tiny_run.h"
 

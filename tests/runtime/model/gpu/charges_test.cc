@@ -85,12 +85,15 @@ TEST_P(GpuCharges, OfARotation) {
               charged(part, When::kBackward));
 }
 
-TEST_P(GpuCharges, OfSwiGlu) {
+TEST_P(GpuCharges, OfGatedProducts) {
   const at::Tensor gate_up = random({kRows, 2 * 512}), dout = random({kRows, 512});
-  const Part part = swiglu_charges(kRows, 512, gpu_);
-  expect_near(taken_by([&] { ops_.swiglu(gate_up); }) + bytes({gate_up}),
-              charged(part, When::kKept) + charged(part, When::kForward));
-  expect_near(taken_by([&] { ops_.swiglu_backward(dout, gate_up); }) + bytes({dout}), charged(part, When::kBackward));
+  const Part part = glu_charges(kRows, 512, gpu_);
+  for (const Activation of : {Activation::kSilu, Activation::kGeluTanh}) {
+    expect_near(taken_by([&] { ops_.glu(gate_up, of); }) + bytes({gate_up}),
+                charged(part, When::kKept) + charged(part, When::kForward));
+    expect_near(taken_by([&] { ops_.glu_backward(dout, gate_up, of); }) + bytes({dout}),
+                charged(part, When::kBackward));
+  }
 }
 
 TEST_P(GpuCharges, OfTheLoss) {

@@ -43,6 +43,7 @@ double rounding_near_zero(at::ScalarType type) { return type == at::kHalf ? 0x1p
 
 // The same on the CPU in another dtype.
 at::Tensor as(at::ScalarType type, const at::Tensor& t) { return t.defined() ? t.to(at::kCPU, type) : t; }
+NormWeight as(at::ScalarType type, const NormWeight& w) { return {as(type, w.weight), w.offset}; }
 at::Tensor wide(const at::Tensor& t) { return as(at::kDouble, t); }
 
 // Each element may be off by its own rounding, and by a multiple of the largest error that a plain computation in fp32
@@ -122,7 +123,8 @@ TEST_F(GpuOps, RmsNorm) {
         const std::string what =
             "dim " + std::to_string(dim) + (aligned ? "" : ", not aligned") + (residual ? ", with a residual" : "");
         const int64_t rows = dim > 4000 ? 3 : 7;
-        const at::Tensor x = random({rows, dim}, type, aligned), weight = random({dim}, type);
+        const at::Tensor x = random({rows, dim}, type, aligned);
+        const NormWeight weight(random({dim}, type), residual ? 1 : 0);
         const at::Tensor delta = residual ? random({rows, dim}, type) : at::Tensor();
         const Tensors got = twice([&]() -> Tensors {
           const RmsNorm r = kernels.add_rms_norm(x, delta, weight, 1e-5);
@@ -157,10 +159,11 @@ TEST_F(GpuOps, RmsNormGradient) {
         const std::string what = "dim " + std::to_string(dim) + (aligned ? "" : ", not aligned") +
                                  (residual ? ", with a gradient of the sum" : "");
         const int64_t rows = dim > 4000 ? 3 : 7;
-        const at::Tensor sum = random({rows, dim}, type, aligned), weight = random({dim}, type);
+        const at::Tensor sum = random({rows, dim}, type, aligned);
+        const NormWeight weight(random({dim}, type), residual ? 1 : 0);
         const at::Tensor dy = random({rows, dim}, type);
         const at::Tensor dsum = residual ? random({rows, dim}, type) : at::Tensor();
-        const at::Tensor inv_rms = composed.add_rms_norm(wide(sum), {}, wide(weight), 1e-5).inv_rms;
+        const at::Tensor inv_rms = composed.add_rms_norm(wide(sum), {}, as(at::kDouble, weight), 1e-5).inv_rms;
         const Tensors got = twice([&]() -> Tensors {
           const RmsNormGradient r =
               kernels.add_rms_norm_backward(dy, dsum, sum, weight, inv_rms.to(place.device(), at::kFloat).view({rows}));
@@ -175,7 +178,7 @@ TEST_F(GpuOps, RmsNormGradient) {
           return {r.dx, r.dweight};
         };
         // In a row of one element the terms of dx cancel.
-        const double terms = testing::largest(wide(dy) * wide(weight) * inv_rms);
+        const double terms = testing::largest(wide(dy) * (wide(weight.weight) + weight.offset) * inv_rms);
         expect_as_composed(got, want, what, {dim == 1 ? terms : 0});
       }
     }
@@ -215,12 +218,17 @@ TEST_F(GpuOps, LoopsForCpusAndKernelsComputeTheSame) {
   const RotaryTable table = make_rotary_table(at::arange(9, at::kLong), {.head_dim = 40}, at::kFloat, at::kCPU);
   const auto all = [&](const DecoderOps& ops, at::Device device, at::ScalarType t) -> Tensors {
     const auto in = [&](const at::Tensor& of) { return of.to(device, t, /*non_blocking=*/false, /*copy=*/true); };
-    const RmsNorm n = ops.add_rms_norm(in(x), in(delta), in(weight), 1e-5);
-    const RmsNormGradient g = ops.add_rms_norm_backward(in(dy), in(delta), n.sum, in(weight), n.inv_rms);
+    const NormWeight centered(in(weight), 1);
+    const RmsNorm n = ops.add_rms_norm(in(x), in(delta), centered, 1e-5);
+    const RmsNormGradient g = ops.add_rms_norm_backward(in(dy), in(delta), n.sum, centered, n.inv_rms);
     const Heads h = ops.rotary_split(in(x), in(table.cosine), in(table.sine), 1, 2);
     const CrossEntropy c = ops.cross_entropy(in(logits), targets.to(device), {}, 0.3, t);
-    const at::Tensor s = ops.swiglu(in(gate_up)), ds = ops.swiglu_backward(in(dout), in(gate_up));
-    return {n.sum, n.y, g.dx, g.dweight, h.q, h.k, h.v, s, ds, c.dlogits, c.loss};
+    Tensors results = {n.sum, n.y, g.dx, g.dweight, h.q, h.k, h.v, c.dlogits, c.loss};
+    for (const Activation of : {Activation::kSilu, Activation::kGeluTanh}) {
+      results.push_back(ops.glu(in(gate_up), of));
+      results.push_back(ops.glu_backward(in(dout), in(gate_up), of));
+    }
+    return results;
   };
   const auto want = [&](at::ScalarType t) { return all(composed, at::kCPU, t); };
   expect_as_composed(all(kernels, place.device(), at::kFloat), want, "kernels");
@@ -232,7 +240,8 @@ TEST_F(GpuOps, HeadNorm) {
   for (const at::ScalarType type : kTypes) {
     for (const int64_t d : {6, 64, 128}) {
       const std::string what = "head size " + std::to_string(d);
-      const at::Tensor qkv = random({rows, (heads + 2 * kv) * d}, type), q = random({d}, type), k = random({d}, type);
+      const at::Tensor qkv = random({rows, (heads + 2 * kv) * d}, type);
+      const NormWeight q(random({d}, type), d == 64 ? 1 : 0), k(random({d}, type), d == 64 ? 1 : 0);
       const at::Tensor dy = random(qkv.sizes(), type);
       const Tensors got = twice([&]() -> Tensors {
         const HeadNormed r = kernels.head_norm(qkv, q, k, heads, kv, 1e-6);
@@ -278,20 +287,23 @@ TEST_F(GpuOps, Rotary) {
   }
 }
 
-TEST_F(GpuOps, SwiGlu) {
-  for (const at::ScalarType type : kTypes) {
-    for (const auto& [ffn, aligned] : {Width{1}, {16}, {16, false}, {45}, {2048}, {2048, false}, {3000}, {8192}}) {
-      const std::string what = "width " + std::to_string(ffn) + (aligned ? "" : ", not aligned");
-      const at::Tensor gate_up = random({3, 2 * ffn}, type, aligned).mul_(6), dout = random({3, ffn}, type);
-      const Tensors got = twice([&]() -> Tensors {
-        return {kernels.swiglu(gate_up), kernels.swiglu_backward(dout, gate_up)};
-      });
-      const bool vectors = aligned && ffn * dout.element_size() % 16 == 0;
-      for (const FiberLauncher::Started& s : started) EXPECT_EQ(s.vectors, vectors) << what;
-      const auto want = [&](at::ScalarType t) -> Tensors {
-        return {composed.swiglu(as(t, gate_up)), composed.swiglu_backward(as(t, dout), as(t, gate_up))};
-      };
-      expect_as_composed(got, want, what);
+TEST_F(GpuOps, GatedProducts) {
+  for (const Activation of : {Activation::kSilu, Activation::kGeluTanh}) {
+    for (const at::ScalarType type : kTypes) {
+      for (const auto& [ffn, aligned] : {Width{1}, {16}, {16, false}, {45}, {2048}, {2048, false}, {3000}, {8192}}) {
+        const std::string what =
+            std::string(activation_name(of)) + ", width " + std::to_string(ffn) + (aligned ? "" : ", not aligned");
+        const at::Tensor gate_up = random({3, 2 * ffn}, type, aligned).mul_(6), dout = random({3, ffn}, type);
+        const Tensors got = twice([&]() -> Tensors {
+          return {kernels.glu(gate_up, of), kernels.glu_backward(dout, gate_up, of)};
+        });
+        const bool vectors = aligned && ffn * dout.element_size() % 16 == 0;
+        for (const FiberLauncher::Started& s : started) EXPECT_EQ(s.vectors, vectors) << what;
+        const auto want = [&](at::ScalarType t) -> Tensors {
+          return {composed.glu(as(t, gate_up), of), composed.glu_backward(as(t, dout), as(t, gate_up), of)};
+        };
+        expect_as_composed(got, want, what);
+      }
     }
   }
 }
@@ -363,7 +375,7 @@ TEST_F(GpuOps, NoRows) {
   EXPECT_EQ(kernels.add_rms_norm(none, none, weight, 1e-5).y.numel(), 0);
   const RmsNormGradient g = kernels.add_rms_norm_backward(none, none, none, weight, none.view({0}));
   EXPECT_EQ(g.dweight.abs().max().item<double>(), 0);
-  EXPECT_EQ(kernels.swiglu(none).numel(), 0);
+  EXPECT_EQ(kernels.glu(none, Activation::kSilu).numel(), 0);
   const at::Tensor targets = at::empty({0}, at::kLong).to(place.device());
   EXPECT_EQ(kernels.cross_entropy(none, targets, {}, 1, at::kFloat).loss.item<double>(), 0);
   EXPECT_FALSE(kernels_take(none));

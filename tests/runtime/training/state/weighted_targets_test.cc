@@ -16,11 +16,11 @@
 
 #include "comm/threads/threads.h"
 #include "runtime/training/training.h"
+#include "tests/common/equal_losses.h"
 #include "tests/runtime/data/shards/token_writers.h"
 #include "tests/runtime/data/whole_rows.h"
 #include "tests/runtime/model/dense_attention.h"
 #include "tests/runtime/model/flat_parameters.h"
-#include "tests/runtime/training/equal_losses.h"
 #include "tests/runtime/training/kept_state.h"
 #include "tests/runtime/training/tiny_run.h"
 
