@@ -62,6 +62,24 @@ constexpr const char* kUnion =
     "{ kind = \"union\", of = [{ kind = \"window\", left = 1023, right = 0 }, "
     "{ kind = \"blocks\", map = \"strided\", block = 128, window_blocks = 1, stride = 16 }] }";
 
+// The pairs of kWindow, as a mask of tokens: of its blocks those at both edges have bits.
+PatternSpec window_as_mask(int64_t length) {
+  std::vector<uint8_t> shown;
+  const MaskRows rows = [&](int64_t, int64_t first, int64_t count) {
+    shown.assign(static_cast<size_t>(count * length), 0);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t query = first + i;
+      std::fill_n(shown.begin() + i * length + std::max<int64_t>(0, query - 1023), std::min<int64_t>(1024, query + 1),
+                  1);
+    }
+    return shown.data();
+  };
+  PatternSpec spec;
+  spec.mask = given_mask(std::make_shared<const TokenMask>(
+      make_token_mask(1, 1, length, length, rows, {Span::range(0, length)}, "the mask")));
+  return spec;
+}
+
 // The call with one pattern, and the cost of its rounds.
 struct Side {
   ExecutorCall call;
@@ -130,6 +148,7 @@ std::vector<BenchPattern> bench_patterns(const PatternsBenchOptions& options) {
     patterns.push_back({"causal", causal_pattern(), {}});
     patterns.push_back({"documents", packed_documents(options.length), {}});
     patterns.push_back({"bigbird", parse_pattern(kBigBird, "bench"), {}});
+    patterns.push_back({"mask of tokens, window 1024", window_as_mask(options.length), {}});
     patterns.push_back({"union of window and strided", parse_pattern(kUnion, "bench"), {}});
   }
   for (const std::string& text : options.patterns) {

@@ -192,6 +192,7 @@ int command(const std::vector<std::string>& a) {
   const auto seed = static_cast<uint64_t>(std::stoull(a.at(0)));
   const auto request = rc::gen::exec([&] {
     annulus::PlanRequest any = annulus::testing::any_request();
+    while (has_mask(any.pattern)) any = annulus::testing::any_request();  // a command cannot give a mask without a file
     any.ranks = std::stoi(a.at(1));
     if (!any.uneven_lengths.empty()) {
       any.uneven_lengths = annulus::testing::any_documents(any.shape.q_len, any.ranks);

@@ -41,9 +41,11 @@ Part attention_charges(const PlanRequest& request, const Program* program, int r
                 .head_dim = head_dim,
                 .keys = key_layout(request).count(rank),
                 .blocks = request.ranks,
-                .gathers = pattern.kind != PatternSpec::Kind::kFull || !pattern.documents.empty(),
+                .gathers = pattern.kind != PatternSpec::Kind::kFull || !pattern.documents.empty() ||
+                           !pattern.kept_keys.empty() || has_mask(pattern),
                 .dropout = dropout,
                 .softcap = softcap,
+                .masked = has_mask(pattern),
                 .type = type};
   const int64_t own_keys = size.key_elements();
   if (program) count_blocks(*program, size);

@@ -51,7 +51,8 @@ KernelCall kernel_call(const at::Tensor& q, const AttentionCall& call, const Pro
           .group = shape.heads / shape.kv_heads,
           .dropout = call.dropout,
           .program = is_adaptive(call.request.pattern) ? 0 : program.number.value(),
-          .at_once = one_block(program)};
+          .at_once = one_block(program),
+          .masks = &program.masks};
 }
 
 struct Execution {

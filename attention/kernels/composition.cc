@@ -54,6 +54,10 @@ class Composer {
     std::vector<Tile> whole;
     for (const Tile& tile : tiles) {
       if (tile.batch.empty() || tile.heads.empty()) continue;
+      if (tile.mask >= 0) {  // no operator takes bits
+        out_.dense.push_back(tile);
+        continue;
+      }
       const bool banded = !tile.band.unbounded_below() || !tile.band.unbounded_above();
       if (!banded && blocks_of(tile.batch, tile.heads, tile.query_rows) < in_.fill) {
         whole.push_back(tile);

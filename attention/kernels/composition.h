@@ -37,7 +37,7 @@ struct GatherCall {
 struct Composition {
   std::vector<DirectCall> direct;
   std::vector<GatherCall> gathered;
-  std::vector<Tile> dense;  // tiles with too many rectangles (rectangles_of)
+  std::vector<Tile> dense;  // tiles with too many rectangles (rectangles_of), or with a mask of tokens
 
   int64_t bytes() const;  // of memory, lists included
 };

@@ -14,7 +14,7 @@ namespace {
 
 // Whether queries may see less than everything, so that less than everything may have to be sent.
 bool is_sparse(const PatternSpec& p) {
-  if (!p.documents.empty()) return true;
+  if (!p.documents.empty() || !p.mask.empty()) return true;
   if (p.kind == PatternSpec::Kind::kUnion) return std::all_of(p.members.begin(), p.members.end(), is_sparse);
   return p.kind != PatternSpec::Kind::kFull;
 }
@@ -38,6 +38,8 @@ PatternSpec restricted_like(const PatternSpec& given, PatternSpec::Kind kind) {
   p.causal = given.causal;
   p.documents = given.documents;
   p.key_documents = given.key_documents;
+  p.kept_keys = given.kept_keys;
+  p.mask = given.mask;
   return p;
 }
 

@@ -54,6 +54,43 @@ Count same_document(const PatternSpec& spec) {
   };
 }
 
+// Whether a key is no padding.
+Count kept(const PatternSpec& spec) {
+  return [rows = spec.kept_keys](int64_t batch, int64_t, int64_t, int64_t key) -> int64_t {
+    const std::vector<Span>& ranges = rows[rows.size() == 1 ? 0 : static_cast<size_t>(batch)];
+    const auto after = std::upper_bound(ranges.begin(), ranges.end(), key,
+                                        [](int64_t x, const Span& range) { return x < range.begin; });
+    return after != ranges.begin() && key < std::prev(after)->begin + std::prev(after)->count;
+  };
+}
+
+// Whether a mask of tokens shows a pair. It is read block by block: whole ones, and those with bits.
+Count shown(const MaskSpec& spec) {
+  if (!spec.given) throw std::logic_error("[oracle] the mask has not been read: " + spec.file + spec.digest);
+  const std::shared_ptr<const TokenMask>& mask = spec.given;
+  return [mask](int64_t batch, int64_t head, int64_t query, int64_t key) -> int64_t {
+    const int64_t b = mask->batch == 1 ? 0 : batch, h = mask->heads == 1 ? 0 : head;
+    const int64_t plane = mask->plane_of[static_cast<size_t>(b * mask->heads + h)], block = key / 128;
+    const auto row = static_cast<size_t>(plane * ((mask->queries + 127) / 128) + query / 128);
+    for (int64_t r = mask->whole.offsets[row]; r < mask->whole.offsets[row + 1]; ++r) {
+      const BlockRun& run = mask->whole.runs[static_cast<size_t>(r)];
+      if (run.begin <= block && block < run.end) return 1;
+    }
+    int64_t before = 0;  // partly shown blocks
+    for (int64_t r = mask->partial.offsets[row]; r < mask->partial.offsets[row + 1]; ++r) {
+      const BlockRun& run = mask->partial.runs[static_cast<size_t>(r)];
+      if (run.begin <= block && block < run.end) {
+        const int64_t first = mask->word_of[static_cast<size_t>(plane * mask->queries + query)];
+        if (first < 0) throw std::logic_error("[oracle] the bits of the mask are not held here");
+        const int64_t bit = 128 * (before + block - run.begin) + key % 128;
+        return static_cast<int64_t>(mask->words[static_cast<size_t>(first + bit / 64)] >> (bit % 64) & 1);
+      }
+      before += run.end - run.begin;
+    }
+    return 0;
+  };
+}
+
 Count dilated(const DilatedSpec& d, const AttentionShape& shape) {
   return [d, shape](int64_t, int64_t head, int64_t query, int64_t key) -> int64_t {
     const int64_t branches = static_cast<int64_t>(d.segment_lengths.size()), position = query + shape.query_offset;
@@ -244,10 +281,14 @@ Count count_within(const PatternSpec& spec, bool causal_around, const AttentionS
   const Lists& own = spec.key_documents.empty() ? spec.documents : spec.key_documents;
   const Count count = unrestricted(spec, causal, shape, from, own.empty() ? parts_around : own);
   const Count together = spec.documents.empty() ? Count() : same_document(spec);
-  return [count, together, causal, offset = shape.query_offset](int64_t batch, int64_t head, int64_t query,
-                                                                int64_t key) -> int64_t {
+  const Count keeps = spec.kept_keys.empty() ? Count() : kept(spec);
+  const Count shows = spec.mask.empty() ? Count() : shown(spec.mask);
+  return [count, together, keeps, shows, causal, offset = shape.query_offset](int64_t batch, int64_t head,
+                                                                              int64_t query, int64_t key) -> int64_t {
     if (causal && key > query + offset) return 0;
     if (together && !together(batch, head, query, key)) return 0;
+    if (keeps && !keeps(batch, head, query, key)) return 0;
+    if (shows && !shows(batch, head, query, key)) return 0;
     return count(batch, head, query, key);
   };
 }

@@ -1,8 +1,10 @@
 // Cuts a pattern to some rows of the batch (of_batch_rows in pattern.h).
+#include <string>
 #include <utility>
 
 #include "attention/pattern/pattern.h"
 #include "attention/pattern/spec_names.h"
+#include "common/checksum.h"
 
 namespace annulus {
 namespace {
@@ -18,6 +20,17 @@ BlockMap rows_of(const BlockMap& map, int64_t first, int64_t count) {
   return part;
 }
 
+// The mask of these rows, with a digest that follows from that of the whole mask.
+TokenMask rows_of(const TokenMask& mask, int64_t first, int64_t count) {
+  TokenMask part = mask;
+  part.batch = count;
+  const auto begin = mask.plane_of.begin() + first * mask.heads;
+  part.plane_of.assign(begin, begin + count * mask.heads);
+  const std::string text = mask.digest + " " + str(first) + " " + str(count);
+  part.digest = checksum(text.data(), text.size());
+  return part;
+}
+
 }  // namespace
 
 PatternSpec of_batch_rows(PatternSpec spec, int64_t first, int64_t count) {
@@ -27,6 +40,11 @@ PatternSpec of_batch_rows(PatternSpec spec, int64_t first, int64_t count) {
   }
   if (spec.kind == PatternSpec::Kind::kBlocks && spec.blocks.given && spec.blocks.given->batch > count) {
     spec.blocks = given_map(std::make_shared<const BlockMap>(rows_of(*spec.blocks.given, first, count)));
+  }
+  if (spec.kept_keys.size() > 1)
+    spec.kept_keys = {spec.kept_keys.begin() + first, spec.kept_keys.begin() + first + count};
+  if (spec.mask.given && spec.mask.given->batch > count) {
+    spec.mask = given_mask(std::make_shared<const TokenMask>(rows_of(*spec.mask.given, first, count)));
   }
   for (Slice& slice : spec.slices) {
     if (slice.batch == kEverything) continue;

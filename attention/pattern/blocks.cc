@@ -205,4 +205,9 @@ void append_blocks(const BlockMap& map, const AttentionShape& shape, std::vector
   }
 }
 
+void append_plane_blocks(const BlockMap& map, int64_t plane, const AttentionShape& shape, const Span& batch,
+                         const Span& heads, std::vector<Slice>& slices) {
+  append_rows(map, shape, plane * map.query_blocks, batch, heads, slices);
+}
+
 }  // namespace annulus

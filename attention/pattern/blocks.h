@@ -17,4 +17,9 @@ BlockMap without_future(const BlockMap& map, const AttentionShape& shape);
 // with equal maps share their slices.
 void append_blocks(const BlockMap& map, const AttentionShape& shape, std::vector<Slice>& slices);
 
+// The same for one head of a map with one batch row, whose slices count for these batch rows and heads. A mask of
+// tokens numbers its planes as heads (token_mask.h).
+void append_plane_blocks(const BlockMap& map, int64_t plane, const AttentionShape& shape, const Span& batch,
+                         const Span& heads, std::vector<Slice>& slices);
+
 }  // namespace annulus

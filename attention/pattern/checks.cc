@@ -105,6 +105,23 @@ std::string fault_of(const TreeSpec& tree) {
   return "";
 }
 
+std::string fault_of(const std::vector<std::vector<Span>>& rows) {
+  bool any = rows.empty();
+  for (const std::vector<Span>& row : rows) {
+    int64_t past = -1;
+    for (const Span& keys : row) {
+      if (keys.stride != 1 || keys.empty() || keys.begin <= past || keys.begin < 0 || keys.last() >= kLongest) {
+        return "\"kept_keys\" must be ranges [begin, end) of keys that ascend, with other keys between them; got [" +
+               str(keys.begin) + ", " + str(keys.begin + keys.count) + "]" +
+               (past < 0 ? "" : " after one that ends with " + str(past));
+      }
+      past = keys.begin + keys.count;
+      any = true;
+    }
+  }
+  return any ? "" : "\"kept_keys\" keeps no key of any batch row, so no query would see a key";
+}
+
 std::string fault_of(const PatternSpec& spec, int depth) {
   if (depth > kDeepest) return "unions may be nested " + str(kDeepest) + " deep, but not deeper";
   std::string fault;
@@ -149,6 +166,10 @@ std::string fault_of(const PatternSpec& spec, int depth) {
   if (fault.empty() && spec.documents.empty() && !spec.key_documents.empty()) {
     fault = "\"key_documents\" needs \"documents\", the lengths of the queries' documents";
   }
+  if (fault.empty()) fault = fault_of(spec.kept_keys);
+  if (fault.empty() && !spec.mask.empty() && std::any_of(spec.members.begin(), spec.members.end(), has_mask)) {
+    fault = "a union with a mask may not have members with masks of their own: combine the masks into one";
+  }
   return fault;
 }
 
@@ -189,6 +210,38 @@ void check_documents(const PatternSpec& spec, const AttentionShape& shape) {
                   " of keys: there must be as many of both, because the n-th document of the queries sees the n-th of "
                   "the keys; a length may be 0");
     }
+  }
+}
+
+void check_kept_keys(const PatternSpec& spec, const AttentionShape& shape) {
+  const auto& rows = spec.kept_keys;
+  if (!rows.empty() && rows.size() != 1 && static_cast<int64_t>(rows.size()) != shape.batch) {
+    refuse_plan("\"kept_keys\" needs one list for all batch rows or one for each of the " + str(shape.batch) +
+                ", got " + std::to_string(rows.size()));
+  }
+  for (const std::vector<Span>& row : rows) {
+    if (row.empty() || row.back().last() < shape.k_len) continue;
+    refuse_plan("\"kept_keys\" has keys up to " + str(row.back().last()) + ", but there are only " +
+                counted(shape.k_len, "key"));
+  }
+}
+
+void check_mask(const PatternSpec& spec, const AttentionShape& shape) {
+  if (!spec.mask.given) return;
+  const TokenMask& mask = *spec.mask.given;
+  if ((mask.batch != 1 && mask.batch != shape.batch) || (mask.heads != 1 && mask.heads != shape.heads) ||
+      mask.queries != shape.q_len || mask.keys != shape.k_len) {
+    refuse_plan("the mask has the shape " + list_text(std::vector{mask.batch, mask.heads, mask.queries, mask.keys}) +
+                "; for [batch or 1, heads or 1, queries, keys] expected " +
+                block_map_shapes(shape.batch, shape.heads, shape.q_len, shape.k_len));
+  }
+  // Masks are compared by their digests.
+  if (spec.mask.digest != mask.digest) {
+    refuse_plan("the mask has the digest " + mask.digest + ", but its pattern demands " +
+                (spec.mask.digest.empty() ? "none; use given_mask" : spec.mask.digest));
+  }
+  if (spec.causal && mask.nearest > shape.query_offset && mask.farthest >= mask.nearest) {
+    refuse_plan("the mask shows only keys after their queries, and the pattern is causal, so no query would see a key");
   }
 }
 
@@ -263,6 +316,8 @@ void check_tree(const TreeSpec& tree, const AttentionShape& shape) {
 
 void check_shape(const PatternSpec& spec, const AttentionShape& shape) {
   check_documents(spec, shape);
+  check_kept_keys(spec, shape);
+  check_mask(spec, shape);
   for (const PatternSpec& member : spec.members) check_shape(member, shape);
   if (spec.kind == PatternSpec::Kind::kBlocks) check_blocks(spec.blocks, shape);
   if (spec.kind == PatternSpec::Kind::kTree) check_tree(spec.tree, shape);

@@ -1,9 +1,10 @@
 // Counts the pairs of a pattern, and so the work of an attention call, without visiting them (count_pairs in
-// pattern.h).
+// pattern.h), but for those of masks.
 #include <algorithm>
 #include <limits>
 
 #include "attention/pattern/pattern.h"
+#include "common/error.h"
 
 namespace annulus {
 namespace {
@@ -38,13 +39,34 @@ Wide pairs_up_to(const Span& queries, const Span& keys, int64_t reach) {
   return partly + (all - none) + Wide{queries.count - all} * keys.count;
 }
 
+// The pairs of a slice of one batch row and head that its mask shows.
+Wide shown_pairs(const Slice& s, const MaskPlane& plane) {
+  Wide pairs = 0;
+  for (int64_t i = 0; i < s.queries.count; ++i) {
+    const int64_t query = s.queries.at(i);
+    const Span keys = s.keys.clip(query + s.band.lo, query + s.band.hi);
+    if (keys.empty()) continue;
+    const MaskBits bits = plane.bits(query, keys.begin);
+    if (bits.words == nullptr) {
+      throw Error(ErrorKind::kPlan, "pattern",
+                  "the pairs of a mask can be counted only where the bits of all its queries are held, but those of "
+                  "query " +
+                      std::to_string(query) + " are held by another rank: make the mask where there is one rank");
+    }
+    for_each_shown(bits, keys, [&](int64_t, int64_t count) { pairs += count; });
+  }
+  return pairs;
+}
+
 }  // namespace
 
 int64_t count_pairs(const Pattern& pattern) {
   Wide total = 0;
   for (const Slice& s : pattern.slices) {
     if (s.queries.empty() || s.keys.empty() || s.batch.empty() || s.heads.empty() || s.band.empty()) continue;
-    const Wide pairs = pairs_up_to(s.queries, s.keys, s.band.hi) - pairs_up_to(s.queries, s.keys, s.band.lo - 1);
+    const Wide pairs = s.mask >= 0
+                           ? shown_pairs(s, pattern.masks[static_cast<size_t>(s.mask)])
+                           : pairs_up_to(s.queries, s.keys, s.band.hi) - pairs_up_to(s.queries, s.keys, s.band.lo - 1);
     total += pairs * s.batch.count * s.heads.count;
   }
   return static_cast<int64_t>(std::min<Wide>(total, std::numeric_limits<int64_t>::max()));

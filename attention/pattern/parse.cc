@@ -107,6 +107,30 @@ std::vector<std::vector<int64_t>> read_documents(const Value& value) {
   return read_lists(value, "length", "[700, 1348]");
 }
 
+std::vector<std::vector<Span>> read_kept_keys(const Value& value) {
+  const std::string what =
+      "a list of [begin, end) for all batch rows, as in [[0, 700], [750, 900]], or a list of such "
+      "lists, one for each";
+  const auto is_range = [](const toml::node& node) {
+    const toml::array* range = node.as_array();
+    return range && !range->empty() && range->front().is_integer();
+  };
+  const auto ranges = [&](const toml::node& node) {
+    std::vector<Span> kept;
+    for (const toml::node& part : value.of(node).list(what)) {
+      const std::vector<int64_t> ends = is_range(part) ? value.of(part).wholes() : std::vector<int64_t>();
+      if (ends.size() != 2 || ends[1] <= ends[0]) value.refuse(what);
+      kept.push_back(Span::range(ends[0], ends[1]));
+    }
+    return kept;
+  };
+  const toml::array& list = value.list(what);
+  if (list.empty() || std::any_of(list.begin(), list.end(), is_range)) return {ranges(list)};
+  std::vector<std::vector<Span>> rows;
+  for (const toml::node& row : list) rows.push_back(ranges(row));
+  return rows;
+}
+
 Slice read_slice(const toml::table& table, const std::string& where) {
   const std::vector<std::string> known = {"queries", "keys", "heads", "batch", "lo", "hi"};
   Slice slice{kEverything, kEverything, {}, {}, {}};
@@ -171,6 +195,9 @@ const std::vector<Key>& common_keys() {
       {"causal", false, [](const Value& v, PatternSpec& s) { s.causal = v.truth(); }},
       {"documents", false, [](const Value& v, PatternSpec& s) { s.documents = read_documents(v); }},
       {"key_documents", false, [](const Value& v, PatternSpec& s) { s.key_documents = read_documents(v); }},
+      {"kept_keys", false, [](const Value& v, PatternSpec& s) { s.kept_keys = read_kept_keys(v); }},
+      {"mask", false, [](const Value& v, PatternSpec& s) { s.mask.file = v.text(); }},
+      {"mask_digest", false, [](const Value& v, PatternSpec& s) { s.mask.digest = v.text(); }},
   };
   return keys;
 }
@@ -214,6 +241,7 @@ const std::vector<KindName>& kinds() {
        {{"lengths", true, [](const Value& v, PatternSpec& s) { s.tree.lengths = read_documents(v); }},
         {"parents", true,
          [](const Value& v, PatternSpec& s) { s.tree.parents = read_lists(v, "parent", "[-1, 0, 0]"); }}}},
+      {Kind::kFull, "mask", {}},
       {Kind::kUnion, "union", {{"of", true, read_members}}},
       {Kind::kSlices, "slices", {{"slices", true, read_slices}}},
   };
@@ -296,7 +324,7 @@ PatternSpec read_pattern(const toml::table& table, const std::string& where, int
   keys.insert(keys.end(), common_keys().begin(), common_keys().end());
   std::vector<std::string> known = {"kind"};
   for (Key& key : keys) {
-    if (kind.name == "documents" && key.name == "documents") key.required = true;
+    if (key.name == kind.name && key.name != "causal") key.required = true;  // kinds "documents" and "mask"
     known.push_back(key.name);
   }
   for (const auto& [key, value] : table) {

@@ -49,8 +49,19 @@ BlockMap block_map_of(const PatternSpec& spec, const AttentionShape& shape) {
   return spec.causal ? without_future(*blocks.given, shape) : *blocks.given;
 }
 
+// The mask of a pattern that has one.
+const TokenMaskPointer& mask_of(const MaskSpec& mask) {
+  if (mask.given) return mask.given;
+  refuse_plan(mask.file.empty()
+                  ? "no mask has the digest " + mask.digest +
+                        " here: a mask that a program made is known by its digest to this process alone, "
+                        "for as long as the program keeps it"
+                  : "the mask of " + mask.file + " has not been read yet; call read_block_maps before planning");
+}
+
 // The slices of a pattern within unions of which `around` is the nearest that has documents; itself if there is none.
-std::vector<Slice> slices_of(const PatternSpec& spec, const AttentionShape& shape, const PatternSpec& around) {
+std::vector<Slice> slices_of(const PatternSpec& spec, const AttentionShape& shape, const PatternSpec& around,
+                             MaskPlanes& masks) {
   const PatternSpec& packed = spec.documents.empty() ? around : spec;
   const bool has_sinks = spec.kind == PatternSpec::Kind::kWindow && spec.sink_tokens > 0;
   std::vector<Slice> slices;
@@ -78,7 +89,7 @@ std::vector<Slice> slices_of(const PatternSpec& spec, const AttentionShape& shap
       break;
     case PatternSpec::Kind::kUnion:
       for (const PatternSpec& member : spec.members) {
-        const std::vector<Slice> part = slices_of(member, shape, packed);
+        const std::vector<Slice> part = slices_of(member, shape, packed, masks);
         slices.insert(slices.end(), part.begin(), part.end());
       }
       break;
@@ -91,18 +102,25 @@ std::vector<Slice> slices_of(const PatternSpec& spec, const AttentionShape& shap
       break;
   }
   if (spec.causal) restrict_to_past(shape, slices);
+  if (!spec.mask.empty()) slices = within_mask(mask_of(spec.mask), shape, slices, masks);
   if (!spec.documents.empty() && !has_sinks) slices = within_documents(spec, shape, slices);
+  if (!spec.kept_keys.empty()) slices = within_kept_keys(spec, shape, slices);
   std::erase_if(slices, [](const Slice& slice) { return is_empty(slice); });
   return slices;
 }
 
-std::vector<Slice> slices_of(const PatternSpec& spec, const AttentionShape& shape) {
-  return slices_of(spec, shape, spec);
+std::vector<Slice> slices_of(const PatternSpec& spec, const AttentionShape& shape, MaskPlanes& masks) {
+  return slices_of(spec, shape, spec, masks);
 }
 
-// The pattern in which a map that is not known yet is replaced by all keys for each query.
-PatternSpec with_unknown_maps_full(PatternSpec spec) {
-  for (PatternSpec& member : spec.members) member = with_unknown_maps_full(std::move(member));
+// The pattern in which a map that is not known yet is replaced by all keys for each query, and so is a mask without the
+// bits of all queries, unless it shows no later key.
+PatternSpec with_unknown_maps_full(PatternSpec spec, int64_t query_offset) {
+  for (PatternSpec& member : spec.members) member = with_unknown_maps_full(std::move(member), query_offset);
+  if (!spec.mask.empty() && (!spec.mask.given || !spec.mask.given->holds_all())) {
+    if (spec.mask.given && spec.mask.given->farthest <= query_offset) spec.causal = true;
+    spec.mask = {};
+  }
   const BlocksSpec& blocks = spec.blocks;
   const bool unknown =
       blocks.map == BlocksSpec::Map::kAdaptive || (blocks.map == BlocksSpec::Map::kFile && !blocks.given);
@@ -126,10 +144,19 @@ BlocksSpec given_map(std::shared_ptr<const BlockMap> map) {
   return spec;
 }
 
+MaskSpec given_mask(std::shared_ptr<const TokenMask> mask) {
+  MaskSpec spec;
+  spec.digest = mask->digest;
+  spec.given = std::move(mask);
+  return spec;
+}
+
 int64_t PatternSpec::bytes(bool maps) const {
   auto bytes = static_cast<int64_t>(sizeof *this + slices.size() * sizeof(Slice) +
                                     (dilated.segment_lengths.size() + dilated.dilation_rates.size()) * sizeof(int64_t));
   if (maps && blocks.given) bytes += blocks.given->bytes();
+  if (maps && mask.given) bytes += mask.given->bytes();
+  for (const auto& row : kept_keys) bytes += static_cast<int64_t>(sizeof row + row.size() * sizeof(Span));
   for (const PatternSpec& member : members) bytes += member.bytes(maps);
   for (const auto* rows : {&documents, &key_documents, &tree.lengths, &tree.parents}) {
     for (const auto& row : *rows) bytes += static_cast<int64_t>(sizeof row + row.size() * sizeof(int64_t));
@@ -155,12 +182,18 @@ uint64_t PatternSpec::hash() const {
   for (const auto* rows : {&documents, &key_documents, &tree.lengths, &tree.parents}) {
     for (const std::vector<int64_t>& row : *rows) mix_all(row);
   }
+  for (const std::vector<Span>& row : kept_keys) mix_all(row);
+  mix_all(mask.digest);
   return hash;
 }
 
 bool is_adaptive(const PatternSpec& spec) {
   if (spec.kind == PatternSpec::Kind::kBlocks) return spec.blocks.map == BlocksSpec::Map::kAdaptive;
   return std::any_of(spec.members.begin(), spec.members.end(), is_adaptive);
+}
+
+bool has_mask(const PatternSpec& spec) {
+  return !spec.mask.empty() || std::any_of(spec.members.begin(), spec.members.end(), has_mask);
 }
 
 PatternSpec with_causal_members(PatternSpec spec) {
@@ -173,13 +206,16 @@ PatternSpec with_causal_members(PatternSpec spec) {
 
 Pattern make_pattern(const PatternSpec& spec, const AttentionShape& shape) {
   validate(spec, shape);
-  return {shape, slices_of(with_causal_members(spec), shape)};
+  Pattern pattern{shape, {}, {}};
+  pattern.slices = slices_of(with_causal_members(spec), shape, pattern.masks);
+  return pattern;
 }
 
 bool sees_later(const PatternSpec& spec, const AttentionShape& shape) {
   validate(spec, shape);
   if (spec.causal) return false;
-  Pattern later{shape, slices_of(with_unknown_maps_full(with_causal_members(spec)), shape)};
+  Pattern later{shape, {}, {}};
+  later.slices = slices_of(with_unknown_maps_full(with_causal_members(spec), shape.query_offset), shape, later.masks);
   for (Slice& slice : later.slices) slice.band.lo = std::max(slice.band.lo, shape.query_offset + 1);
   return count_pairs(later) > 0;
 }

@@ -15,6 +15,7 @@
 
 #include "attention/pattern/block_map.h"
 #include "attention/pattern/span.h"
+#include "attention/pattern/token_mask.h"
 
 namespace annulus {
 
@@ -72,6 +73,29 @@ struct MapPointer : std::shared_ptr<const BlockMap> {
   MapPointer(std::shared_ptr<const BlockMap> map) : shared_ptr(std::move(map)) {}
   friend bool operator==(const MapPointer&, const MapPointer&) { return true; }
 };
+
+// A mask of tokens, likewise. Masks that hold the bits of different queries differ, because slices of one cannot serve
+// for the other.
+struct TokenMaskPointer : std::shared_ptr<const TokenMask> {
+  using shared_ptr::shared_ptr;
+  TokenMaskPointer(std::shared_ptr<const TokenMask> mask) : shared_ptr(std::move(mask)) {}
+  friend bool operator==(const TokenMaskPointer& a, const TokenMaskPointer& b) {
+    return !a == !b && (!a || a->held == b->held);
+  }
+};
+
+// Which mask of tokens restricts a pattern.
+struct MaskSpec {
+  std::string file;    // of the mask, [batch or 1, heads or 1, queries, keys] (runtime/tensor_files/block_map_file.h)
+  std::string digest;  // of `given`; before a file is read, the expected digest, or empty
+  TokenMaskPointer given;  // null: not read yet, or a mask that a program knows by its digest
+
+  bool empty() const { return file.empty() && digest.empty() && !given; }
+  friend bool operator==(const MaskSpec&, const MaskSpec&) = default;
+};
+
+// Returns the spec of a mask made by a program.
+MaskSpec given_mask(std::shared_ptr<const TokenMask> mask);
 
 // Block-sparse attention; docs/explanation/attention.md defines each map.
 struct BlocksSpec {
@@ -141,6 +165,10 @@ struct PatternSpec {
   // restrict any kind to pairs within one document. Kind "documents" is kFull with `documents`.
   std::vector<std::vector<int64_t>> documents;
   std::vector<std::vector<int64_t>> key_documents;  // of the keys if they differ (cross-attention)
+  // The keys that are no padding: ranges of stride 1, ascending and apart from each other, of each batch row, or one
+  // list for all rows; empty: all keys. They restrict any kind, as `mask` does.
+  std::vector<std::vector<Span>> kept_keys;
+  MaskSpec mask;
 
   // Returns TOML that parse_pattern parses into an equal spec. A block map made by a program is written as its digest
   // and cannot be parsed back.
@@ -162,6 +190,9 @@ int64_t output_divisor(const PatternSpec& spec);
 
 // Returns whether the pattern contains an adaptive block map, which has no slices until it is selected from q and k.
 bool is_adaptive(const PatternSpec& spec);
+
+// Returns whether a mask of tokens restricts the pattern or a part of it.
+bool has_mask(const PatternSpec& spec);
 
 // Parses an inline TOML table such as `{ kind = "window", left = 1023, right = 0 }`. `where` names the source in
 // messages ("--pattern", "model.pattern"). Raises Error(kUsage) if the text is not TOML, a kind or key is unknown (the
@@ -189,11 +220,12 @@ PatternSpec of_batch_rows(PatternSpec spec, int64_t first, int64_t count);
 struct Pattern {
   AttentionShape shape;
   std::vector<Slice> slices;
+  MaskPlanes masks = {};  // to which slices refer
 };
 
 // Makes the slices. Raises Error(kPlan) if the pattern is invalid for this shape: documents that do not sum to the
-// lengths, a tree with Sq != Sk, a block map of another shape, more branches than heads with combine =
-// "mean", too many slices, or a map that is not yet selected or loaded.
+// lengths, a tree with Sq != Sk, a block map of another shape, more branches than heads with combine = "mean", too many
+// slices, a map or a mask that is not yet selected or loaded, or a mask or kept keys that leave no query a key.
 Pattern make_pattern(const PatternSpec& spec, const AttentionShape& shape);
 
 // Returns the active blocks of a pattern of kind blocks, without future blocks if it is causal. Raises the errors of
@@ -201,12 +233,13 @@ Pattern make_pattern(const PatternSpec& spec, const AttentionShape& shape);
 BlockMap make_block_map(const PatternSpec& spec, const AttentionShape& shape);
 
 // Returns whether some query attends to a later position than its own; a model that generates text must not be trained
-// with such a pattern. A map that is not yet selected or loaded counts as dense. Otherwise raises the errors of
+// with such a pattern. A map or mask that is not yet selected or loaded counts as dense. Otherwise raises the errors of
 // make_pattern.
 bool sees_later(const PatternSpec& spec, const AttentionShape& shape);
 
-// Returns the number of counted pairs over all batch rows and heads. A forward costs 4 D FLOPs per pair: D
-// multiplications and D additions in each of its two matrix products.
+// Returns the number of counted pairs over all batch rows and heads. Raises Error(kPlan) if a mask does not hold the
+// bits of all queries. A forward costs 4 D FLOPs per pair: D multiplications and D additions in each of its two matrix
+// products.
 int64_t count_pairs(const Pattern& pattern);
 
 }  // namespace annulus

@@ -1,4 +1,5 @@
-// Restricts the slices of any pattern to past keys, or to keys of the query's own document. Used by pattern.cc.
+// Restricts the slices of any pattern: to past keys, to the query's own document, to keys that are no padding, or to
+// the pairs that a mask of tokens shows. Used by pattern.cc.
 #pragma once
 
 #include "attention/pattern/pattern.h"
@@ -25,5 +26,14 @@ std::vector<PackedRows> packed_rows(const PatternSpec& spec, const AttentionShap
 // proportional to the number of parts, plus a search for each slice and each distinct list of documents.
 std::vector<Slice> within_documents(const PatternSpec& spec, const AttentionShape& shape,
                                     const std::vector<Slice>& slices);
+
+// Returns the parts of the slices with the keys of spec.kept_keys.
+std::vector<Slice> within_kept_keys(const PatternSpec& spec, const AttentionShape& shape,
+                                    const std::vector<Slice>& slices);
+
+// Returns the parts of the slices that lie within blocks of a mask, each of which is shown whole or names its plane.
+// Appends these planes to `planes`. No slice may name one already.
+std::vector<Slice> within_mask(const std::shared_ptr<const TokenMask>& mask, const AttentionShape& shape,
+                               const std::vector<Slice>& slices, MaskPlanes& planes);
 
 }  // namespace annulus

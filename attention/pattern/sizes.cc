@@ -125,7 +125,35 @@ Size size_of_tree(const TreeSpec& spec, const AttentionShape& shape) {
   return size;
 }
 
-Size size_of(const PatternSpec& spec, const AttentionShape& shape) {
+// Restricts a size to a mask. Each of its slices may meet each run of blocks.
+void restrict_to(const TokenMask& mask, Size& size) {
+  double slices = 0, at_once = 0;
+  for (int64_t b = 0; b < mask.batch; ++b) {
+    Size of_row;
+    for (int64_t h = 0; h < mask.heads; ++h) {
+      const size_t i = static_cast<size_t>(b * mask.heads + h);
+      if (h > 0 && mask.plane_of[i] == mask.plane_of[i - 1]) continue;
+      for (const BlockMap* map : {&mask.whole, &mask.partial}) {
+        const int64_t first = mask.plane_of[i] * map->query_blocks;
+        const auto runs = [&](int64_t row, int64_t rows) {
+          return static_cast<double>(map->offsets[static_cast<size_t>(row + rows)] -
+                                     map->offsets[static_cast<size_t>(row)]);
+        };
+        of_row.slices += runs(first, map->query_blocks);
+        double most = 0;
+        for (int64_t row = 0; row < map->query_blocks; ++row) most = std::max(most, runs(first + row, 1));
+        of_row.at_once += most;
+      }
+    }
+    slices = std::max(slices, of_row.slices), at_once = std::max(at_once, of_row.at_once);
+  }
+  size.slices *= slices, size.at_once *= at_once, size.queries *= at_once;
+  size.batches = std::max(size.batches, static_cast<double>(mask.batch));
+}
+
+Size size_of(const PatternSpec& spec, const AttentionShape& shape);
+
+Size size_of_kind(const PatternSpec& spec, const AttentionShape& shape) {
   Size size{1, 1, static_cast<double>(shape.q_len)};  // full, window
   switch (spec.kind) {
     case PatternSpec::Kind::kFull:
@@ -155,12 +183,30 @@ Size size_of(const PatternSpec& spec, const AttentionShape& shape) {
       for (const Slice& slice : spec.slices) size.queries += static_cast<double>(slice.queries.count);
       break;
   }
-  if (spec.documents.empty()) return size;
+  return size;
+}
+
+Size within_documents_of(const PatternSpec& spec, const AttentionShape& shape, Size size) {
   size_t most = 0;
   for (const std::vector<int64_t>& list : spec.documents) most = std::max(most, list.size());
   if (most > 1) size.slices += size.at_once * static_cast<double>(most - 1);
   size.slices = std::min(size.slices, std::max(size.queries, 1.0));
   if (spec.documents.size() > 1 || spec.key_documents.size() > 1) size.batches = static_cast<double>(shape.batch);
+  return size;
+}
+
+Size size_of(const PatternSpec& spec, const AttentionShape& shape) {
+  Size size = size_of_kind(spec, shape);
+  if (spec.mask.given) restrict_to(*spec.mask.given, size);
+  const double before_documents = size.slices;  // at most so many of the slices contain one key
+  if (!spec.documents.empty()) size = within_documents_of(spec, shape, size);
+  size_t most = 0;
+  for (const std::vector<Span>& row : spec.kept_keys) most = std::max(most, row.size());
+  if (most > 1) {  // each border between kept keys adds the slices that contain the keys on both sides
+    size.slices += before_documents * static_cast<double>(most - 1);
+    size.at_once *= static_cast<double>(most), size.queries *= static_cast<double>(most);
+  }
+  if (spec.kept_keys.size() > 1) size.batches = static_cast<double>(shape.batch);
   return size;
 }
 

@@ -61,14 +61,16 @@ struct Band {
   friend bool operator==(const Band&, const Band&) = default;
 };
 
-// A set of (batch row, query head, query, key): the product of four spans, cut by a band. A slice counts each of its
-// pairs once.
+// A set of (batch row, query head, query, key): the product of four spans, cut by a band and by a mask of tokens. A
+// slice counts each of its pairs once.
 struct Slice {
   Span batch;
   Span heads;  // query heads
   Span queries;
   Span keys;
   Band band;
+  // The index of the plane of a mask (Pattern::masks) that says which of these pairs are counted; -1: all of them.
+  int64_t mask = -1;
 
   friend bool operator==(const Slice&, const Slice&) = default;
 };

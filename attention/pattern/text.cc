@@ -62,6 +62,13 @@ std::string text_of(const Slice& s) {
   return text + " }";
 }
 
+std::string text_of(const std::vector<std::vector<Span>>& rows) {
+  const auto ranges = [](const std::vector<Span>& row) {
+    return list_text(row, [](const Span& keys) { return list_text(std::array{keys.begin, keys.begin + keys.count}); });
+  };
+  return rows.size() == 1 ? ranges(rows[0]) : list_text(rows, ranges);
+}
+
 std::string text_of(const std::vector<std::vector<int64_t>>& rows) {
   if (rows.size() == 1) return list_text(rows[0]);
   return list_text(rows, [](const std::vector<int64_t>& row) { return list_text(row); });
@@ -105,6 +112,9 @@ std::string PatternSpec::text() const {
   if (causal && !causal_said) text += ", causal = true";
   if (!documents.empty()) text += ", documents = " + text_of(documents);
   if (!key_documents.empty()) text += ", key_documents = " + text_of(key_documents);
+  if (!kept_keys.empty()) text += ", kept_keys = " + text_of(kept_keys);
+  if (!mask.file.empty()) text += ", mask = " + toml_string(mask.file);
+  if (!mask.digest.empty()) text += ", mask_digest = " + toml_string(mask.digest);
   return text + " }";
 }
 

@@ -14,8 +14,13 @@ struct PatternKey {
   friend bool operator==(const PatternKey&, const PatternKey&) = default;
 };
 
+// With the masks, which it keeps.
 int64_t bytes_of(const Pattern& pattern) {
-  return static_cast<int64_t>(sizeof pattern + pattern.slices.size() * sizeof(Slice));
+  auto bytes = static_cast<int64_t>(sizeof pattern + pattern.slices.size() * sizeof(Slice));
+  for (size_t i = 0; i < pattern.masks.size(); ++i) {
+    if (i == 0 || pattern.masks[i].mask != pattern.masks[i - 1].mask) bytes += pattern.masks[i].mask->bytes();
+  }
+  return bytes;
 }
 
 }  // namespace

@@ -161,12 +161,32 @@ PlanRequest resolved(PlanRequest request, Needs& needs) {
   return request;
 }
 
-Program program_of(const PlanRequest& request, Needs& needs, const Layout& queries, const Layout& keys, int rank) {
+// A rank's kernels read the bits of its own queries.
+void require_bits(const MaskPlanes& masks, const std::vector<Span>& queries) {
+  const TokenMask* checked = nullptr;
+  for (const MaskPlane& plane : masks) {
+    if (plane.mask.get() == checked) continue;
+    checked = plane.mask.get();
+    for (const Span& own : queries) {
+      for (int64_t i = 0; i < own.count; ++i) {
+        const auto holds = [&](const Span& held) { return held.contains(own.at(i)); };
+        if (std::any_of(checked->held.begin(), checked->held.end(), holds)) continue;
+        refuse("the mask does not hold the bits of query " + std::to_string(own.at(i)) +
+               " on this rank: it was made for another layout or other ranks");
+      }
+    }
+  }
+}
+
+Program program_of(const PlanRequest& request, Needs& needs, const MaskPlanes& masks, const Layout& queries,
+                   const Layout& keys, int rank) {
   Program program;
   program.request = request;
   program.rank = rank;
   program.query_spans = queries.spans[static_cast<size_t>(rank)];
   program.key_spans = keys.spans[static_cast<size_t>(rank)];
+  program.masks = masks;
+  require_bits(masks, program.query_spans);
   const RowSet own = needs.all_rows(rank);
   program.buffers = {{BufferKind::kOwnKV, own}, {BufferKind::kOwnGrad, own}};
   entry_of(request.schedule).make(needs, program);
@@ -186,7 +206,7 @@ Program make_program(const PlanRequest& request, const Pattern& pattern, int ran
   }
   const Layout queries = query_layout(request), keys = key_layout(request);
   Needs needs(pattern, queries, keys);
-  return program_of(resolved(request, needs), needs, queries, keys, rank);
+  return program_of(resolved(request, needs), needs, pattern.masks, queries, keys, rank);
 }
 
 void for_each_program(const PlanRequest& request, const std::function<void(Program)>& take) {
@@ -195,7 +215,7 @@ void for_each_program(const PlanRequest& request, const std::function<void(Progr
   const std::shared_ptr<const Pattern> pattern = cached_pattern(request);
   Needs needs(*pattern, queries, keys);
   const PlanRequest chosen = resolved(request, needs);
-  for (int r = 0; r < request.ranks; ++r) take(program_of(chosen, needs, queries, keys, r));
+  for (int r = 0; r < request.ranks; ++r) take(program_of(chosen, needs, pattern->masks, queries, keys, r));
 }
 
 std::vector<Program> make_programs(const PlanRequest& request) {

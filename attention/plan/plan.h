@@ -106,9 +106,9 @@ struct Transfer {
   friend bool operator==(const Transfer&, const Transfer&) = default;
 };
 
-// One rectangle of (query rows, key rows), cut by a band, for some batch rows and query heads. Query rows index this
-// rank's q, key rows a block of a buffer. The positions are the global positions of these rows, and the band is over
-// positions.
+// One rectangle of (query rows, key rows), cut by a band and by a mask, for some batch rows and query heads. Query rows
+// index this rank's q, key rows a block of a buffer. The positions are the global positions of these rows, and the band
+// is over positions.
 struct Tile {
   int buffer = 0;        // the buffer with the keys and values
   int block = 0;         // the index of the RowBlock in the buffer
@@ -122,6 +122,8 @@ struct Tile {
   Span key_positions;  // as many as key_rows
   Span grad_rows;      // backward: rows of the gradient's block, as many as key_rows
   Band band;           // a side that cuts nothing is unbounded
+  int64_t mask =
+      -1;  // the index of the plane of a mask (Program::masks) that hides pairs, by their positions; -1: none
 
   friend bool operator==(const Tile&, const Tile&) = default;
 };
@@ -180,7 +182,8 @@ struct Program {
   std::vector<Buffer> buffers;
   std::vector<Step> forward;
   std::vector<Step> backward;
-  int saved = -1;  // the kSavedKV buffer, or -1: the backward needs only q, k, v, out, lse
+  MaskPlanes masks = {};  // to which tiles refer, with the bits of this rank's queries
+  int saved = -1;         // the kSavedKV buffer, or -1: the backward needs only q, k, v, out, lse
   ObjectNumber number;
 
   int64_t query_count() const;  // positions in this rank's q

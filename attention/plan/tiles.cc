@@ -80,7 +80,8 @@ void append_tiles(const std::vector<QueryPart>& parts, int64_t heads_per_kv_head
                                 queries.count > 1 ? queries.stride / part.queries.stride * part.rows.stride : 1,
                                 queries.count};
           tiles.push_back({buffer, block, grad_buffer, grad_block, batch_rows, heads, query_rows, queries,
-                           rows_of(k, key.span, key.row), k, grad ? rows_of(k, grad->span, grad->row) : Span{}, band});
+                           rows_of(k, key.span, key.row), k, grad ? rows_of(k, grad->span, grad->row) : Span{}, band,
+                           part.slice->mask});
         };
         for_each_stored(part.slice->keys, keys, [&](Span k, const Stored& key) {
           Span q = part.queries;

@@ -26,19 +26,31 @@ Fingerprint weight(uint64_t stream, int64_t index) {
 // The stride of the sums that serve a span. A single member has no stride of its own and uses the sums of stride 1.
 int64_t stride_of(const Span& s) { return s.count == 1 ? 1 : s.stride; }
 
-// The number of keys within the band of one query, and the sum of their weights. `sums` are the prefix sums along the
-// stride of the keys.
+// The number of keys within the band of one query that its mask shows, if there is one, and the sum of their weights.
+// `sums` are the prefix sums along the stride of the keys.
 struct Row {
   int64_t count = 0;
   Fingerprint weight = 0;
 };
-Row row_of(const std::vector<Fingerprint>& sums, const Span& keys, const Band& band, int64_t query) {
+Row row_of(const std::vector<Fingerprint>& sums, const Span& keys, const Band& band, int64_t query,
+           const MaskPlane* mask) {
   const int64_t stride = stride_of(keys);
   const int64_t first = std::max<int64_t>(0, ceil_div(query + band.lo - keys.begin, stride));
   const int64_t past = std::min(keys.count, floor_div(query + band.hi - keys.begin, stride) + 1);
   if (first >= past) return {};
-  return {past - first, subtract(sums[static_cast<size_t>(keys.begin + past * stride)],
-                                 sums[static_cast<size_t>(keys.begin + first * stride)])};
+  const auto between = [&](int64_t from, int64_t to) {
+    return subtract(sums[static_cast<size_t>(keys.begin + to * stride)],
+                    sums[static_cast<size_t>(keys.begin + from * stride)]);
+  };
+  if (mask == nullptr) return {past - first, between(first, past)};
+  const MaskBits bits = mask->bits(query, keys.at(first));
+  if (bits.words == nullptr) return {};
+  Row row;
+  for_each_shown(bits, keys.sub(first, past - first), [&](int64_t from, int64_t count) {
+    row.count += count;
+    row.weight = add(row.weight, between(first + from, first + from + count));
+  });
+  return row;
 }
 
 }  // namespace
@@ -88,24 +100,26 @@ Fingerprint PairWeights::product(const Span& batch, const Span& heads) {
 }
 
 Fingerprint PairWeights::of(const Span& batch, const Span& heads, const Span& queries, const Span& keys,
-                            const Band& band) {
+                            const Band& band, const MaskPlane* mask) {
   if (queries.empty() || keys.empty() || band.empty()) return 0;
   const Fingerprint of_rows = product(batch, heads);
-  if (band.unbounded_below() && band.unbounded_above()) {
+  if (mask == nullptr && band.unbounded_below() && band.unbounded_above()) {
     return multiply(of_rows, multiply(queries_.sum(queries), keys_.sum(keys)));
   }
   const std::vector<Fingerprint>& sums = keys_.prefix(stride_of(keys));
   Fingerprint total = 0;
   for (int64_t i = 0; i < queries.count; ++i) {
     const int64_t q = queries.at(i);
-    total = add(total, multiply(queries_.at(q), row_of(sums, keys, band, q).weight));
+    total = add(total, multiply(queries_.at(q), row_of(sums, keys, band, q, mask).weight));
   }
   return multiply(of_rows, total);
 }
 
-Fingerprint PairWeights::of_owned(const Slice& slice, const std::vector<Span>& owned, int64_t* pairs) {
+Fingerprint PairWeights::of_owned(const Slice& slice, const MaskPlanes& masks, const std::vector<Span>& owned,
+                                  int64_t* pairs) {
   const Span &queries = slice.queries, &keys = slice.keys;
   if (queries.empty() || keys.empty() || slice.band.empty()) return 0;
+  const MaskPlane* const mask = slice.mask < 0 ? nullptr : &masks[static_cast<size_t>(slice.mask)];
   Fingerprint total = 0;
   int64_t count = 0;
   const std::vector<Fingerprint>* sums = nullptr;
@@ -117,7 +131,7 @@ Fingerprint PairWeights::of_owned(const Slice& slice, const std::vector<Span>& o
     for (int64_t i = first; i < past; ++i) {
       const int64_t q = o.at(i);
       if (!queries.contains(q)) continue;
-      const Row row = row_of(*sums, keys, slice.band, q);
+      const Row row = row_of(*sums, keys, slice.band, q, mask);
       total = add(total, multiply(queries_.at(q), row.weight));
       count += row.count;
     }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "attention/pattern/span.h"
+#include "attention/pattern/token_mask.h"
 
 namespace annulus {
 
@@ -46,12 +47,14 @@ class PairWeights {
  public:
   PairWeights(int64_t queries, int64_t keys);
 
-  // Returns the fingerprint of a tile or slice: of all pairs of queries x keys within the band, for each batch row and
-  // head.
-  Fingerprint of(const Span& batch, const Span& heads, const Span& queries, const Span& keys, const Band& band);
+  // Returns the fingerprint of a tile or slice: of all pairs of queries x keys within the band that the mask shows, if
+  // there is one, for each batch row and head.
+  Fingerprint of(const Span& batch, const Span& heads, const Span& queries, const Span& keys, const Band& band,
+                 const MaskPlane* mask = nullptr);
 
   // Returns the fingerprint of the slice's pairs whose query is in one of `owned`, and adds their number to `*pairs`.
-  Fingerprint of_owned(const Slice& slice, const std::vector<Span>& owned, int64_t* pairs);
+  // `masks` are those to which the slice refers.
+  Fingerprint of_owned(const Slice& slice, const MaskPlanes& masks, const std::vector<Span>& owned, int64_t* pairs);
 
  private:
   // Returns the fingerprint of batch rows x heads, cached because a plan has few distinct ones.

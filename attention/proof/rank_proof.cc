@@ -159,7 +159,9 @@ bool RankProof::share_rows(const RowBlock& a, const RowBlock& b) {
 // Computes from the pattern alone what the tiles of either direction must add up to.
 void RankProof::expect_pairs() {
   const std::vector<Span>& owned = queries_.spans[static_cast<size_t>(program_.rank)];
-  for (const Slice& s : pattern_.slices) expected_ = add(expected_, weights_.of_owned(s, owned, &proof_->pairs));
+  for (const Slice& s : pattern_.slices) {
+    expected_ = add(expected_, weights_.of_owned(s, pattern_.masks, owned, &proof_->pairs));
+  }
 }
 
 // ---- The steps, in the order in which the executor runs them
@@ -250,12 +252,17 @@ void RankProof::compute(const Step& step, bool backward) {
     if (!check_tile(tile, backward)) return;
     if (!state(tile.buffer).full) fault("a tile reads buffer " + std::to_string(tile.buffer) + " before it is filled");
     if (backward) change_gradient(tile.grad_buffer, "a tile adds to");
+    const MaskPlane* const mask = tile.mask < 0 ? nullptr : &program_.masks[static_cast<size_t>(tile.mask)];
     computed_ =
-        add(computed_, weights_.of(tile.batch, tile.heads, tile.query_positions, tile.key_positions, tile.band));
+        add(computed_, weights_.of(tile.batch, tile.heads, tile.query_positions, tile.key_positions, tile.band, mask));
   }
 }
 
 bool RankProof::check_tile(const Tile& tile, bool backward) {
+  if (tile.mask >= static_cast<int64_t>(program_.masks.size())) {
+    fault("a tile names a mask that the program does not have");
+    return false;
+  }
   const Buffer* keys = buffer(tile.buffer);
   if (!keys || keys->holds_gradient()) {
     fault("a tile reads keys from a buffer that holds none");

@@ -36,7 +36,9 @@ void for_each_block(const Tile& tile, const KernelCall& call, const at::Tensor& 
       const Span columns = Span::range(j, std::min(tile.key_rows.count, j + kDenseKeys));
       const Span keys = members(tile.key_positions, columns);
       if (hides_all(tile, queries, keys)) continue;
-      const at::Tensor mask = hides_none(tile, queries, keys) ? at::Tensor() : band_mask(tile, rows, columns, like);
+      const MaskPlane* const of_tokens = call.mask_of(tile);
+      const bool shows_all = of_tokens == nullptr && hides_none(tile, queries, keys);
+      const at::Tensor mask = shows_all ? at::Tensor() : pair_mask(tile, of_tokens, rows, columns, like);
       for (int64_t b = 0; b < tile.batch.count; ++b) {
         for (const HeadGroup& heads : groups) {
           Block block{tile.batch.sub(b, 1), heads, rows, columns, mask, {}};

@@ -38,10 +38,10 @@ struct DenseBytes {
 };
 DenseBytes dense_bytes(int64_t queries, int64_t keys, int64_t heads, int64_t wide);
 
-// Adds the charges of a kernel that computes tiles densely, in elements of `wide` bytes, if there is dropout or a soft
-// cap.
+// Adds the charges of a kernel that computes tiles densely, in elements of `wide` bytes, if there is dropout, a soft
+// cap or a mask.
 inline void add_dense_charges(const CallSize& size, int64_t wide, std::vector<Charge>& charges) {
-  if (!size.dropout && !size.softcap) return;
+  if (!size.dropout && !size.softcap && !size.masked) return;
   const DenseBytes bytes = dense_bytes(size.queries, size.keys, size.heads, wide);
   charges.push_back({"a dense block", bytes.forward, When::kForward});
   charges.push_back({"a dense block", bytes.backward, When::kBackward});

@@ -27,6 +27,7 @@ struct CallSize {
   bool gathers = false;  // whether tiles may be small; composed kernels gather small ones
   // With dropout or a soft cap, kernels other than `cpu` compute every tile densely (attention/tiles/dense_tiles.h).
   bool dropout = false, softcap = false;
+  bool masked = false;  // whether tiles may have a mask of tokens; the same holds for these tiles
   at::ScalarType type = at::kFloat;
 
   int64_t element() const { return static_cast<int64_t>(c10::elementSize(type)); }

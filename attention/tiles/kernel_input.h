@@ -37,6 +37,12 @@ struct KernelCall {
   // Whether one call of forward() or backward() has all tiles of its direction, so that the kernel may produce its
   // results directly in the inputs' dtype.
   bool at_once = false;
+  const MaskPlanes* masks = nullptr;  // Program::masks, if tiles refer to masks
+
+  // Returns the tile's mask; null if it has none.
+  const MaskPlane* mask_of(const Tile& tile) const {
+    return tile.mask < 0 ? nullptr : &(*masks)[static_cast<size_t>(tile.mask)];
+  }
 };
 
 // Called between pieces of work of a few milliseconds to progress transfers. May be empty.

@@ -3,6 +3,9 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
 
 #include "common/error.h"
 
@@ -13,6 +16,17 @@ at::Tensor take(const at::Tensor& tensor, int64_t dim, const Span& s) {
   if (s.begin == 0 && s.stride == 1 && s.count == tensor.size(dim)) return tensor;
   if (s.empty()) return tensor.slice(dim, 0, 0);
   return tensor.slice(dim, s.begin, s.last() + 1, s.stride);
+}
+
+// A bool tensor [queries, keys], true where the mask shows a pair of these positions.
+at::Tensor shown_by(const MaskPlane& mask, const Span& queries, const Span& keys) {
+  const at::Tensor shown = at::zeros({queries.count, keys.count}, at::kBool);
+  bool* row = shown.mutable_data_ptr<bool>();
+  for (int64_t i = 0; i < queries.count; ++i, row += keys.count) {
+    for_each_shown(mask.bits(queries.at(i), keys.begin), keys,
+                   [row](int64_t first, int64_t count) { std::fill_n(row + first, count, true); });
+  }
+  return shown;
 }
 
 at::Tensor positions(const Span& s, const at::Tensor& like) {
@@ -74,10 +88,13 @@ at::Tensor lse_view(const at::Tensor& lse, const Span& batch, const Span& heads,
   return take(take(take(lse, 0, batch), 1, heads), 2, rows);
 }
 
-at::Tensor band_mask(const Tile& tile, const Span& queries, const Span& keys, const at::Tensor& like) {
-  const at::Tensor difference = positions(members(tile.key_positions, keys), like).unsqueeze(0) -
-                                positions(members(tile.query_positions, queries), like).unsqueeze(1);
-  return difference.ge(tile.band.lo).logical_and(difference.le(tile.band.hi));
+at::Tensor pair_mask(const Tile& tile, const MaskPlane* mask, const Span& queries, const Span& keys,
+                     const at::Tensor& like) {
+  const Span of_queries = members(tile.query_positions, queries), of_keys = members(tile.key_positions, keys);
+  const at::Tensor difference = positions(of_keys, like).unsqueeze(0) - positions(of_queries, like).unsqueeze(1);
+  at::Tensor shown = difference.ge(tile.band.lo).logical_and(difference.le(tile.band.hi));
+  if (mask != nullptr) shown = shown.logical_and(shown_by(*mask, of_queries, of_keys).to(like.device()));
+  return shown;
 }
 
 void zero_if_fresh(const KeyBlock& grads) {

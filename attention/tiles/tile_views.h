@@ -1,5 +1,5 @@
-// Makes tensor views for tiles. Used by kernels and by the executor. Only zero_if_fresh and band_mask compute anything.
-// Thread safe for different tensors.
+// Makes tensor views for tiles. Used by kernels and by the executor. Only zero_if_fresh and pair_mask compute
+// anything. Thread safe for different tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -39,9 +39,10 @@ inline Span members(const Span& whole, const Span& part) {
   return {whole.at(part.begin), whole.stride * part.stride, part.count};
 }
 
-// Returns a bool tensor [queries, keys] on the device of `like`, true within the tile's band. `queries` and `keys` are
-// indices into the tile's rows and keys.
-at::Tensor band_mask(const Tile& tile, const Span& queries, const Span& keys, const at::Tensor& like);
+// Returns a bool tensor [queries, keys] on the device of `like`, true within the tile's band and where its mask, if
+// any, shows the pair. `queries` and `keys` are indices into the tile's rows and keys.
+at::Tensor pair_mask(const Tile& tile, const MaskPlane* mask, const Span& queries, const Span& keys,
+                     const at::Tensor& like);
 
 // Zeroes fresh gradients, for kernels that add.
 void zero_if_fresh(const KeyBlock& grads);

@@ -51,6 +51,30 @@ for layout in ("contiguous", "zigzag", "striped"):
     (wanted,) = torch.autograd.grad((want * weight).sum(), q)
     exactness.agree(got, wanted)
 
+# A rank holds the bits of its own queries, and attends by them.
+shown = torch.rand(1, 2, 140, 140) < 0.3
+shown[..., 0] = True
+q = torch.randn(1, 140, 2, 4, dtype=torch.float64, requires_grad=True)
+rows = q.transpose(1, 2)
+want = torch.nn.functional.scaled_dot_product_attention(rows, rows, rows, attn_mask=shown).transpose(1, 2)
+weight = torch.randn_like(want)
+(wanted,) = torch.autograd.grad((want * weight).sum(), q)
+for layout in ("contiguous", "zigzag", "striped"):
+    cut = annulus.Sharding(layout, group)
+    for mask in (annulus.TokenMask(shown, sharding=cut), shown):
+        part = cut.shard(q)
+        out = cut.unshard(cut.attention(part, part, part, "{ kind = 'full' }", mask=mask))
+        exactness.agree(out, want)
+        (got,) = torch.autograd.grad((out * weight).sum() / size, q)
+        exactness.agree(annulus.all_reduce(got, group=group), wanted)
+if size > 1:
+    mask, part = annulus.TokenMask(shown, sharding=annulus.Sharding("striped", group)), annulus.shard(q, "zigzag", group)
+    try:
+        annulus.attention(part, part, part, "{ kind = 'full' }", mask=mask)
+        raise AssertionError("taken")
+    except annulus.AnnulusError as e:
+        assert "does not hold the bits of query" in str(e), e
+
 # Contiguous parts may have any length; other layouts report the lengths that they expect.
 mine = torch.full((1, rank), rank)
 assert annulus.unshard(mine, "contiguous", group).tolist() == [sum([[r] * r for r in range(size)], [])]

@@ -207,6 +207,58 @@ class Package(unittest.TestCase):
         with unittest.mock.patch.object(torch, "__version__", "2.10.0"):
             self.assertRegex(annulus.doctor(), "WRONG +the library was built for another minor version of torch")
 
+    def test_masks_and_kept_keys_are_those_of_sdpa(self):
+        q, k, v = (torch.randn(2, 150, heads, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
+        weight = torch.randn(2, 150, 4, 8, dtype=torch.float64)
+
+        def both(pattern, shown, **given):
+            out = annulus.attention(q, k, v, pattern, **given)
+            rows = [t.repeat_interleave(4 // t.shape[2], 2).transpose(1, 2) for t in (q, k, v)]
+            want = torch.nn.functional.scaled_dot_product_attention(*rows, attn_mask=shown).transpose(1, 2)
+            exactness.agree(out, want)
+            for got, wanted in zip(torch.autograd.grad(out, (q, k, v), weight), torch.autograd.grad(want, (q, k, v), weight)):
+                exactness.agree(got, wanted)
+
+        causal = torch.ones(150, 150, dtype=torch.bool).tril()
+        for sizes in ((1, 1), (2, 1), (1, 4), (2, 4)):
+            shown = torch.rand(*sizes, 150, 150) < 0.5
+            shown[..., 0] = True
+            mask = annulus.TokenMask(shown)
+            both("{ kind = 'full' }", shown.expand(2, -1, -1, -1), mask=mask)
+            both({"kind": "causal", "mask": mask}, shown.expand(2, -1, -1, -1) & causal)
+            both({"kind": "full"}, shown.expand(2, -1, -1, -1), mask=shown.to(torch.uint8).numpy())  # kept by autograd alone
+        kept = torch.rand(2, 150) < 0.7
+        kept[:, 0] = True
+        both("{ kind = 'full' }", kept[:, None, None].expand(2, 1, 150, 150), kept_keys=kept)
+        both({"kind": "causal", "kept_keys": kept.numpy()}, kept[:, None, None] & causal)
+        run = lambda: annulus.attention(q, k, v, {"kind": "causal", "mask": mask})  # noqa: E731
+        compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+        self.assertTrue(torch.equal(compiled(), annulus.attention(q, k, v, mask=mask)))
+        kept[1] = False  # a row of padding alone
+        out = annulus.attention(q, k, v, "{ kind = 'full' }", kept_keys=kept)
+        self.assertEqual(out[1].count_nonzero(), 0)
+        self.assertEqual(sum(g[1].count_nonzero() for g in torch.autograd.grad(out.sum(), (q, k, v))), 0)
+
+    def test_masks_refuse_what_they_cannot_be(self):
+        ones = torch.ones(1, 1, 8, 8, dtype=torch.bool)
+        q = torch.randn(2, 8, 4, 8)
+        for shown, part in ((ones[0, 0], r"mask\[None, None\]"), (ones[0], r"mask\[:, None\]"), (ones.float(), "mask == 0"),
+                            (~ones, "shows no pair")):
+            with self.assertRaisesRegex(annulus.AnnulusError, part):
+                annulus.TokenMask(shown)
+        for shown in (ones.expand(3, 1, 8, 8), ones.expand(1, 2, 8, 8), torch.ones(1, 1, 8, 9, dtype=torch.bool)):
+            with self.assertRaisesRegex(annulus.AnnulusError, r"expected \[2 or 1, 4 or 1, 8, 8\]"):
+                annulus.attention(q, q, q, mask=shown)
+        gone = annulus.TokenMask(ones).mask_digest
+        with self.assertRaisesRegex(annulus.AnnulusError, "no mask has the digest"):
+            annulus.attention(q, q, q, {"kind": "causal", "mask_digest": gone})
+        with self.assertRaisesRegex(annulus.AnnulusError, r"\[batch or 1, keys\]"):
+            annulus.attention(q, q, q, kept_keys=ones)
+        with self.assertRaisesRegex(annulus.AnnulusError, "keeps no key"):
+            annulus.attention(q, q, q, kept_keys=~ones[0, 0, :1])
+        mask = annulus.TokenMask(ones)
+        self.assertTrue(annulus.plan({"kind": "causal", "mask": mask}, 8, 2)["proof"]["holds"])
+
     def test_compiles_into_one_graph(self):
         q = torch.randn(1, 8, 2, 8, dtype=torch.float64, requires_grad=True)
 

@@ -91,7 +91,7 @@ class AttendSubcommand : public Subcommand {
   int run() override {
     Job job = start_job({{"command", shell_quote(command_arguments())}});
     std::optional<AttendJob> attend;
-    job.run_together({"attend, checking the input", 0}, [&] { attend.emplace(options_, job.size); });
+    job.run_together({"attend, checking the input", 0}, [&] { attend.emplace(options_, job.size, job.rank); });
     job.require_agreement(attend->fields(), {"attend, comparing the input", 0});
     if (!options_.layout && options_.lengths.empty()) warn_of_default_layout("attend", job);
     const DeviceChoice choice = choose_devices(job, device_);

@@ -12,6 +12,7 @@ from ._attention import Sharding, attention, sharding_of
 from ._diagnosis import doctor, plan, plan_ahead, stats
 from ._errors import AnnulusError, errors
 from ._library import __version__, load
+from ._masks import TokenMask
 from ._operators import all_reduce, rank, size
 from ._ops import Operators
 from ._sharding import positions, shard, shift_labels, unshard
@@ -23,6 +24,7 @@ __all__ = [
     "AnnulusError",
     "Operators",
     "Sharding",
+    "TokenMask",
     "Tree",
     "TreeTargets",
     "__version__",

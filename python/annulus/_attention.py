@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ._errors import AnnulusError, errors
 from ._operators import Group, group_name, rank, size
-from ._patterns import Pattern, QueryOffset, offset_number, pattern_text
+from ._masks import TokenMask
+from ._patterns import Pattern, QueryOffset, kept_ranges, offset_number, restricted
 from ._sharding import Cut, Tensors, cut_of, each, positions, settled, shard, unshard
 
 
@@ -41,6 +42,8 @@ def attention(
     layer: int = 0,
     first_row: int = 0,
     query_offset: QueryOffset = 0,
+    mask: TokenMask | Any | None = None,
+    kept_keys: Any | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Computes exact attention over the ranks of `group`, each of which passes its own rows of the sequence. Collective.
@@ -69,6 +72,10 @@ def attention(
     layer: must be the same on all ranks, so that calls of different layers are never mixed up.
     query_offset: query i has position i + query_offset. "bottom-right" gives the last query the position of the last key, as
         other libraries align queries that are fewer than keys; "top-left" is 0.
+    mask: which of the pattern's pairs are seen: an `annulus.TokenMask`, or what one is made of, [batch or 1, heads or 1, queries,
+        keys] of whole rows, from which each call makes one.
+    kept_keys: which keys are no padding: a tensor or array [batch or 1, keys] of whole rows, true or nonzero for keys that are
+        seen. A query that sees no key gives 0.
     return_lse: also returns lse [batch, heads, n], the log-sum-exp (natural logarithm) of a query's scaled scores before
         dropout, with its head's sink; -inf for a query without keys or sink. It is fp32, or fp64 for fp64 tensors, and
         differentiable; with dropout its backward raises AnnulusError.
@@ -85,10 +92,13 @@ def attention(
     settings |= dict(first_row=first_row, query_offset=offset_number(query_offset), group=group_name(group), cu_seqlens=cu_seqlens)
     settings |= dict(softcap=softcap, sinks=sinks)
     op = torch.ops.annulus.attention_with_lse if return_lse else torch.ops.annulus.attention
+    if mask is not None and not isinstance(mask, TokenMask):
+        mask = TokenMask(mask, group=group, layout=layout)  # autograd keeps its bits for the backward
+    text = restricted(pattern, mask=mask, kept_keys=None if kept_keys is None else kept_ranges(kept_keys))
     if torch.compiler.is_compiling():
-        return op(q, k, v, pattern_text(pattern), **settings)
+        return op(q, k, v, text, **settings)
     with errors():
-        return op(q, k, v, pattern_text(pattern), **settings)
+        return op(q, k, v, text, **settings)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -74,6 +74,12 @@ class Operators(Protocol):
     def tree_of_rollouts(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Returns (tokens, lengths, parents, leaves)."""
 
+    def token_mask(self, shown: Tensor, *, group: str = "", layout: str = "", lengths: Sequence[int] | None = None) -> tuple[str, int]:
+        """Makes a mask of tokens. Returns (digest, number): what a pattern names as mask_digest, and what release_mask takes."""
+
+    def release_mask(self, number: int) -> None:
+        """Releases a mask, unless a backward still needs it."""
+
     def stats(self, group: str = "") -> str:
         """What was sent over `group`, and planned, as JSON."""
 

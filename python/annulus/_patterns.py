@@ -1,5 +1,7 @@
-"""Converts attention patterns to the TOML text that the operators take, and query offsets to their numbers. Used by _operators.py and _diagnosis.py."""
+"""Converts attention patterns, and the masks that restrict them, to the TOML text that the operators take, and query
+offsets to their numbers. Used by _attention.py, _masks.py, _operators.py and _diagnosis.py."""
 
+import itertools
 import numbers
 import os
 from collections.abc import Mapping, Sequence
@@ -23,6 +25,27 @@ def _string(text: str) -> str:
             f"[pattern] a pattern is text in UTF-8, and {ascii(text)} is not UTF-8: give the file another name"
         )
     return '"' + text.translate(_ESCAPES) + '"'
+
+
+def kept_ranges(kept: Any) -> list[list[list[int]]]:
+    """Returns, for each batch row, the ranges [begin, end) of keys that are kept: of true, or nonzero, elements of an array
+    or tensor [batch or 1, keys]."""
+    shape = getattr(kept, "shape", None)
+    if shape is None or len(shape) != 2:
+        raise AnnulusError(
+            "[pattern] kept_keys must be an array or tensor [batch or 1, keys], true where a key is no padding, but "
+            + (f"is {type(kept).__name__}" if shape is None else f"has the shape {list(shape)}")
+        )
+    rows = []
+    for row in kept.tolist():
+        ranges, begin = [], 0
+        for shown, alike in itertools.groupby(row, bool):
+            end = begin + sum(1 for _ in alike)
+            if shown:
+                ranges.append([begin, end])
+            begin = end
+        rows.append(ranges)
+    return rows
 
 
 def _value(value: Any, where: str) -> str:
@@ -55,6 +78,10 @@ def _table(table: Mapping[Any, Any], where: str) -> str:
     for key, value in table.items():
         if not isinstance(key, str):
             raise AnnulusError(f"[pattern] the keys of {where} must be strings, but one is {key!r}")
+        if key == "kept_keys" and hasattr(value, "tolist"):
+            value = kept_ranges(value)
+        if key == "mask" and hasattr(value, "mask_digest"):
+            key, value = "mask_digest", value.mask_digest
         name = key if key.isascii() and key.replace("_", "").isalnum() else _string(key)
         parts.append(f"{name} = {_value(value, key if where == 'a pattern' else f'{where}.{key}')}")
     return "{ " + ", ".join(parts) + " }"
@@ -65,7 +92,7 @@ def pattern_text(pattern: Pattern) -> str:
 
     A mapping becomes TOML: {"kind": "causal"} gives '{ kind = "causal" }'. Its values may be numbers, booleans,
     strings, paths, sequences, mappings, NumPy scalars and arrays, and tensors (not under torch.compile, where a tensor
-    has no content).
+    has no content). "mask" may be an annulus.TokenMask, and "kept_keys" an array or tensor [batch or 1, keys].
 
     Raises AnnulusError for values of other types, naming the key.
     """
@@ -85,3 +112,12 @@ def offset_number(query_offset: QueryOffset) -> int:
     if query_offset not in _OFFSETS:
         raise AnnulusError(f"[pattern] query_offset must be a whole number, 'bottom-right' or 'top-left', but is {query_offset!r}")
     return _OFFSETS[query_offset]
+
+
+def restricted(pattern: Pattern, **restrictions: Any) -> str:
+    """Returns the text of a pattern with further keys, such as `mask`; None leaves a key out."""
+    text = pattern_text(pattern).rstrip()
+    given = {key: value for key, value in restrictions.items() if value is not None}
+    if not given or not text.endswith("}"):
+        return text
+    return text[:-1].rstrip() + ", " + _table(given, "a pattern")[1:].lstrip()

@@ -16,6 +16,7 @@
 #include "common/error.h"
 #include "common/text.h"
 #include "memory/caches.h"
+#include "python/ops/masks.h"
 #include "runtime/tensor_files/block_map_file.h"
 
 namespace annulus::torch_ops {
@@ -28,17 +29,22 @@ using at::Tensor;
 constexpr const char* kLabel = "torch.ops.annulus.attention";
 
 bool reads_a_file(const PatternSpec& p) {
-  return (p.kind == PatternSpec::Kind::kBlocks && p.blocks.map == BlocksSpec::Map::kFile) ||
+  return !p.mask.file.empty() || (p.kind == PatternSpec::Kind::kBlocks && p.blocks.map == BlocksSpec::Map::kFile) ||
          std::any_of(p.members.begin(), p.members.end(), reads_a_file);
 }
 
-// The pattern with block maps read from files; they are read once for each shape and cached.
-PatternSpec with_block_maps(const std::string& text, const PatternSpec& pattern, const AttentionShape& s) {
+// The pattern with block maps and masks read from files; they are read once for each shape, and these queries, and
+// cached.
+PatternSpec with_block_maps(const std::string& text, const PatternSpec& pattern, const AttentionShape& s,
+                            const std::optional<std::vector<Span>>& held) {
   static NamedCache<PatternSpec> cache("block maps");
-  const std::string key =
+  std::string key =
       c10::str(text, "|", s.batch, "|", s.heads, "|", s.kv_heads, "|", s.q_len, "|", s.k_len, "|", s.query_offset);
+  if (held && has_mask(pattern)) {
+    for (const Span& span : *held) key += "|" + to_string(span);
+  }
   return *cache.get(
-      key, [&] { return read_block_maps(pattern, s); }, [](const PatternSpec& p) { return p.bytes(); });
+      key, [&] { return read_block_maps(pattern, s, held); }, [](const PatternSpec& p) { return p.bytes(); });
 }
 
 // The shape as text, such as "[1,16,8,64]"; its sizes may be symbolic.
@@ -140,9 +146,10 @@ std::shared_ptr<const PatternSpec> pattern_of(const std::string& text) {
       text, [&] { return parse_pattern(text, "pattern"); }, [](const PatternSpec& p) { return p.bytes(); });
 }
 
-PatternSpec pattern_for(const std::string& text, const std::optional<Tensor>& cu_seqlens, const AttentionShape& shape) {
+PatternSpec pattern_for(const std::string& text, const std::optional<Tensor>& cu_seqlens, const AttentionShape& shape,
+                        const std::optional<std::vector<Span>>& held) {
   const std::shared_ptr<const PatternSpec> given = pattern_of(text);
-  PatternSpec pattern = reads_a_file(*given) ? with_block_maps(text, *given, shape) : *given;
+  PatternSpec pattern = with_known_masks(reads_a_file(*given) ? with_block_maps(text, *given, shape, held) : *given);
   if (!cu_seqlens || !cu_seqlens->defined()) return pattern;
   const std::vector<int64_t> documents = document_lengths(*cu_seqlens);
   require_end(documents, shape);
@@ -235,11 +242,12 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
   place_sequence(call.request, parts);
   call.request.shape = aligned(call.request.shape);
   if (packed) require_end(documents, call.request.shape);  // the same on every rank
-  call.request.pattern = std::move(given);
+  call.request.pattern = with_known_masks(std::move(given));
   if (!reads_a_file(call.request.pattern)) return call;
   agree_on_call(
       [&]() -> CallTerms {
-        call.request.pattern = pattern_for(settings.pattern, cu_seqlens, call.request.shape);
+        const std::vector<Span> own = query_layout(call.request).spans.at(static_cast<size_t>(comm.rank()));
+        call.request.pattern = pattern_for(settings.pattern, cu_seqlens, call.request.shape, own);
         return {};
       },
       comm, label);

@@ -45,9 +45,11 @@ void require_tensors(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 // Parses a pattern, cached, because users pass the same text in every call. Raises Error(kUsage).
 std::shared_ptr<const PatternSpec> pattern_of(const std::string& text);
 
-// Returns the pattern of a text for one shape, with the documents of cu_seqlens and with block maps loaded from files.
+// Returns the pattern of a text for one shape, with the documents of cu_seqlens, with block maps and masks loaded from
+// files, and with masks that Python has made. Those from files hold the bits of the queries in `held`, by default of
+// all.
 PatternSpec pattern_for(const std::string& text, const std::optional<at::Tensor>& cu_seqlens,
-                        const AttentionShape& shape);
+                        const AttentionShape& shape, const std::optional<std::vector<Span>>& held = {});
 
 // Sets the length of each rank's part of the sequence in the request. Raises Error(kUsage) if the number of lengths or
 // their sum is wrong, Error(kPlan) if they do not match the layout.

@@ -38,6 +38,7 @@
 #include "python/ops/call.h"
 #include "python/ops/counts.h"
 #include "python/ops/lse_gradient.h"
+#include "python/ops/masks.h"
 #include "python/ops/world.h"
 
 namespace annulus::torch_ops {
@@ -268,9 +269,10 @@ bool has_content(const Tensor& t) {
 }
 
 struct SavedSettings : torch::CustomClassHolder {
-  SavedSettings(const Settings& s, bool k) : settings(s), keep(k) {}
+  SavedSettings(const Settings& s, bool k) : settings(s), keep(k), masks(known_masks(*pattern_of(s.pattern))) {}
   const Settings settings;
   const bool keep;
+  const std::vector<std::shared_ptr<const TokenMask>> masks;  // that the pattern names; the backward finds them again
 };
 
 class AttentionNode : public torch::autograd::Function<AttentionNode> {

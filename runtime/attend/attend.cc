@@ -31,6 +31,7 @@ struct NamedFile {
 
 void add_map_files(const PatternSpec& pattern, std::vector<NamedFile>& files) {
   if (!pattern.blocks.file.empty()) files.push_back({"the block map's file of --pattern", pattern.blocks.file});
+  if (!pattern.mask.file.empty()) files.push_back({"the mask's file of --pattern", pattern.mask.file});
   for (const PatternSpec& member : pattern.members) add_map_files(member, files);
 }
 
@@ -124,7 +125,7 @@ void check_options(const AttendOptions& o) {
   }
 }
 
-AttendJob::AttendJob(const AttendOptions& options, int ranks) : options_(options) {
+AttendJob::AttendJob(const AttendOptions& options, int ranks, std::optional<int> rank) : options_(options) {
   check_options(options);  // errors in the options are reported before errors in files
   kernel_ = parse_kernel(options.kernel, "--kernel");
   request_.pattern = parse_pattern(options.pattern, "--pattern");
@@ -142,7 +143,11 @@ AttendJob::AttendJob(const AttendOptions& options, int ranks) : options_(options
   request_.ranks = ranks;
   request_.even = options_.even;
   request_.uneven_lengths = options_.lengths;
-  request_.pattern = read_block_maps(request_.pattern, request_.shape);
+  // A check looks at the bits of other ranks' queries, too.
+  const bool own = rank && !options.check && options.check_rows.empty() && has_mask(request_.pattern);
+  request_.pattern = own ? read_block_maps(request_.pattern, request_.shape,
+                                           query_layout(request_).spans.at(static_cast<size_t>(*rank)))
+                         : read_block_maps(request_.pattern, request_.shape);
   validate(request_);
   if (!options.check_rows.empty()) {
     draw_ = parse_row_draw(options.check_rows, "--check");

@@ -56,8 +56,9 @@ class AttendJob {
  public:
   // Opens the input and reads its header. Raises Error(kUsage) for wrong options, Error(kInput) for a file that cannot
   // be read or a tensor that is missing or has a wrong dtype or shape, Error(kPlan) if lengths, heads or layout do not
-  // fit `ranks`, and Error(kResource) if the output's folder cannot be written.
-  AttendJob(const AttendOptions& options, int ranks);
+  // fit `ranks`, and Error(kResource) if the output's folder cannot be written. Of a mask of tokens a rank holds the
+  // bits of its own queries, or of all if `rank` is not given or results are checked.
+  AttendJob(const AttendOptions& options, int ranks, std::optional<int> rank = {});
 
   // Returns everything that must be equal on all ranks.
   std::vector<Field> fields() const;

@@ -293,6 +293,11 @@ const std::vector<Key>& keys() {
        "MiB that the caches of a rank may hold in total (plans, patterns, compositions, rotary tables); 0: nothing is "
        "kept",
        {.range = at_least(0, 1 << 20)}},
+      {ANNULUS_KEY(memory, masks),
+       "MiB that the bits of a mask of tokens may take on a rank: one for each pair of the blocks of 128 x 128 that "
+       "are "
+       "shown in part",
+       {.range = at_least(0, 1 << 20)}},
       {ANNULUS_KEY(memory, offload),
        "where what the forward keeps waits for the backward: \"none\", on the device; \"host\", in pinned memory of a "
        "GPU's host; \"file\", on a disk; needs model.recompute",

@@ -31,7 +31,7 @@ bool selects(const PatternSpec& spec) {
 // Whether the pattern of a text that goes on is, for the text so far, the same pattern: then a prompt's plan is not
 // written slice by slice.
 bool same_for_any_length(const PatternSpec& spec) {
-  if (!spec.documents.empty()) return false;
+  if (!spec.documents.empty() || !spec.kept_keys.empty()) return false;
   if (spec.kind == PatternSpec::Kind::kUnion) {
     return std::all_of(spec.members.begin(), spec.members.end(), same_for_any_length);
   }
@@ -114,6 +114,12 @@ KvCache::KvCache(const ModelShape& s, const std::vector<PatternSpec>& patterns, 
         std::find_if(kinds_.begin(), kinds_.end(), [&](const LayerKind& kind) { return kind.spec == pattern; });
     kind_of_layer_.push_back(static_cast<size_t>(same - kinds_.begin()));
     if (same != kinds_.end()) continue;
+    if (has_mask(pattern)) {
+      throw Error(
+          ErrorKind::kUsage, "sample",
+          "a mask of tokens is one of a whole text, and cannot be extended while text is generated: generate with "
+          "another pattern");
+    }
     LayerKind kind;
     kind.spec = pattern;
     kind.adaptive = is_adaptive(pattern);

@@ -53,8 +53,49 @@ std::shared_ptr<const BlockMap> read_map(const BlocksSpec& spec, const Attention
   return map;
 }
 
-void read_all(PatternSpec& spec, const AttentionShape& shape) {
-  for (PatternSpec& member : spec.members) read_all(member, shape);
+std::shared_ptr<const TokenMask> read_mask(const MaskSpec& spec, const AttentionShape& shape,
+                                           const std::vector<Span>& held) {
+  const SafetensorsFile file(spec.file);
+  const TensorInfo* mask = file.find("mask");
+  if (!mask) {
+    throw Error(ErrorKind::kInput, "pattern",
+                spec.file + " has no tensor \"mask\": expected bool or uint8 [batch or 1, heads or 1, queries, keys]");
+  }
+  if (mask->dtype != at::kByte && mask->dtype != at::kBool) {
+    throw Error(ErrorKind::kInput, "pattern",
+                "the mask in " + spec.file + " must be of dtype BOOL or U8, not " +
+                    std::string(safetensors_dtype(mask->dtype)));
+  }
+  const std::vector<int64_t>& size = mask->shape;
+  if (size.size() != 4 || (size[0] != 1 && size[0] != shape.batch) || (size[1] != 1 && size[1] != shape.heads) ||
+      size[2] != shape.q_len || size[3] != shape.k_len) {
+    throw Error(ErrorKind::kPlan, "pattern",
+                "the mask in " + spec.file + " has the shape " + list_text(size) +
+                    "; for [batch or 1, heads or 1, queries, keys] expected " +
+                    block_map_shapes(shape.batch, shape.heads, shape.q_len, shape.k_len));
+  }
+  std::vector<uint8_t> rows;
+  const MaskRows read = [&](int64_t number, int64_t first, int64_t count) {
+    rows.resize(static_cast<size_t>(count * size[3]));
+    file.read(*mask, static_cast<uint64_t>((number * size[2] + first) * size[3]), rows.size(), rows.data());
+    return rows.data();
+  };
+  auto made = std::make_shared<TokenMask>(
+      make_token_mask(size[0], size[1], size[2], size[3], read, held, "the mask in " + spec.file));
+  if (!spec.digest.empty() && spec.digest != made->digest) {
+    throw Error(
+        ErrorKind::kInput, "pattern",
+        "the mask in " + spec.file + " has the digest " + made->digest + ", but the pattern says " + spec.digest);
+  }
+  return made;
+}
+
+void read_all(PatternSpec& spec, const AttentionShape& shape, const std::vector<Span>& held) {
+  for (PatternSpec& member : spec.members) read_all(member, shape, held);
+  if (!spec.mask.file.empty() && !spec.mask.given) {
+    spec.mask.given = read_mask(spec.mask, shape, held);
+    spec.mask.digest = spec.mask.given->digest;
+  }
   if (spec.kind != PatternSpec::Kind::kBlocks || spec.blocks.map != BlocksSpec::Map::kFile || spec.blocks.given) return;
   spec.blocks.given = read_map(spec.blocks, shape);
   spec.blocks.digest = spec.blocks.given->digest();
@@ -62,10 +103,12 @@ void read_all(PatternSpec& spec, const AttentionShape& shape) {
 
 }  // namespace
 
-PatternSpec read_block_maps(const PatternSpec& spec, const AttentionShape& shape) {
+PatternSpec read_block_maps(const PatternSpec& spec, const AttentionShape& shape,
+                            const std::optional<std::vector<Span>>& held) {
   validate(spec, shape);
   PatternSpec read = spec;
-  read_all(read, shape);
+  read_all(read, shape, held.value_or(std::vector{Span::range(0, shape.q_len)}));
+  validate(read, shape);
   return read;
 }
 

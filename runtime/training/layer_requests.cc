@@ -72,6 +72,7 @@ LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, in
                       .ranks = context_ranks,
                       .even = c.attention.even,
                       .uneven_lengths = {}};
+  set_mask_limit(c.memory.masks << 20);
   LayerRequests requests;
   std::vector<std::string> texts;
   for (int64_t layer = 0; layer < c.model.layers; ++layer) {

@@ -224,6 +224,7 @@ const TileMath<float>* tile_math_of_pairs() {
                                              .add_product = bf16_pairs::add_product,
                                              .cap = tile_math<float>().cap,
                                              .hide = tile_math<float>().hide,
+                                             .hide_bits = tile_math<float>().hide_bits,
                                              .softmax = tile_math<float>().softmax,
                                              .gradient = tile_math<float>().gradient,
                                              .put = tile_math<float>().put,

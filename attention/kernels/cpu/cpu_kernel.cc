@@ -1,9 +1,8 @@
-// The cpu kernel: flash attention on CPUs (flash.h) for LibTorch's tensors. choose_kernel.cc makes it.
-// This file gives the tiles of a step to threads, in the pieces of cpu_items.h.
-//
-// Tiles with the same query rows, or with many keys in common, are computed together
-// (attention/kernels/cpu/tile_sets.h): only the number of pairs counts. If keys or values are not finite, tiles with a
-// band are computed densely in small blocks (attention/tiles/dense_tiles.h), as a hidden infinity times 0 is NaN.
+// The cpu kernel: flash attention on CPUs (flash.h) for LibTorch's tensors. It gives the tiles of a step to threads, in
+// the pieces of cpu_items.h. choose_kernel.cc makes it. Tiles with the same query rows, or with many keys in common,
+// are computed together (tile_sets.h): only the number of pairs counts. If keys or values are not finite, tiles with a
+// band or a mask are computed densely in small blocks (attention/tiles/dense_tiles.h): a hidden infinity times 0 is
+// NaN.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
@@ -258,8 +257,8 @@ class CpuKernel : public Kernel {
     return finite_ == Finite::kYes;
   }
   bool is_dense(const Tile& tile) {
-    const bool banded = !(tile.band.unbounded_below() && tile.band.unbounded_above());
-    return banded && !loaded_is_finite();
+    const bool hides = tile.mask >= 0 || !(tile.band.unbounded_below() && tile.band.unbounded_above());
+    return hides && !loaded_is_finite();
   }
 
   bool any_dense(std::span<const Tile> tiles) {
@@ -374,6 +373,7 @@ class CpuKernel : public Kernel {
     piece.blocks = runs;
     piece.positions = tile.key_positions;
     piece.band = tile.band;
+    piece.mask = call_.mask_of(tile);
     piece.k = stored_rows(keys_.k, b, h, tile.key_rows);
     piece.v = stored_rows(keys_.v, b, h, tile.key_rows);
     return piece;

@@ -1,6 +1,7 @@
 // Flash attention on CPUs for blocks of query rows of one head, or of several heads with the same kv head. Keys may lie
-// in any number of pieces of storage, strided or not, each masked by a band. The functions take pointers and run in the
-// calling thread; the caller divides the work among threads. Used by attention/kernels/cpu/cpu_kernel.cc.
+// in any number of pieces of storage, strided or not, each masked by a band and, if wanted, by a mask of tokens. The
+// functions take pointers and run in the calling thread; the caller divides the work among threads. Used by
+// attention/kernels/cpu/cpu_kernel.cc.
 //
 // This is FlashAttention 2 (arXiv 2307.08691, algorithms 1 and 2) with the running out and lse as its state, so nothing
 // is merged afterwards. Keys are packed once for all rows of a call, chunk by chunk; values are read in place if
@@ -20,6 +21,7 @@
 
 #include "attention/kernels/cpu/tile_math.h"
 #include "attention/pattern/span.h"
+#include "attention/pattern/token_mask.h"
 
 namespace annulus {
 
@@ -86,6 +88,7 @@ struct KeyPiece {
   std::span<const int> blocks;  // the distinct ascending indices of the query blocks that see some of it
   Span positions;
   Band band;
+  const MaskPlane* mask = nullptr;  // hides further pairs; null: none
   StoredRows k, v;
   Rows<T> dk, dv;       // backward: accumulated or set
   WrittenRows written;  // of dk and dv

@@ -206,6 +206,21 @@ void hide(int64_t used, T* s, int64_t s_step, const int64_t* from, const int64_t
   }
 }
 
+template <typename T>
+void hide_bits(int64_t used, T* s, int64_t s_step, const Run* runs, int64_t count, const uint64_t* shown,
+               int64_t shown_step) {
+  const Tag<T> d;
+  const auto hidden = hn::Set(d, -std::numeric_limits<T>::infinity());
+  for (int64_t r = 0; r < used; ++r, s += s_step, shown += shown_step) {
+    for (const Run* run = runs; run != runs + count; ++run) {
+      for (int64_t c = run->first; c < run->past; c += kLanes<T>) {
+        const uint64_t bits = ~(shown[c / 64] >> (c % 64));
+        hn::BlendedStore(hidden, hn::LoadMaskBits(d, reinterpret_cast<const uint8_t*>(&bits)), d, s + c);
+      }
+    }
+  }
+}
+
 // The larger of x and `most`. x86 takes the second operand if one is NaN, so NaN among x are left out.
 template <typename V>
 HWY_INLINE V larger(V x, V most) {
@@ -413,6 +428,7 @@ constexpr TileMath<T> math_of(decltype(TileMath<T>::copy) copy, decltype(TileMat
           .add_product = add_product<T>,
           .cap = cap<T>,
           .hide = hide<T>,
+          .hide_bits = hide_bits<T>,
           .softmax = softmax<T>,
           .gradient = gradient<T>,
           .put = put<T>,

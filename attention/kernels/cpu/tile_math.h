@@ -100,6 +100,11 @@ struct TileMath {
   // Sets the scores of columns [from[r], past[r]) of each row to -inf; none if past[r] <= from[r].
   void (*hide)(int64_t used, T* s, int64_t s_step, const int64_t* from, const int64_t* past);
 
+  // Sets the scores of the columns of the runs to -inf whose bits are 0: bit c % 64 of word c / 64 of a row of `shown`,
+  // whose rows are shown_step words apart, belongs to column c. The ends of the runs are multiples of lanes.
+  void (*hide_bits)(int64_t used, T* s, int64_t s_step, const Run* runs, int64_t count, const uint64_t* shown,
+                    int64_t shown_step);
+
   // One step of the running softmax (FlashAttention 2, algorithm 1). For each row, maximum = max(maximum, scale *
   // scores), keep = exp(old maximum - maximum), scores = exp(scale * scores - maximum), which is exactly 0 for -inf,
   // and sum = keep * sum + the sum of the new scores. scale * scores is rounded to T (no fused multiply-add), so that

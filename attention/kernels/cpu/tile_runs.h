@@ -20,9 +20,13 @@ template <typename T>
 class TileRuns {
  public:
   TileRuns(const TileMath<T>& math, const QueryBlock<T>& block, std::span<const Part<T>> parts, int64_t columns)
-      : math_(math), block_(block), parts_(parts), padded_(columns % math.lanes != 0) {}
+      : math_(math),
+        block_(block),
+        parts_(parts),
+        padded_(columns % math.lanes != 0),
+        masked_(std::ranges::any_of(parts, [](const Part<T>& part) { return part.piece->mask != nullptr; })) {}
 
-  // Finds the runs for rows row, ..., row + n - 1 of the block.
+  // Finds the runs for rows row, ..., row + n - 1 of the block, and the bits of their masks.
   void find(int64_t row, int64_t n) {
     runs_.clear(), summed_.clear();
     hides_ = padded_;
@@ -39,12 +43,16 @@ class TileRuns {
       add(seen, math_.lanes, runs_);
       add(seen, math_.together * math_.depth, summed_);
     }
+    if (masked_ && !runs_.empty()) find_bits(queries);
   }
   const std::vector<Run>& runs() const { return runs_; }
   const std::vector<Run>& summed() const { return summed_; }  // the columns that products sum over
 
   // Sets the scores in the runs that rows row, ..., row + n - 1 do not see to -inf.
   void hide(int64_t row, int64_t n, T* scores, int64_t step) const {
+    if (masked_) {
+      math_.hide_bits(n, scores, step, runs_.data(), static_cast<int64_t>(runs_.size()), shown_.data(), kShownWords);
+    }
     if (!hides_) return;
     int64_t from[kMostTileRows], past[kMostTileRows], next[kMostTileRows];  // row r is masked in [from[r], past[r])
     for (const Run& run : runs_) {
@@ -103,12 +111,46 @@ class TileRuns {
     }
   }
 
+  static constexpr int64_t kShownWords = kMostKeys / 64;  // of a row
+
+  // Sets the bits of the columns of a chunk: of the parts with a mask those of the mask, and 1 elsewhere.
+  void find_bits(const Span& queries) {
+    shown_.assign(static_cast<size_t>(queries.count * kShownWords), ~uint64_t{0});
+    for (const Part<T>& part : parts_) {
+      if (part.piece->mask == nullptr) continue;
+      const Span keys = part.piece->positions.sub(part.first, part.count());
+      uint64_t* row = shown_.data();
+      for (int64_t i = 0; i < queries.count; ++i, row += kShownWords) {
+        const MaskBits bits = part.piece->mask->bits(queries.at(i), keys.begin);
+        if (keys.stride == 1) {
+          copy_bits(bits.words, keys.begin - bits.first_key, part.count(), row, part.column);
+          continue;
+        }
+        for (int64_t j = 0; j < keys.count; ++j) {
+          const int64_t column = part.column + j;
+          if (!bits.shows(keys.at(j))) row[column / 64] &= ~(uint64_t{1} << (column % 64));
+        }
+      }
+    }
+  }
+  // Clears those of the `count` bits from `column` on of `to` that are 0 from bit `at` on of `from`.
+  static void copy_bits(const uint64_t* from, int64_t at, int64_t count, uint64_t* to, int64_t column) {
+    while (count > 0) {
+      const int64_t n = std::min({count, 64 - at % 64, 64 - column % 64});
+      const uint64_t hidden = ~(from[at / 64] >> (at % 64)) & (~uint64_t{0} >> (64 - n));
+      to[column / 64] &= ~(hidden << (column % 64));
+      at += n, column += n, count -= n;
+    }
+  }
+
   const TileMath<T>& math_;
   const QueryBlock<T>& block_;
   std::span<const Part<T>> parts_;
   bool padded_;         // the chunk's last vector has columns without a key
+  bool masked_;         // some part has a mask of tokens
   bool hides_ = false;  // some row may not see some column
   std::vector<Run> runs_, summed_;
+  std::vector<uint64_t> shown_;  // kShownWords for each of the rows
 };
 
 }  // namespace annulus::cpu_flash

@@ -77,9 +77,9 @@ struct Cell {
   Band band;
   int run;
   const Tile* tile;
-  int before = 0;  // the cells before this one of the same run, keys and band: tiles may overlap
+  int before = 0;  // the cells before this one of the same run, keys, band and mask: tiles may overlap
 
-  auto keys_of_set() const { return std::tuple(set, before, key, band.lo, band.hi); }
+  auto keys_of_set() const { return std::tuple(set, before, key, band.lo, band.hi, tile->mask); }
   auto order() const { return std::tuple_cat(keys_of_set(), std::tuple(run)); }
 };
 

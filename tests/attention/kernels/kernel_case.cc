@@ -89,7 +89,10 @@ std::vector<Head> heads_of(const Case& c) {
         for (int64_t j = 0; j < t.key_rows.count; ++j) {
           gradient_of[t.key_rows.at(j)] = t.grad_rows.at(j);
           for (int64_t i = 0; i < t.query_rows.count; ++i) {
-            if (!t.band.contains(t.query_positions.at(i), t.key_positions.at(j))) continue;
+            const int64_t query = t.query_positions.at(i), key = t.key_positions.at(j);
+            if (!t.band.contains(query, key)) continue;
+            const MaskPlane* const mask = c.call.mask_of(t);
+            if (mask != nullptr && !mask->bits(query, key).shows(key)) continue;
             count[t.query_rows.at(i) * m + t.key_rows.at(j)] += 1;
           }
         }

@@ -180,6 +180,28 @@ TYPED_TEST(TileMathOf, HidesColumns) {
   }
 }
 
+// Bits belong to columns, whatever the vectors of the instruction set are, and columns outside the runs stay.
+TYPED_TEST(TileMathOf, HidesColumnsWithoutABit) {
+  using T = TypeParam;
+  const TileMath<T>& math = this->math;
+  const int64_t columns = 256, words = columns / 64 + 1;
+  std::vector<uint64_t> shown(static_cast<size_t>(math.rows * words));
+  for (size_t i = 0; i < shown.size(); ++i) shown[i] = 0x9e3779b97f4a7c15 * (i + 1);
+  const Run runs[] = {{math.lanes, 3 * math.lanes}, {128, 256}};
+  for (int64_t used = 0; used <= math.rows; ++used) {
+    const at::Tensor s = this->draw({math.rows, columns}), want = s.clone();
+    for (int64_t r = 0; r < used; ++r) {
+      for (const Run& run : runs) {
+        for (int64_t c = run.first; c < run.past; ++c) {
+          if ((shown[static_cast<size_t>(r * words + c / 64)] >> (c % 64) & 1) == 0) want[r][c].fill_(-INFINITY);
+        }
+      }
+    }
+    math.hide_bits(used, s.template data_ptr<T>(), columns, runs, 2, shown.data(), words);
+    EXPECT_TRUE(s.equal(want)) << used;
+  }
+}
+
 TYPED_TEST(TileMathOf, PutsRows) {
   using T = TypeParam;
   for (const int64_t dim : {1, 7, 16, 33, 64}) {

@@ -71,6 +71,15 @@ TreeSpec any_tree(const AttentionShape& shape) {
   return tree;
 }
 
+// Some ranges of the keys, with keys between them.
+std::vector<Span> any_kept_keys(int64_t length) {
+  std::vector<Span> kept;
+  for (int64_t begin = any(0, 3); begin < length && kept.size() < 4; begin = kept.back().last() + 2 + any(0, 10)) {
+    kept.push_back(Span::range(begin, std::min(length, begin + any(1, length))));
+  }
+  return kept;
+}
+
 PatternSpec any_member(const AttentionShape& shape, int depth) {
   PatternSpec spec;
   std::vector<Kind> kinds = {Kind::kFull, Kind::kWindow, Kind::kSlices, Kind::kDilated, Kind::kDilated};
@@ -115,6 +124,13 @@ PatternSpec any_member(const AttentionShape& shape, int depth) {
       spec.key_documents = any_lists(shape, shape.k_len, count);
     }
   }
+  if (shape.k_len > 0 && one_in(4)) {
+    for (int64_t rows = one_in(2) ? shape.batch : 1; rows > 0; --rows) {
+      spec.kept_keys.push_back(any_kept_keys(shape.k_len));
+    }
+    const auto none = [](const std::vector<Span>& row) { return row.empty(); };
+    if (std::all_of(spec.kept_keys.begin(), spec.kept_keys.end(), none)) spec.kept_keys.clear();
+  }
   return spec;
 }
 
@@ -135,6 +151,41 @@ BlockMap any_block_map(const AttentionShape& shape, int64_t block) {
   const auto active = *rc::gen::container<std::vector<uint8_t>>(
       static_cast<size_t>(batch * heads * query_blocks * key_blocks), rc::gen::inRange<uint8_t>(0, 2));
   return block_map_from_dense(active.data(), block, batch, heads, query_blocks, key_blocks);
+}
+
+TokenMask any_token_mask(const AttentionShape& shape) {
+  const int64_t batch = one_in(2) ? shape.batch : 1, heads = one_in(2) ? shape.heads : 1;
+  std::vector<uint8_t> shown(static_cast<size_t>(batch * heads * shape.q_len * shape.k_len));
+  const auto at = [&](int64_t plane, int64_t query, int64_t key) -> uint8_t& {
+    return shown[static_cast<size_t>((plane * shape.q_len + query) * shape.k_len + key)];
+  };
+  for (int64_t plane = 0; plane < batch * heads; ++plane) {
+    const int64_t kind = any(0, 4), width = any(0, 150), many = any(1, 9);
+    uint64_t state = static_cast<uint64_t>(any(0, 1'000'000));
+    const auto draw = [&](int64_t n) {  // quicker than a draw of rapidcheck for each pair
+      state = state * 6364136223846793005 + 1442695040888963407;
+      return static_cast<int64_t>((state >> 33) % static_cast<uint64_t>(n));
+    };
+    for (int64_t query = 0; query < shape.q_len; ++query) {
+      const int64_t end = draw(shape.k_len + 1);
+      for (int64_t key = 0; key < shape.k_len; ++key) {
+        const int64_t distance = key - query - shape.query_offset;
+        at(plane, query, key) = kind == 0   ? draw(10) < many
+                                : kind == 1 ? std::abs(distance) <= width
+                                : kind == 2 ? key < end
+                                            : kind == 3;
+      }
+    }
+    if (shape.q_len > 0 && shape.k_len > 0) {
+      const int64_t query = draw(shape.q_len), last = std::min(shape.k_len - 1, query + shape.query_offset);
+      at(plane, query, last >= 0 ? draw(last + 1) : 0) = 255;
+    }
+  }
+  if (shape.q_len > 0 && shape.k_len > 0) {
+    const int64_t query = std::clamp<int64_t>(-shape.query_offset, 0, shape.q_len - 1);
+    at(0, query, 0) = 1;
+  }
+  return token_mask_from_dense(shown.data(), batch, heads, shape.q_len, shape.k_len);
 }
 
 PatternSpec any_pattern(const AttentionShape& shape) { return any_member(shape, 0); }

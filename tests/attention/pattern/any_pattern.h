@@ -14,6 +14,10 @@ PatternSpec any_pattern(const AttentionShape& shape);
 // Returns a map for the shape with randomly active blocks. Batch rows and heads have their own planes or share one.
 BlockMap any_block_map(const AttentionShape& shape, int64_t block);
 
+// Returns a mask for the shape: of random pairs, a band, keys up to one for each query, all pairs or a single one. It
+// shows a pair if the shape has any, and a key that is not after its query if there is one.
+TokenMask any_token_mask(const AttentionShape& shape);
+
 // Returns lengths, some of them 0, that add up to `length`.
 std::vector<int64_t> any_documents(int64_t length, int64_t count);
 

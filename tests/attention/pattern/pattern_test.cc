@@ -43,8 +43,11 @@ std::string difference(const PatternSpec& spec, const AttentionShape& shape) {
         if (!s.batch.contains(b) || !s.heads.contains(h)) continue;
         for (int64_t i = 0; i < s.queries.count; ++i) {
           for (int64_t j = 0; j < s.keys.count; ++j) {
-            if (s.band.contains(s.queries.at(i), s.keys.at(j))) {
-              ++counts.at(static_cast<size_t>(s.queries.at(i) * shape.k_len + s.keys.at(j)));
+            const int64_t query = s.queries.at(i), key = s.keys.at(j);
+            const bool hidden =
+                s.mask >= 0 && !pattern.masks.at(static_cast<size_t>(s.mask)).bits(query, key).shows(key);
+            if (!hidden && s.band.contains(query, key)) {
+              ++counts.at(static_cast<size_t>(query * shape.k_len + key));
             }
           }
         }
@@ -116,6 +119,15 @@ RC_GTEST_PROP(Pattern, MapsOfDenseDataCountThePairsOfTheirNonzeroBlocks, ()) {
   }
 }
 
+RC_GTEST_PROP(Pattern, MasksRestrictEveryKindToTheirPairs, ()) {
+  const AttentionShape shape = any_shape();
+  PatternSpec spec = testing::any_pattern(shape);
+  spec.mask = given_mask(std::make_shared<const TokenMask>(testing::any_token_mask(shape)));
+  if (spec.mask.given->nearest > shape.query_offset) spec.causal = false;
+  RC_LOG() << to_string(shape) << "\n" << spec.text() << "\n";
+  RC_ASSERT(difference(spec, shape) == "");
+}
+
 RC_GTEST_PROP(Pattern, TextRoundTrips, ()) {
   const PatternSpec spec = testing::any_pattern(any_shape());
   RC_LOG() << spec.text() << "\n";
@@ -128,6 +140,10 @@ TEST(Pattern, TextOfEveryKeyRoundTrips) {
            "{ kind = \"full\" }",
            "{ kind = \"causal\" }",
            "{ kind = \"causal\", documents = [700, 1348] }",
+           "{ kind = \"causal\", kept_keys = [[0, 700], [750, 900]] }",
+           "{ kind = \"full\", kept_keys = [[], [[3, 4]], [[0, 2048]]] }",
+           "{ kind = \"full\", mask = \"m.safetensors\", mask_digest = \"0123\" }",
+           "{ kind = \"causal\", mask = \"m.safetensors\" }",
            "{ kind = \"documents\", documents = [[700, 1348], [2048, 0]] }",
            "{ kind = \"documents\", documents = [3, 4], key_documents = [5, 6] }",
            "{ kind = \"window\", left = 1023, right = 0 }",

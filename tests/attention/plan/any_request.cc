@@ -24,6 +24,14 @@ PatternSpec any_with_given_map(const AttentionShape& shape) {
   return both;
 }
 
+// Any pattern with a mask of tokens. Where no query has a position of a key it is not causal.
+PatternSpec any_with_mask(const AttentionShape& shape) {
+  PatternSpec spec = any_pattern(shape);
+  spec.mask = given_mask(std::make_shared<const TokenMask>(any_token_mask(shape)));
+  if (spec.mask.given->nearest > shape.query_offset) spec.causal = false;
+  return spec;
+}
+
 PatternSpec with_slices(PatternSpec spec, const AttentionShape& shape) {
   for (PatternSpec& member : spec.members) member = with_slices(std::move(member), shape);
   if (spec.kind != PatternSpec::Kind::kBlocks || !spec.blocks.given) return spec;
@@ -49,7 +57,10 @@ PlanRequest any_request() {
                    q,
                    k,
                    *rc::gen::inRange(0, 3) ? 0 : *rc::gen::element<int64_t>(-32, -16, -7, 16, 48, 51)};
-  request.pattern = *rc::gen::inRange(0, 6) ? any_pattern(request.shape) : any_with_given_map(request.shape);
+  const int kind = *rc::gen::inRange(0, 6);
+  request.pattern = kind == 0   ? any_with_given_map(request.shape)
+                    : kind == 1 ? any_with_mask(request.shape)
+                                : any_pattern(request.shape);
   request.layout = *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped);
   request.schedule =
       *rc::gen::element(ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast, ScheduleKind::kAuto);

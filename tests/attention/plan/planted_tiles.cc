@@ -70,6 +70,15 @@ void name_other_block(Programs& p, bool backward, bool gradient, bool in_batch) 
 }  // namespace
 
 std::vector<Mistake> of_tiles() {
+  PlanRequest masked = ring_of_four();
+  std::vector<uint8_t> shown(static_cast<size_t>(masked.shape.q_len * masked.shape.k_len));
+  for (size_t i = 0; i < shown.size(); ++i) shown[i] = i % 3 != 0;
+  const auto mask_of = [shape = masked.shape](const std::vector<uint8_t>& pairs) {
+    return std::make_shared<const TokenMask>(token_mask_from_dense(pairs.data(), 1, 1, shape.q_len, shape.k_len));
+  };
+  masked.pattern.mask = given_mask(mask_of(shown));
+  shown[static_cast<size_t>(5 * masked.shape.k_len + 3)] ^= 1;  // a pair of rank 0
+  const auto other = mask_of(shown);
   const PlanRequest all_gather = all_pairs(ScheduleKind::kAllGather);
   const PlanRequest blocks = several_blocks(ScheduleKind::kGroupCast);
   const std::string elsewhere = "which are stored elsewhere";
@@ -135,6 +144,12 @@ std::vector<Mistake> of_tiles() {
          second.key_positions = {15, 1, 17};
        },
        elsewhere},
+      {"ATileWithoutItsMask", masked, [](Programs& p) { p[0].forward[0].tiles[0].mask = -1; },
+       "are not the pattern's pairs"},
+      {"AMaskThatDoesNotExist", masked, [](Programs& p) { tile_of_buffer(p[0].backward, kOwnKVBuffer).mask = 1; },
+       "names a mask"},
+      {"AnotherBitOfAMask", masked, [other](Programs& p) { p[0].masks[0].mask = other; },
+       "are not the pattern's pairs"},
       {"FewerRowsThanKeys", all_gather, [](Programs& p) { --p[0].forward[0].tiles[0].key_rows.count; }, elsewhere},
       {"RowsOfAnotherStride", all_gather,
        [](Programs& p) {

@@ -3,6 +3,7 @@
 #include "runtime/attend/attend.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros.h>
@@ -21,6 +22,7 @@
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "runtime/tensor_files/block_map_file.h"
+#include "runtime/tensor_files/safetensors.h"
 #include "tests/common/exactness.h"
 #include "tests/common/expect_error.h"
 #include "tests/runtime/training/tiny_run.h"
@@ -157,6 +159,23 @@ TEST(Attend, FailedCheckIsAnErrorThatNamesTheBound) {
     EXPECT_EQ(e.exit_code(), 1);
     EXPECT_NE(std::string(e.what()).find("allowed"), std::string::npos) << e.what();
   }
+}
+
+TEST(Attend, MasksOfTokensAreThoseOfTheFile) {
+  const std::string path = ::testing::TempDir() + "/attend_mask.safetensors";
+  const at::Tensor shown = at::arange(2 * 83 * 83).mul(2654435761).remainder(97).lt(40).view({2, 1, 83, 83});
+  write_safetensors(path, {{"mask", shown}});
+  AttendOptions o = random_options("{ kind = 'causal', mask = '" + path + "' }");
+  expect_checked(o, 1);
+  expect_checked(o, 3);
+  o.check_rows = "rows=4";
+  expect_checked(o, 2, "checked: 4 of 664 rows");
+  // Without a check each rank holds the bits of its own queries.
+  o.check = false;
+  o.check_rows = "";
+  run_ranks(3, [&](Communicator& world) { AttendJob(o, world.size(), world.rank()).run(world); });
+  o.output = path;
+  expect_refused(o, 1, ErrorKind::kUsage, "the mask's file of --pattern");
 }
 
 TEST(Attend, SelectedBlocksAreThoseOfTheDefinition) {

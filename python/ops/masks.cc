@@ -1,0 +1,138 @@
+// Operators of torch.ops.annulus that make masks of tokens from tensors and release them; see masks.h. python/annulus
+// calls them.
+#include "python/ops/masks.h"
+
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "attention/plan/layout.h"
+#include "common/text.h"
+#include "python/ops/call.h"
+#include "python/ops/world.h"
+
+namespace annulus::torch_ops {
+namespace {
+
+using at::Tensor;
+using MaskPointer = std::shared_ptr<const TokenMask>;
+
+struct Masks {
+  std::mutex mutex;
+  std::multimap<std::string, std::weak_ptr<const TokenMask>> by_digest;  // the latest one last
+  std::map<int64_t, MaskPointer> kept;                                   // by the number that Python has
+  int64_t next = 1;
+};
+Masks& masks() {
+  static Masks& all = *new Masks;  // never destroyed, because threads may outlive static objects
+  return all;
+}
+
+MaskPointer find_mask(const std::string& digest) {
+  Masks& all = masks();
+  const std::lock_guard lock(all.mutex);
+  const auto [first, past] = all.by_digest.equal_range(digest);
+  for (auto it = past; it != first;) {
+    if (MaskPointer mask = (--it)->second.lock()) return mask;
+  }
+  return nullptr;
+}
+
+// The queries whose rows this rank has.
+std::vector<Span> own_queries(int64_t queries, const std::string& group, const std::string& layout,
+                              const std::optional<std::vector<int64_t>>& lengths) {
+  const Place place = place_in(group);
+  if (place.size == 1) return {Span::range(0, queries)};
+  const auto rank = static_cast<size_t>(place.rank);
+  if (lengths) {
+    require(static_cast<int64_t>(lengths->size()) == place.size, "lengths must be one for each of the " +
+                                                                     counted(place.size, "rank") + ", but are " +
+                                                                     std::to_string(lengths->size()));
+    return make_uneven_layout(*lengths, queries).spans[rank];
+  }
+  require(!layout.empty(), "give the layout in which the queries are cut among the " + std::to_string(place.size) +
+                               " ranks, such as layout=\"zigzag\", or the annulus.Sharding: a rank holds the bits of "
+                               "its own queries");
+  return make_layout(parse_layout(layout, "layout"), queries, static_cast<int>(place.size)).spans[rank];
+}
+
+// Returns the mask's digest, and the number by which release_mask knows it.
+std::tuple<std::string, int64_t> token_mask(const Tensor& shown, std::string group, std::string layout,
+                                            std::optional<std::vector<int64_t>> lengths) {
+  require(shown.defined() && shown.layout() == at::kStrided && !shown.is_meta(),
+          "a mask must be a dense tensor with content");
+  require(shown.scalar_type() == at::kBool || shown.scalar_type() == at::kByte,
+          std::string("a mask must be bool or uint8, true where a query sees a key, but is ") +
+              c10::toString(shown.scalar_type()) +
+              ": numbers that are added to scores are no mask; for one of 0 and -inf pass mask == 0");
+  require(shown.dim() == 4, "a mask must be [batch or 1, heads or 1, queries, keys], but has the shape " +
+                                list_text(shown.sizes().vec()) +
+                                ": for one of [queries, keys] pass mask[None, None], for [batch, queries, "
+                                "keys] mask[:, None]; padding, [batch, keys], is given as kept_keys");
+  const Tensor here = shown.cpu();
+  Tensor rows;
+  const int64_t heads = here.size(1);
+  const MaskRows read = [&](int64_t number, int64_t first, int64_t count) {
+    rows = here.select(0, number / heads).select(0, number % heads).narrow(0, first, count).contiguous();
+    return static_cast<const uint8_t*>(rows.const_data_ptr());
+  };
+  auto mask =
+      std::make_shared<const TokenMask>(make_token_mask(here.size(0), heads, here.size(2), here.size(3), read,
+                                                        own_queries(here.size(2), group, layout, lengths), "the mask"));
+  Masks& all = masks();
+  const std::lock_guard lock(all.mutex);
+  std::erase_if(all.by_digest, [](const auto& entry) { return entry.second.expired(); });
+  all.by_digest.emplace(mask->digest, mask);
+  const std::string digest = mask->digest;
+  all.kept[all.next] = std::move(mask);
+  return {digest, all.next++};
+}
+
+void release_mask(int64_t number) {
+  MaskPointer last;  // is destroyed after the lock
+  Masks& all = masks();
+  const std::lock_guard lock(all.mutex);
+  if (const auto found = all.kept.find(number); found != all.kept.end()) {
+    last = std::move(found->second);
+    all.kept.erase(found);
+  }
+}
+
+}  // namespace
+
+PatternSpec with_known_masks(PatternSpec spec) {
+  for (PatternSpec& member : spec.members) member = with_known_masks(std::move(member));
+  if (spec.mask.file.empty() && !spec.mask.digest.empty() && !spec.mask.given) {
+    spec.mask.given = find_mask(spec.mask.digest);
+  }
+  return spec;
+}
+
+std::vector<MaskPointer> known_masks(const PatternSpec& spec) {
+  std::vector<MaskPointer> found;
+  for (const PatternSpec& member : spec.members) {
+    for (MaskPointer& mask : known_masks(member)) found.push_back(std::move(mask));
+  }
+  if (spec.mask.file.empty() && !spec.mask.digest.empty()) {
+    if (MaskPointer mask = find_mask(spec.mask.digest)) found.push_back(std::move(mask));
+  }
+  return found;
+}
+
+TORCH_LIBRARY_FRAGMENT(annulus, m) {
+  // Makes a mask of tokens of `shown`, bool or uint8 [batch or 1, heads or 1, queries, keys], of whole rows and the
+  // same on all ranks. This rank holds the bits of its own queries. Not collective. Returns the digest that a pattern
+  // names as mask_digest, and the number with which release_mask releases the mask.
+  m.def("token_mask(Tensor shown, *, str group=\"\", str layout=\"\", int[]? lengths=None) -> (str digest, int number)",
+        token_mask);
+  m.def("release_mask(int number) -> ()", release_mask);
+}
+
+}  // namespace annulus::torch_ops
