@@ -63,6 +63,8 @@ class EvaluateSubcommand : public Subcommand {
                 "where in the prompt lies what is asked for, in percent (default: 0,25,50,75,100)");
     app.add_option("--trials", options_.trials, "prompts at each length and depth (default: 10)");
     app.add_option("--seed", options_.seed, "seed of the prompts (default: 1)");
+    app.add_option("--pairs", options_.pairs,
+                   "for the task kv, keys with a value, spread over the prompt (default: as many as fit)");
     app.add_option("--haystack", options_.haystack, "a text in which needles are hidden (default: synthetic)")
         ->type_name("FILE");
     app.add_option("--needle", options_.needles,

@@ -70,10 +70,14 @@ void check_options(const EvaluationOptions& o) {
   if (o.data.empty() && (o.length || o.rows > 0 || o.packing || o.documents)) {
     refuse("--length, --rows, --packing and --documents are about --data, which is missing");
   }
-  if (o.tasks.empty() && (!o.lengths.empty() || o.generate || !o.haystack.empty() || !o.needles.empty())) {
-    refuse("--lengths, --generate, --haystack and --needle are about --task, which is missing");
+  if (o.tasks.empty() &&
+      (!o.lengths.empty() || o.generate || o.pairs != 0 || !o.haystack.empty() || !o.needles.empty())) {
+    refuse("--lengths, --generate, --pairs, --haystack and --needle are about --task, which is missing");
   }
   for (const std::string& task : o.tasks) tasks_of(task);
+  if (o.pairs != 0 && std::find(o.tasks.begin(), o.tasks.end(), "kv") == o.tasks.end()) {
+    refuse("--pairs is about --task kv, which is missing");
+  }
   for (const int64_t length : o.lengths) {
     if (length < 1 || length > kLongestRows) {
       refuse("--lengths must be from 1 to " + with_commas(kLongestRows) + ", but one is " + with_commas(length));

@@ -40,6 +40,7 @@ struct EvaluationOptions {
   std::vector<double> depths = {0, 0.25, 0.5, 0.75, 1};
   int64_t trials = 10;  // at each length and depth
   uint64_t seed = 1;
+  int64_t pairs = 0;      // of "kv", spread over the length; 0: as many as fit
   std::string haystack;   // a file of text
   bool generate = false;  // also decode an answer to each prompt, greedily
   std::vector<std::string> needles;

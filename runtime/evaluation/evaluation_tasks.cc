@@ -200,6 +200,7 @@ TaskSettings EvaluationJob::task_settings() const {
   TaskSettings settings;
   settings.vocab = opened_.model().vocab;
   settings.seed = options_.seed;
+  settings.pairs = options_.pairs;
   settings.needles = options_.needles;
   if (!options_.haystack.empty()) settings.haystack = read_small_file("evaluate", options_.haystack, kMostHaystack);
   const auto is_text = [](const Cell& cell) { return is_text_task(cell.task); };
