@@ -7,6 +7,7 @@ A word is a key of two letters and its value, two digits. The words of a documen
 it, so a value can be predicted only where its word has been read before, however far back that was. A part of the
 documents of `short` is a random string that is repeated: from these a model learns in few steps to look for what followed
 the last time. There is nothing between a key and its value, since looking back by the last letter alone is then a help.
+Half of the documents of `long` have spaces between their words, as the prompts of `evaluate --task kv --pairs 32` have.
 
     make.py FOLDER [--seed N] [--short-documents N] [--long-documents N] [--short N] [--long N] [--longest N]
 
@@ -26,8 +27,8 @@ import string
 KEYS, VALUES = string.ascii_lowercase, string.digits
 WORD = 5          # bytes of a word and the space behind it
 REPEATED = 0.3    # the share of `short` that is repeated strings
-SPACED = 0.2      # the share of `long` and `longest` that has spaces between words
-MOST_WORDS = 500  # of the 676 keys, so that drawing a new one takes few attempts
+SPACED = 0.5      # the share of `long` and `longest` that has spaces between words
+MOST_WORDS = 64   # in the vocabulary of a document: the longer it is, the farther they lie apart
 
 
 def evenly(draws, least, most):
@@ -45,7 +46,7 @@ def vocabulary(draws, count):
 
 def words(draws, length, count, more=0):
     """A document of `length` bytes at most, with a vocabulary of `count` words, and `more` spaces behind each."""
-    words = [word + " " * more for word in vocabulary(draws, min(count, MOST_WORDS))]
+    words = [word + " " * more for word in vocabulary(draws, count)]
     return "".join(draws.choices(words, k=length // (WORD + more)))
 
 
@@ -66,30 +67,31 @@ def write(folder, texts):
 
 
 def main(arguments):
-    draws = random.Random(arguments.seed)
-
     def shorter():
+        draws = random.Random(arguments.seed)
         for _ in range(arguments.short_documents):
             length = evenly(draws, arguments.short / 4, arguments.short)
             # At most half as many words as are written, so that values are asked for at every length.
             repeats = draws.random() < REPEATED
             yield repeated(draws, length) if repeats else words(draws, length, evenly(draws, 2, length / WORD / 2))
 
-    def longer(count, longest):
-        for _ in range(count):
-            length = evenly(draws, longest / 4, longest)
-            # Some have spaces between their words, as retrieval has if it asks for few pairs in a long prompt.
-            more = evenly(draws, 1, 16) if draws.random() < SPACED else 0
-            yield words(draws, length, evenly(draws, 8, length / (WORD + more)), more)
+    def longer(longest):
+        draws = random.Random(f"{arguments.seed} {longest}")
+        for _ in range(arguments.long_documents):
+            # Up to as many spaces as there are between the 32 words of a prompt, which is as long as a row.
+            spaced = draws.random() < SPACED
+            length, more = (longest, evenly(draws, 1, longest / 25)) if spaced else (evenly(draws, longest / 4, longest), 0)
+            yield words(draws, length, evenly(draws, 8, min(MOST_WORDS, length / (WORD + more))), more)
 
     def held_out(longest):
+        draws = random.Random(f"{arguments.seed} held-out")
         for _ in range(arguments.held_out_documents):
-            yield words(draws, longest, evenly(draws, 32, longest / WORD / 2))
+            yield words(draws, longest, evenly(draws, 32, MOST_WORDS))
 
     write(os.path.join(arguments.folder, "short"), shorter())
-    write(os.path.join(arguments.folder, "long"), longer(arguments.long_documents, arguments.long))
+    write(os.path.join(arguments.folder, "long"), longer(arguments.long))
     if arguments.longest:
-        write(os.path.join(arguments.folder, "longest"), longer(arguments.long_documents, arguments.longest))
+        write(os.path.join(arguments.folder, "longest"), longer(arguments.longest))
     write(os.path.join(arguments.folder, "held-out"), held_out(arguments.longest or arguments.long))
 
 

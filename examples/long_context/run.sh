@@ -53,7 +53,7 @@ train() { # NAME RANKS CONFIG TEXT [OPTION...]
 }
 evaluate() { # NAME RANKS RUN LENGTH [OPTION...]
   measured "evaluate $1" "$annulus" launch -n "$2" evaluate "$out/runs/$3" --data "$out/text/held-out/*.txt" --packing document \
-    --length "$4" --task kv --lengths "$lengths" --depths 0,25,50,75,100 --trials "$trials" \
+    --length "$4" --task kv --pairs 32 --lengths "$lengths" --depths 0,25,50,75,100 --trials "$trials" \
     --json "$out/results/$1.json" --pictures "$out/results/$1" --label "$1" "${@:5}"
 }
 
