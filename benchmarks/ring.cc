@@ -90,8 +90,8 @@ class Ring {
     most_ = most;
   }
 
-  // The bytes that the plan sends, and the fewest that any plan of this request can send: those of group-cast, with
-  // each row of a key and value once in the forward, and its gradient once. Of all ranks; collective.
+  // The bytes that the plan sends, and the fewest that a plan can send which moves keys and values alone: those of
+  // group-cast, with each row of a key and value once in the forward, and its gradient once. Of all ranks; collective.
   void count_bytes() {
     double planned = 0, fewest = 0;
     if (call_) {

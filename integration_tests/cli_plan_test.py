@@ -29,6 +29,20 @@ class PlanTest(cli.CliTest):
         self.assertIn(f"{pairs:,} pairs are counted, {pairs / 1e4:.4g} % of all\n", out)
         self.assertRegex(out, rf"each of {pairs:,} pairs is computed as often as it is counted")
 
+    def test_plans_over_inner_groups(self):
+        args = ["plan", "--ranks", "6", "--length", "600", "--heads", "2", "--schedule"]
+        code, out, err = self.annulus(*args, "double-ring", "--within", "3")
+        self.assertEqual(code, 0, err)
+        self.assertIn("schedule double-ring, ranks 6, within 3\n", out)
+        self.assertIn("proved in", out)
+        code, out, err = self.annulus(*args, "group-cast", "--within", "3", "--json")
+        self.assertEqual(code, 0, err)
+        self.assertEqual(json.loads(out)["within"], 3)
+        for schedule, within, words in (("double-ring", "4", "use one of 1, 2, 3, 6, or 0"), ("ring", "3", "has no inner groups")):
+            code, out, err = self.annulus(*args, schedule, "--within", within)
+            self.assertNotEqual(code, 0)
+            self.assertIn(words, err)
+
     def test_aligns_queries_by_name(self):
         args = ["plan", "--json", "--ranks", "2", "--length", "10", "--key-length", "30", "--heads", "1", "--query-offset"]
         pairs = []

@@ -21,7 +21,7 @@ void draw_on_cuda(const at::Tensor& kept, const at::Tensor& philox_keys, const S
 
 uint64_t philox_key(const Dropout& dropout, int64_t batch_row, int64_t head) {
   uint64_t key = splitmix64(dropout.seed);
-  for (const int64_t part : {dropout.step, dropout.layer, dropout.first_row + batch_row, head}) {
+  for (const int64_t part : {dropout.step, dropout.layer, dropout.first_row + batch_row, dropout.first_head + head}) {
     key = splitmix64(key ^ static_cast<uint64_t>(part));
   }
   return key;

@@ -21,7 +21,8 @@ struct Dropout {
   uint64_t seed = 0;
   int64_t step = 0;
   int64_t layer = 0;
-  int64_t first_row = 0;  // the global number of batch row 0 of this call
+  int64_t first_row = 0;   // the global number of batch row 0 of this call
+  int64_t first_head = 0;  // the number of query head 0 of the tensors; not 0 only where queries of other ranks come
 
   friend bool operator==(const Dropout&, const Dropout&) = default;
 };

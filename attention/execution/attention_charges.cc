@@ -3,7 +3,6 @@
 #include "attention/execution/attention_charges.h"
 
 #include <algorithm>
-#include <array>
 #include <vector>
 
 #include "attention/execution/select_blocks.h"
@@ -18,13 +17,23 @@ namespace {
 void count_blocks(const Program& program, CallSize& size) {
   int64_t blocks = 0;
   for (const Buffer& buffer : program.buffers) {
-    if (buffer.holds_gradient()) continue;
+    if (buffer.holds_sums() || !buffer.of_keys()) continue;
     for (const RowBlock& block : buffer.rows.blocks) {
       size.keys = std::max(size.keys, block.positions_count());
       ++blocks;
     }
   }
   size.blocks = std::max<int64_t>(1, blocks);
+}
+
+// The queries of other ranks that come to this one, in positions with all heads of all batch rows.
+int64_t queries_of_others(const Program& program) {
+  int64_t rows = 0;
+  for (const Buffer& buffer : program.buffers) {
+    if (buffer.kind == BufferKind::kQueries) rows += buffer.rows.rows();
+  }
+  const AttentionShape& shape = program.request.shape;
+  return ceil_div(rows, std::max<int64_t>(1, shape.batch * shape.heads));
 }
 
 }  // namespace
@@ -58,20 +67,23 @@ Part attention_charges(const PlanRequest& request, const Program* program, int r
   charges.push_back({"lse", size.lse_elements() * wide, When::kKept});
   int64_t gradients = own_keys * wide;
   if (program) {
-    const std::array<int64_t, kStoragePools> bytes = {0, head_dim * e, head_dim * wide};
+    const auto held = [&](const std::vector<Step>& steps, bool backward) {
+      return storage_of(*program, steps).peak(pool_bytes(backward, head_dim, e, wide));
+    };
     const int64_t saved =
         program->saved < 0 ? 0 : 2 * program->buffers[static_cast<size_t>(program->saved)].rows.rows() * head_dim * e;
     charges.push_back({"keys and values of other ranks", saved, When::kKept});
-    charges.push_back({"blocks that travel",
-                       std::max<int64_t>(0, storage_of(*program, program->forward).peak(bytes) - saved),
-                       When::kForward});
-    gradients = storage_of(*program, program->backward).peak(bytes);
+    charges.push_back(
+        {"blocks that travel", std::max<int64_t>(0, held(program->forward, false) - saved), When::kForward});
+    gradients = held(program->backward, true);
   }
   // When the results are converted to the inputs' dtype, nothing travels any more.
   const int64_t results = e == wide ? 0 : queries + own_keys * e;
   charges.push_back(
       {"blocks that travel, and gradients", std::max(gradients, own_keys * wide + results), When::kBackward});
-  for (const Charge& charge : kernel.charges(size)) charges.push_back(charge);
+  CallSize of_kernels = size;  // those of other ranks' queries live at the same time
+  if (program) of_kernels.queries += queries_of_others(*program);
+  for (const Charge& charge : kernel.charges(of_kernels)) charges.push_back(charge);
   if (sinks) {
     const auto bytes = [&](bool of_backward) {
       return sink_bytes(s.batch * size.queries, s.heads, head_dim, e, wide, of_backward);

@@ -1,13 +1,16 @@
 // Runs one rank's program (attention_forward and attention_backward of planned_call.h): transfers go through the
-// Communicator, tiles through a Kernel. The code does not depend on patterns or schedules.
+// Communicator, tiles through a Kernel for this rank's queries and one for each set of queries that comes from another
+// rank. The code does not depend on patterns or schedules.
 #include <ATen/TensorOperators.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "attention/execution/call_checks.h"
@@ -55,13 +58,24 @@ KernelCall kernel_call(const at::Tensor& q, const AttentionCall& call, const Pro
           .masks = &program.masks};
 }
 
+// The tensors of queries, for which a kernel is begun: those of this rank, or of a block that came from another.
+struct Queries {
+  at::Tensor q, dout, out;  // [B, rows, heads, D]; dout and out in the backward
+  at::Tensor lse;           // [B, heads, rows]
+};
+
 struct Execution {
   const AttentionCall& call;
   const Program& program;
   const std::string operation;
   const std::vector<Step>& steps;
+  const bool backward;
   TravellingBlocks buffers;
   Finite& own_keys;
+  const KernelCall of_kernels;
+  // By Tile::queries; -1 is this rank's, which is there from the beginning.
+  std::map<int, std::unique_ptr<Kernel>> kernels;
+  int64_t peak_result_elements = 0;  // of the kernels that have ended
   // The (gradient buffer, block) pairs that must be zero but have not been written yet.
   std::set<std::pair<int, int>> fresh;
   const bool on_cpu;
@@ -69,30 +83,111 @@ struct Execution {
   int64_t messages_sent = 0, bytes_sent = 0, bytes_lent = 0;
   double waited = 0;
 
-  Execution(const PlannedCall& c, const std::string& direction, const std::vector<Step>& s, const at::Tensor& k,
-            Finite& own)
+  Execution(const PlannedCall& c, const std::string& direction, const std::vector<Step>& s, const Queries& own,
+            const at::Tensor& k, Finite& finite, const KernelCall& kernel)
       : call(c.settings()),
         program(c.plan()->program),
         operation(call.label + " " + direction),
         steps(s),
+        backward(&s == &program.backward),
         buffers(program, s, k, *call.comm),
-        own_keys(own),
+        own_keys(finite),
+        of_kernels(kernel),
         on_cpu(k.is_cpu()),
         // Where nothing is under way a kernel may take as long a piece of work as it likes.
         poll(c.poll()                ? c.poll()
              : call.comm->size() > 1 ? Kernel::Poll([comm = call.comm] { comm->progress(); })
-                                     : nullptr) {}
+                                     : nullptr) {
+    begin(-1, own, kernel);
+    if (!program.moves_queries()) return;
+    BlockTensors rows{flat(own.q)};
+    if (backward) rows.insert(rows.end(), {flat(own.dout), flat(own.out), rows_of(own.lse)});
+    buffers.put(kOwnQueriesBuffer, std::move(rows));
+  }
 
-  KeyBlock block(int buffer, int number) {
-    const TensorPair& pair = buffers.get(buffer);
-    KeyBlock block = key_block(pair.k, pair.v, program.buffers[static_cast<size_t>(buffer)].rows, number);
+  // [B, m, H, D] as the rows of a buffer, and [B, H, m] as rows of one element.
+  static at::Tensor flat(const at::Tensor& tensor) { return tensor.contiguous().view({-1, tensor.size(3)}); }
+  static at::Tensor rows_of(const at::Tensor& lse) { return lse.transpose(1, 2).contiguous().view({-1, 1}); }
+  // The inverse of rows_of for a block of `like` [B, rows, heads, ..].
+  static at::Tensor lse_of(const at::Tensor& rows, const at::Tensor& like) {
+    return rows.view({like.size(0), like.size(1), like.size(2)}).transpose(1, 2).contiguous();
+  }
+
+  const RowBlock& block_of_queries(int number) const {
+    return program.buffers[static_cast<size_t>(number)].rows.blocks[0];
+  }
+
+  void begin(int number, const Queries& queries, const KernelCall& kernel_call) {
+    std::unique_ptr<Kernel>& kernel = kernels[number];
+    kernel = make_kernel(call.kernel, queries.q, call.dropout.rate > 0, call.softcap > 0);
+    if (backward) {
+      kernel->begin_backward(queries.dout, queries.q, queries.out, queries.lse, kernel_call);
+    } else {
+      kernel->begin_forward(queries.q, kernel_call);
+    }
+  }
+
+  // The kernel of these queries, which is begun at the first use.
+  Kernel& kernel_of(int number) {
+    if (const auto it = kernels.find(number); it != kernels.end()) return *it->second;
+    const RowBlock& block = block_of_queries(number);
+    const BlockTensors& tensors = buffers.get(number);
+    const auto view = [&](const at::Tensor& t) {
+      return t.view({block.batch.count, block.positions_count(), block.heads.count, t.size(1)});
+    };
+    Queries queries{.q = view(tensors[0]), .dout = {}, .out = {}, .lse = {}};
+    if (backward) queries = {queries.q, view(tensors[1]), view(tensors[2]), lse_of(tensors[3], queries.q)};
+    KernelCall call_of_block = of_kernels;
+    call_of_block.dropout.first_head = block.heads.begin;
+    begin(number, queries, call_of_block);
+    return *kernels[number];
+  }
+
+  // Ends the computation with some queries: out and lse, or dq, as the rows of a buffer of results.
+  BlockTensors end(int number) {
+    Kernel& kernel = kernel_of(number);
+    at::Tensor result, lse;
+    if (backward) {
+      result = kernel.finish_backward();
+    } else {
+      kernel.finish_forward(result, lse);
+    }
+    peak_result_elements = std::max(peak_result_elements, kernel.peak_result_elements());
+    kernels.erase(number);
+    BlockTensors tensors{flat(result.to(lse.defined() ? lse.scalar_type() : accumulator_type(result.scalar_type())))};
+    if (lse.defined()) tensors.push_back(rows_of(lse));
+    return tensors;
+  }
+
+  // This rank's out [B, n, H, D] and lse [B, H, n], or dq alone.
+  std::pair<at::Tensor, at::Tensor> own_results(const at::Tensor& q) {
+    if (!own_ended_) {  // no results of other ranks have been merged
+      Kernel& kernel = *kernels.at(-1);
+      at::Tensor result, lse;
+      if (backward) {
+        result = kernel.finish_backward();
+      } else {
+        kernel.finish_forward(result, lse);
+      }
+      peak_result_elements = std::max(peak_result_elements, kernel.peak_result_elements());
+      return {result, lse};
+    }
+    const BlockTensors& own = buffers.get(kOwnResultsBuffer);
+    return {own[0].view(q.sizes()), backward ? at::Tensor() : lse_of(own[1], q)};
+  }
+
+  // The block of a buffer of keys or gradients as the kernel of these queries counts its heads.
+  KeyBlock block(int buffer, int number, int queries = -1) {
+    const BlockTensors& pair = buffers.get(buffer);
+    KeyBlock block = key_block(pair[0], pair[1], program.buffers[static_cast<size_t>(buffer)].rows, number);
     block.fresh = fresh.count({buffer, number}) > 0;
     if (buffer == kOwnKVBuffer) block.finite = &own_keys;  // its rows are one block
+    if (queries >= 0) block.heads.begin -= block_of_queries(queries).heads.begin / of_kernels.group;
     return block;
   }
   // The same for gradients that the kernel will write.
-  KeyBlock grads(int buffer, int number) {
-    KeyBlock grads = block(buffer, number);
+  KeyBlock grads(int buffer, int number, int queries) {
+    KeyBlock grads = block(buffer, number, queries);
     fresh.erase({buffer, number});
     return grads;
   }
@@ -103,8 +198,8 @@ struct Execution {
     fresh.erase({kOwnGradBuffer, 0});
   }
 
-  // Runs all steps: starts each step's transfers, calls compute(tiles) for its tiles, those of one block at a time,
-  // waits, does the additions, and ends the lives of buffers.
+  // Runs all steps: starts each step's transfers, calls compute(kernel, tiles) for its tiles, those of the same queries
+  // and one block at a time, ends queries, waits, does the additions, and ends the lives of buffers.
   template <typename Compute>
   void run(Compute compute) {
     for (size_t s = 0; s < steps.size(); ++s) {
@@ -128,18 +223,17 @@ struct Execution {
           fresh.insert({buffer, static_cast<int>(b)});
         }
       }
+      const auto place_of = [](const Tile& t) {
+        return std::tuple(t.queries, t.buffer, t.block, t.grad_buffer, t.grad_block);
+      };
       for (size_t i = 0; i < step.tiles.size();) {
         size_t past = i + 1;
-        while (past < step.tiles.size() && step.tiles[past].buffer == step.tiles[i].buffer &&
-               step.tiles[past].block == step.tiles[i].block &&
-               step.tiles[past].grad_buffer == step.tiles[i].grad_buffer &&
-               step.tiles[past].grad_block == step.tiles[i].grad_block) {
-          ++past;
-        }
-        compute(std::span<const Tile>(step.tiles).subspan(i, past - i));
+        while (past < step.tiles.size() && place_of(step.tiles[past]) == place_of(step.tiles[i])) ++past;
+        compute(kernel_of(step.tiles[i].queries), std::span<const Tile>(step.tiles).subspan(i, past - i));
         i = past;
       }
       for (const auto& [buffer, number] : fresh) zero_if_fresh(block(buffer, number));  // no tile has written these
+      for (const Finish& finish : step.finishes) buffers.fill(finish.results, end(finish.queries));
       if (work) {
         const double before = call.comm->stats().wait_seconds;
         work->wait();
@@ -147,9 +241,13 @@ struct Execution {
         if (on_cpu) waited += call.comm->stats().wait_seconds - before;
       }
       for (const Add& add : step.adds) {
-        TensorPair &dst = buffers.get(add.dst), &src = buffers.get(add.src);
-        transfer_rows(dst, program.buffers[static_cast<size_t>(add.dst)].rows, src,
-                      program.buffers[static_cast<size_t>(add.src)].rows, /*add=*/true);
+        if (add.dst == kOwnResultsBuffer && program.moves_queries() && !own_ended_) {
+          buffers.put(kOwnResultsBuffer, end(-1));
+          own_ended_ = true;
+        }
+        const bool merges = !backward && !program.buffers[static_cast<size_t>(add.dst)].of_keys();
+        transfer_rows(buffers.get(add.dst), program.buffers[static_cast<size_t>(add.dst)].rows, buffers.get(add.src),
+                      program.buffers[static_cast<size_t>(add.src)].rows, merges ? Joining::kMerge : Joining::kAdd);
       }
       work.reset();
       buffers.end_step(number);
@@ -161,22 +259,21 @@ struct Execution {
   static std::vector<Message> messages(const std::vector<Transfer>& transfers, Tensors tensors_of) {
     std::vector<Message> list;
     for (const Transfer& t : transfers) {
-      const TensorPair pair = tensors_of(t);
-      list.push_back({pair.k, t.peer});
-      list.push_back({pair.v, t.peer});
+      for (at::Tensor& tensor : tensors_of(t)) list.push_back({std::move(tensor), t.peer});
     }
     return list;
   }
+
+  bool own_ended_ = false;
 };
 
-// [B, m, Hk, D] as the rows of a buffer.
-at::Tensor flat(const at::Tensor& tensor) { return tensor.contiguous().view({-1, tensor.size(3)}); }
-
-void report(AttentionStats* stats, const Execution& execution, const Kernel& kernel) {
+void report(AttentionStats* stats, const Execution& execution) {
   if (!stats) return;
   *stats = {execution.buffers.peak_kv(),
             execution.buffers.peak_grad(),
-            kernel.peak_result_elements(),
+            execution.buffers.peak_query(),
+            execution.buffers.peak_result(),
+            execution.peak_result_elements,
             execution.messages_sent,
             execution.bytes_sent,
             execution.bytes_lent,
@@ -205,25 +302,24 @@ AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, cons
   const bool adaptive = is_adaptive(call.request.pattern);
   result.call = adaptive ? planned.with(select_and_plan(q, k, call)) : planned;
   const Program& program = result.program();
-  const std::unique_ptr<Kernel> kernel = make_kernel(call.kernel, q, call.dropout.rate > 0, call.softcap > 0);
-  Execution execution(result.call, "forward", program.forward, k, result.own_keys);
-  execution.buffers.put(kOwnKVBuffer, {flat(k), flat(v)});
   KernelCall of_kernel = kernel_call(q, call, program);
   if (call.sinks) of_kernel.at_once = false;  // out is rounded after they are added
-  kernel->begin_forward(q, of_kernel);
-  execution.run([&](std::span<const Tile> tiles) {
-    kernel->forward(execution.block(tiles[0].buffer, tiles[0].block), tiles, execution.poll);
+  Execution execution(result.call, "forward", program.forward, {.q = q, .dout = {}, .out = {}, .lse = {}}, k,
+                      result.own_keys, of_kernel);
+  execution.buffers.put(kOwnKVBuffer, {Execution::flat(k), Execution::flat(v)});
+  execution.run([&](Kernel& kernel, std::span<const Tile> tiles) {
+    kernel.forward(execution.block(tiles[0].buffer, tiles[0].block, tiles[0].queries), tiles, execution.poll);
   });
-  kernel->finish_forward(result.out, result.lse);
+  std::tie(result.out, result.lse) = execution.own_results(q);
   if (call.sinks) add_sinks(result.out, result.lse, sinks);
   result.sinks = sinks;
   result.out = result.out.to(q.scalar_type());
   if (program.saved >= 0) {
-    const TensorPair& saved = execution.buffers.get(program.saved);
-    result.saved_k = saved.k;
-    result.saved_v = saved.v;
+    const BlockTensors& saved = execution.buffers.get(program.saved);
+    result.saved_k = saved[0];
+    result.saved_v = saved[1];
   }
-  report(stats, execution, *kernel);
+  report(stats, execution);
   return result;
 }
 
@@ -240,25 +336,25 @@ AttentionGradients attention_backward(const at::Tensor& dout, const at::Tensor& 
   if (call.sinks) {
     dsinks = sink_gradients(dout, forward.out, forward.lse, forward.sinks).to(forward.sinks.scalar_type());
   }
-  const std::unique_ptr<Kernel> kernel = make_kernel(call.kernel, q, call.dropout.rate > 0, call.softcap > 0);
-  Execution execution(forward.call, "backward", program.backward, k, forward.own_keys);
-  execution.buffers.put(kOwnKVBuffer, {flat(k), flat(v)});
+  Execution execution(forward.call, "backward", program.backward, {q, dout, forward.out, forward.lse}, k,
+                      forward.own_keys, kernel_call(q, call, program));
+  execution.buffers.put(kOwnKVBuffer, {Execution::flat(k), Execution::flat(v)});
   if (program.saved >= 0) execution.buffers.put(program.saved, {forward.saved_k, forward.saved_v});
-  kernel->begin_backward(dout, q, forward.out, forward.lse, kernel_call(q, call, program));
-  execution.run([&](std::span<const Tile> tiles) {
-    const KeyBlock keys = execution.block(tiles[0].buffer, tiles[0].block);
+  execution.run([&](Kernel& kernel, std::span<const Tile> tiles) {
+    const Tile& first = tiles[0];
+    const KeyBlock keys = execution.block(first.buffer, first.block, first.queries);
     if (one_block(program)) {
-      if (const auto whole = kernel->whole_backward(keys, tiles, execution.poll)) {
+      if (const auto whole = kernel.whole_backward(keys, tiles, execution.poll)) {
         return execution.put_own_gradients(*whole);
       }
     }
-    kernel->backward(keys, execution.grads(tiles[0].grad_buffer, tiles[0].grad_block), tiles, execution.poll);
+    kernel.backward(keys, execution.grads(first.grad_buffer, first.grad_block, first.queries), tiles, execution.poll);
   });
   const at::ScalarType type = q.scalar_type();
-  const TensorPair& home = execution.buffers.get(kOwnGradBuffer);
-  AttentionGradients result{kernel->finish_backward().to(type), home.k.view(k.sizes()).to(type),
-                            home.v.view(v.sizes()).to(type), dsinks};
-  report(stats, execution, *kernel);
+  const BlockTensors& home = execution.buffers.get(kOwnGradBuffer);
+  AttentionGradients result{execution.own_results(q).first.to(type), home[0].view(k.sizes()).to(type),
+                            home[1].view(v.sizes()).to(type), dsinks};
+  report(stats, execution);
   return result;
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "attention/pattern/pattern.h"
+#include "attention/plan/tilings.h"
 #include "attention/plan/traffic.h"
 #include "common/error.h"
 #include "common/text.h"
@@ -28,11 +29,23 @@ std::vector<PlanCost> costs(const std::vector<Traffic>& ranks, int64_t head_dim,
                      static_cast<double>(scale) * static_cast<double>(value(*most))});
   };
   const int64_t kv = head_dim * element_bytes, grad = head_dim * accumulator_bytes;
-  add("messages_sent", "messages sent", false, 1, [](const Traffic& t) { return t.kv_messages + t.grad_messages; });
+  const auto row = [&](BufferKind kind) {
+    return row_content(kind, ranks[0].backward).bytes(head_dim, element_bytes, accumulator_bytes);
+  };
+  add("messages_sent", "messages sent", false, 1, [](const Traffic& t) { return t.messages(); });
   add("kv_bytes_sent", "keys and values sent", true, kv, [](const Traffic& t) { return t.kv_rows; });
   add("gradient_bytes_sent", "gradients sent", true, grad, [](const Traffic& t) { return t.grad_rows; });
   add("kv_bytes_held", "keys and values held", true, kv, [](const Traffic& t) { return t.peak_kv_rows; });
   add("gradient_bytes_held", "gradients held", true, grad, [](const Traffic& t) { return t.peak_grad_rows; });
+  const bool moves_queries = std::any_of(ranks.begin(), ranks.end(), [](const Traffic& t) {
+    return t.query_rows + t.result_rows + t.peak_query_rows + t.peak_result_rows > 0;
+  });
+  if (!moves_queries) return costs;
+  const int64_t query = row(BufferKind::kQueries), result = row(BufferKind::kResults);
+  add("query_bytes_sent", "queries sent", true, query, [](const Traffic& t) { return t.query_rows; });
+  add("result_bytes_sent", "results sent", true, result, [](const Traffic& t) { return t.result_rows; });
+  add("query_bytes_held", "queries of others held", true, query, [](const Traffic& t) { return t.peak_query_rows; });
+  add("result_bytes_held", "partial results held", true, result, [](const Traffic& t) { return t.peak_result_rows; });
   return costs;
 }
 
@@ -68,6 +81,13 @@ PlanReport::PlanReport(const PlanRequest& request, int64_t head_dim, int64_t ele
   forward_ = costs(forward, head_dim, element_bytes);
   backward_ = costs(backward, head_dim, element_bytes);
   made_ = seconds_since(begin);
+  const int64_t wide = element_bytes == 8 ? 8 : 4;
+  for (const Traffic& t : forward) sent_.bytes += static_cast<double>(t.bytes(head_dim, element_bytes, wide));
+  for (const Tiling& tiling : tilings(request_)) {
+    const double bytes = tiling.bytes(head_dim, element_bytes, wide);
+    if (tiling.columns == 1) sent_.least_of_keys = sent_.least_of_tilings = bytes;
+    if (bytes < sent_.least_of_tilings) sent_.least_of_tilings = bytes, sent_.columns = tiling.columns;
+  }
 }
 
 const Proof& PlanReport::prove(const Say& say) {
@@ -115,8 +135,13 @@ std::string PlanReport::json() const {
   Json plan = {{"request", request_.text()},
                {"ranks", request_.ranks},
                {"schedule", to_string(request_.schedule)},
+               {"within", request_.within},
                {"pairs", pairs_},
                {"share_of_pairs", share()},
+               {"sent_bytes", sent_.bytes},
+               {"least_bytes_of_keys_and_values", sent_.least_of_keys},
+               {"least_bytes_of_tilings", sent_.least_of_tilings},
+               {"columns_of_least_tiling", sent_.columns},
                {"forward", of(forward_)},
                {"backward", of(backward_)},
                {"made_seconds", made_},

@@ -42,6 +42,13 @@ class PlanReport {
   const PlanRequest& request() const { return request_; }  // with the schedule that `auto` stands for
   int64_t pairs() const { return pairs_; }
   double share() const;  // the counted pairs as a share of all pairs of a query and a key
+  // The bytes that all ranks together send in the forward, and the least of schedules that move keys and values alone,
+  // and of all tilings, with the number of columns of the least (attention/plan/tilings.h).
+  struct Sent {
+    double bytes = 0, least_of_keys = 0, least_of_tilings = 0;
+    int columns = 1;
+  };
+  const Sent& sent() const { return sent_; }
   const std::vector<PlanCost>& forward() const { return forward_; }
   const std::vector<PlanCost>& backward() const { return backward_; }
   double made_seconds() const { return made_; }
@@ -58,6 +65,7 @@ class PlanReport {
   double program_bytes_ = 0;  // the size of the programs made so far
   int64_t pairs_ = 0;
   std::vector<PlanCost> forward_, backward_;
+  Sent sent_;
   std::optional<Proof> proof_;
   double made_ = 0, proved_ = 0;
 };

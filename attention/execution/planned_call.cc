@@ -42,7 +42,8 @@ struct TakeWords {
   void operator()(const char*, double value) { words.push_back(std::bit_cast<uint64_t>(value)); }
   void operator()(const char*, const Dropout& d) {
     words.insert(words.end(), {std::bit_cast<uint64_t>(d.rate), d.seed, static_cast<uint64_t>(d.step),
-                               static_cast<uint64_t>(d.layer), static_cast<uint64_t>(d.first_row)});
+                               static_cast<uint64_t>(d.layer), static_cast<uint64_t>(d.first_row),
+                               static_cast<uint64_t>(d.first_head)});
   }
 };
 

@@ -124,10 +124,12 @@ struct AttentionGradients {
 // What a call really did on this rank, for tests, metrics and benchmarks. A buffer's tensors count as held for as long
 // as they exist, for whatever reason (travelling_blocks.h).
 struct AttentionStats {
-  int64_t peak_kv_elements = 0;      // the most K and V elements held at once: own, travelling and saved ones
-  int64_t peak_grad_elements = 0;    // the same for dK and dV, including the rank's own
-  int64_t peak_result_elements = 0;  // the most elements of a kernel's dK and dV results before they are added
-  int64_t messages_sent = 0;         // tensors of keys, values and gradients: two for each transfer
+  int64_t peak_kv_elements = 0;       // the most K and V elements held at once: own, travelling and saved ones
+  int64_t peak_grad_elements = 0;     // the same for dK and dV, including the rank's own
+  int64_t peak_query_elements = 0;    // the most elements of other ranks' queries, with what travels with them
+  int64_t peak_partial_elements = 0;  // the same for results that are not whole or not this rank's
+  int64_t peak_result_elements = 0;   // the most elements of a kernel's dK and dV results before they are added
+  int64_t messages_sent = 0;          // tensors
   int64_t bytes_sent = 0;
   int64_t bytes_lent = 0;  // the part of bytes_sent that was lent to ranks of this host (Communicator::lendable)
   // The time spent waiting for transfers on a CPU. 0 on a GPU, where it is measured by events and known only once the

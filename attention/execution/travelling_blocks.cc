@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "attention/tiles/merge.h"
 #include "attention/tiles/tile_views.h"
 #include "memory/releasable.h"
 #include "memory/upload.h"
@@ -16,14 +17,20 @@
 namespace annulus {
 namespace {
 
-// The part of a block's tensor with the given global batch rows and kv heads, which must be among the block's.
-at::Tensor part_of(const at::Tensor& tensor, const KeyBlock& block, const Span& batch, const Span& heads) {
+// The part [batch, positions, heads, width] of a tensor of these blocks that is in block `number` and has the given
+// batch rows and heads, which must be among the block's.
+at::Tensor part_of(const at::Tensor& flat, const RowSet& rows, size_t number, const Span& batch, const Span& heads) {
+  const RowBlock& block = rows.blocks[number];
+  int64_t first = 0;
+  for (size_t i = 0; i < number; ++i) first += rows.blocks[i].rows();
+  const at::Tensor whole = flat.narrow(0, first, block.rows())
+                               .view({block.batch.count, block.positions_count(), block.heads.count, flat.size(1)});
   const auto take = [](const at::Tensor& t, int64_t dim, const Span& held, const Span& wanted) {
     if (held == wanted) return t;
     const int64_t step = wanted.count > 1 ? wanted.stride / held.stride : 1;
     return t.slice(dim, held.index_of(wanted.begin), held.index_of(wanted.last()) + 1, step);
   };
-  return take(take(tensor, 0, block.batch, batch), 2, block.heads, heads);
+  return take(take(whole, 0, block.batch, batch), 2, block.heads, heads);
 }
 
 // For the positions that two blocks have in common, their row numbers in each. Both blocks store positions in the same
@@ -58,11 +65,11 @@ bool consecutive(const std::vector<int64_t>& rows) {
 
 }  // namespace
 
-void transfer_rows(const TensorPair& dst, const RowSet& dst_rows, const TensorPair& src, const RowSet& src_rows,
-                   bool add) {
-  if (dst_rows == src_rows) {
-    for (const auto& [to, from] : {std::pair{dst.k, src.k}, std::pair{dst.v, src.v}})
-      add ? to.add_(from) : to.copy_(from);
+void transfer_rows(const BlockTensors& dst, const RowSet& dst_rows, const BlockTensors& src, const RowSet& src_rows,
+                   Joining joining) {
+  const bool add = joining == Joining::kAdd;
+  if (dst_rows == src_rows && joining != Joining::kMerge) {
+    for (size_t t = 0; t < dst.size(); ++t) add ? dst[t].add_(src[t]) : dst[t].copy_(src[t]);
     return;
   }
   for (size_t d = 0; d < dst_rows.blocks.size(); ++d) {
@@ -73,36 +80,51 @@ void transfer_rows(const TensorPair& dst, const RowSet& dst_rows, const TensorPa
       if (batch.empty() || heads.empty()) continue;
       const CommonRows rows = common_positions(to_block.positions, from_block.positions);
       if (rows.a.empty()) continue;
-      const KeyBlock to = key_block(dst.k, dst.v, dst_rows, static_cast<int>(d));
-      const KeyBlock from = key_block(src.k, src.v, src_rows, static_cast<int>(s));
-      const at::Tensor to_index = consecutive(rows.a) ? at::Tensor() : index_of(rows.a, to.k);
-      const at::Tensor from_index = consecutive(rows.b) ? at::Tensor() : index_of(rows.b, from.k);
+      const at::Tensor to_index = consecutive(rows.a) ? at::Tensor() : index_of(rows.a, dst[0]);
+      const at::Tensor from_index = consecutive(rows.b) ? at::Tensor() : index_of(rows.b, src[0]);
       const int64_t n = static_cast<int64_t>(rows.a.size());
-      for (const bool values : {false, true}) {
-        const at::Tensor t = part_of(values ? to.v : to.k, to, batch, heads);
-        const at::Tensor f = part_of(values ? from.v : from.k, from, batch, heads);
-        const at::Tensor part = from_index.defined() ? f.index_select(1, from_index) : f.narrow(1, rows.b[0], n);
+      const auto to = [&](size_t t) { return part_of(dst[t], dst_rows, d, batch, heads); };
+      const auto from = [&](size_t t) {
+        const at::Tensor part = part_of(src[t], src_rows, s, batch, heads);
+        return from_index.defined() ? part.index_select(1, from_index) : part.narrow(1, rows.b[0], n);
+      };
+      // [b, positions, heads, ..] as [b, heads, positions, ..]
+      const auto by_head = [](const at::Tensor& t) { return t.transpose(1, 2); };
+      if (joining == Joining::kMerge) {
+        const auto target = [&](size_t t) { return to_index.defined() ? to(t) : to(t).narrow(1, rows.a[0], n); };
+        merge_partial(by_head(target(0)), by_head(target(1)).squeeze(3), by_head(from(0)), by_head(from(1)).squeeze(3),
+                      to_index);
+        continue;
+      }
+      for (size_t t = 0; t < dst.size(); ++t) {
         if (to_index.defined()) {
-          add ? t.index_add_(1, to_index, part) : t.index_copy_(1, to_index, part);
+          add ? to(t).index_add_(1, to_index, from(t)) : to(t).index_copy_(1, to_index, from(t));
         } else {
-          const at::Tensor target = t.narrow(1, rows.a[0], n);
-          add ? target.add_(part) : target.copy_(part);
+          const at::Tensor target = to(t).narrow(1, rows.a[0], n);
+          add ? target.add_(from(t)) : target.copy_(from(t));
         }
       }
     }
   }
 }
 
-TravellingBlocks::Block::Block(TensorPair p, bool gradients, std::shared_ptr<Held> h)
-    : pair(std::move(p)), which(gradients ? 1 : 0), held(std::move(h)) {
-  held->now[which] += pair.k.numel() + pair.v.numel();
+TravellingBlocks::Block::Block(BlockTensors t, size_t of, std::shared_ptr<Held> h)
+    : tensors(std::move(t)), which(of), held(std::move(h)) {
+  held->now[which] += elements();
   held->peak[which] = std::max(held->peak[which], held->now[which]);
 }
-TravellingBlocks::Block::~Block() { held->now[which] -= pair.k.numel() + pair.v.numel(); }
+TravellingBlocks::Block::~Block() { held->now[which] -= elements(); }
+
+int64_t TravellingBlocks::Block::elements() const {
+  int64_t sum = 0;
+  for (const at::Tensor& t : tensors) sum += t.numel();
+  return sum;
+}
 
 TravellingBlocks::TravellingBlocks(const Program& program, const std::vector<Step>& steps, const at::Tensor& k,
                                    Communicator& comm)
     : program_(program),
+      backward_(&steps == &program.backward),
       storage_(storage_of(program, steps)),
       successors_(storage_.successors()),
       ending_(steps.size()),
@@ -113,14 +135,33 @@ TravellingBlocks::TravellingBlocks(const Program& program, const std::vector<Ste
       next_copy_(program.buffers.size()),
       comm_(comm),
       places_(blocks_.size(), Place::kOrdinary) {
-  const bool forward = &steps == &program.forward;
   for (size_t b = 0; b < blocks_.size(); ++b) {
     const Lifetime& life = storage_.buffers()[b].life;
     const bool returned = b < program.buffers.size() && (program.buffers[b].kind == BufferKind::kOwnGrad ||
-                                                         (forward && static_cast<int>(b) == program.saved));
+                                                         (!backward_ && static_cast<int>(b) == program.saved));
     if (!returned && !life.empty()) ending_[static_cast<size_t>(life.last)].push_back(b);
   }
+  for (const Step& step : steps) {
+    for (const Transfer& t : step.sends) {
+      const Buffer& buffer = program.buffers[static_cast<size_t>(t.buffer)];
+      if (!consecutive_rows(buffer.rows, t.rows)) copied_.push_back(buffer.kind);
+    }
+  }
   place(steps);
+}
+
+BufferKind TravellingBlocks::kind_of(size_t number) const {
+  const size_t buffers = program_.buffers.size();
+  return number < buffers ? program_.buffers[number].kind : copied_[number - buffers];
+}
+
+size_t TravellingBlocks::which_of(size_t number) const {
+  const BufferKind kind = kind_of(number);
+  if (number < program_.buffers.size() && (kind == BufferKind::kOwnQueries || kind == BufferKind::kOwnResults)) {
+    return kGiven;
+  }
+  if (kind < BufferKind::kOwnQueries) return kind == BufferKind::kGrad || kind == BufferKind::kOwnGrad ? 1 : 0;
+  return kind == BufferKind::kResults ? 3 : 2;
 }
 
 void TravellingBlocks::place(const std::vector<Step>& steps) {
@@ -140,50 +181,59 @@ void TravellingBlocks::place(const std::vector<Step>& steps) {
   }
 }
 
-void TravellingBlocks::put(int buffer, TensorPair pair) {
+void TravellingBlocks::put(int buffer, BlockTensors tensors) {
   const size_t number = static_cast<size_t>(buffer);
-  blocks_[number] = std::make_unique<Block>(std::move(pair), is_gradient(number), held_);
+  blocks_[number] = std::make_unique<Block>(std::move(tensors), which_of(number), held_);
 }
 
-TensorPair TravellingBlocks::allocate(int64_t rows, bool gradients, Place place) {
-  const std::vector<int64_t> shape{rows, head_dim_};
-  const at::TensorOptions& options = gradients ? grad_options_ : kv_options_;
-  const auto tensor = [&] {
+void TravellingBlocks::fill(int buffer, BlockTensors tensors) {
+  if (places_[static_cast<size_t>(buffer)] == Place::kOrdinary) return put(buffer, std::move(tensors));
+  const BlockTensors& to = get(buffer);
+  for (size_t t = 0; t < to.size(); ++t) to[t].copy_(tensors[t]);
+}
+
+BlockTensors TravellingBlocks::allocate(int64_t rows, BufferKind kind, Place place) {
+  const auto tensor = [&](int64_t width, const at::TensorOptions& options) {
+    const std::vector<int64_t> shape{rows, width};
     if (place == Place::kLendable) return comm_.lendable(shape, options);
     return place == Place::kBorrowed ? tensor_without_memory(shape, options) : at::empty(shape, options);
   };
-  return {tensor(), tensor()};
+  const RowContent content = row_content(kind, backward_);
+  BlockTensors tensors;
+  for (int64_t i = 0; i < content.vectors; ++i) tensors.push_back(tensor(head_dim_, kv_options_));
+  for (int64_t i = 0; i < content.wide_vectors; ++i) tensors.push_back(tensor(head_dim_, grad_options_));
+  for (int64_t i = 0; i < content.wide_elements; ++i) tensors.push_back(tensor(1, grad_options_));
+  return tensors;
 }
 
-TensorPair& TravellingBlocks::tensors_of(size_t number) {
+BlockTensors& TravellingBlocks::tensors_of(size_t number) {
   std::unique_ptr<Block>& block = blocks_[number];
   if (!block) {
-    const bool gradients = is_gradient(number);
-    block = std::make_unique<Block>(allocate(storage_.buffers()[number].size / 2, gradients, places_[number]),
-                                    gradients, held_);
+    const BufferKind kind = kind_of(number);
+    const int64_t rows = storage_.buffers()[number].size / (kind < BufferKind::kOwnQueries ? 2 : 1);
+    block = std::make_unique<Block>(allocate(rows, kind, places_[number]), which_of(number), held_);
   }
-  return block->pair;
+  return block->tensors;
 }
 
-TensorPair TravellingBlocks::to_send(const Transfer& send) {
-  const RowSet& stored = program_.buffers[static_cast<size_t>(send.buffer)].rows;
-  const std::optional<int64_t> first = consecutive_rows(stored, send.rows);
+BlockTensors TravellingBlocks::to_send(const Transfer& send) {
+  const Buffer& buffer = program_.buffers[static_cast<size_t>(send.buffer)];
+  const std::optional<int64_t> first = consecutive_rows(buffer.rows, send.rows);
   if (!first) {
-    const TensorPair& copy = tensors_of(next_copy_++);
-    transfer_rows(copy, send.rows, get(send.buffer), stored, /*add=*/false);
+    const BlockTensors& copy = tensors_of(next_copy_++);
+    transfer_rows(copy, send.rows, get(send.buffer), buffer.rows, Joining::kCopy);
     return copy;
   }
-  const TensorPair& whole = get(send.buffer);
-  const int64_t rows = send.rows.rows();
-  const TensorPair part{whole.k.narrow(0, *first, rows), whole.v.narrow(0, *first, rows)};
-  if (send.buffer != kOwnKVBuffer || !comm_.lends_to(send.peer)) return part;
-  if (!own_copy_.k.defined() || own_copy_rows_ != send.rows) {  // several ranks may be sent the same rows
-    own_copy_ = allocate(rows, /*gradients=*/false, Place::kLendable);
-    own_copy_rows_ = send.rows;
-    own_copy_.k.copy_(part.k);
-    own_copy_.v.copy_(part.v);
+  BlockTensors part;
+  for (const at::Tensor& whole : get(send.buffer)) part.push_back(whole.narrow(0, *first, send.rows.rows()));
+  const bool callers = buffer.kind == BufferKind::kOwnKV || buffer.kind == BufferKind::kOwnQueries;
+  if (!callers || !comm_.lends_to(send.peer)) return part;
+  OwnCopy& copy = own_copies_[send.buffer];
+  if (copy.tensors.empty() || copy.rows != send.rows) {  // several ranks may be sent the same rows
+    copy = {allocate(send.rows.rows(), buffer.kind, Place::kLendable), send.rows};
+    for (size_t t = 0; t < part.size(); ++t) copy.tensors[t].copy_(part[t]);
   }
-  return own_copy_;
+  return copy.tensors;
 }
 
 void TravellingBlocks::end_step(int step) {

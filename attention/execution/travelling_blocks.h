@@ -1,11 +1,12 @@
-// Allocates, reuses and frees the tensors of one direction of one call: travelling keys and values, gradients, and
-// packed copies of rows that are sent. Used by the executor alone.
+// Allocates, reuses and frees the tensors of one direction of one call: travelling keys and values, gradients, queries
+// and results, and packed copies of rows that are sent. Used by the executor alone.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -15,13 +16,19 @@
 
 namespace annulus {
 
-struct TensorPair {
-  at::Tensor k, v;  // or dk and dv; each is [rows of the buffer's RowSet, D]
-};
+// The tensors of a buffer, each [rows of the buffer's RowSet, D] or, for lse, [rows, 1]: k and v; dk and dv; q, and in
+// the backward dout, out and lse; out and lse, and in the backward dq (row_content of attention/plan/traffic.h).
+using BlockTensors = std::vector<at::Tensor>;
 
-// Does dst = src, or dst += src if `add`, in the rows that both have.
-void transfer_rows(const TensorPair& dst, const RowSet& dst_rows, const TensorPair& src, const RowSet& src_rows,
-                   bool add);
+// What transfer_rows does with the rows that both buffers have.
+enum class Joining {
+  kCopy,   // dst = src
+  kAdd,    // dst += src
+  kMerge,  // dst are out and lse, which become those over the keys of both
+};
+// The rows of `dst` and `src` are stored in the order of their sets.
+void transfer_rows(const BlockTensors& dst, const RowSet& dst_rows, const BlockTensors& src, const RowSet& src_rows,
+                   Joining joining);
 
 // Storage is allocated when a buffer's life begins. When the life ends, the buffer that memory/storage.h names as its
 // successor takes the storage over; without a successor the storage is freed at once. So a long ring allocates two
@@ -30,8 +37,9 @@ void transfer_rows(const TensorPair& dst, const RowSet& dst_rows, const TensorPa
 // Between ranks that lend to each other (Communicator::lends_to) blocks are not copied. A buffer that is sent to such a
 // rank is lendable, and one that is received from such a rank has no memory until the message arrives; then it has the
 // sender's. These have no successors, because another rank may still read them when their life here ends. The rank's
-// own keys and values belong to the caller, so the rows that are sent are copied to lendable memory first. This copy
-// does not count as held: it lies in this rank's memory, but it is the block that the receivers hold and count.
+// own keys, values and queries belong to the caller, so the rows that are sent are copied to lendable memory first.
+// This copy does not count as held: it lies in this rank's memory, but it is the block that the receivers hold and
+// count.
 //
 // On a GPU the host is several steps ahead of the device, and transfers run on a
 // stream of their own. Storage is reused in the order of the compute stream, which is sufficient:
@@ -51,60 +59,77 @@ class TravellingBlocks {
   TravellingBlocks(const Program& program, const std::vector<Step>& steps, const at::Tensor& k, Communicator& comm);
 
   // Sets the tensors of a buffer that the caller provides, before the first step.
-  void put(int buffer, TensorPair pair);
+  void put(int buffer, BlockTensors tensors);
   // The tensors of a buffer, allocated at the first use and not initialised.
-  TensorPair& get(int buffer) { return tensors_of(static_cast<size_t>(buffer)); }
+  BlockTensors& get(int buffer) { return tensors_of(static_cast<size_t>(buffer)); }
+
+  // Gives a buffer this content: where it will be lent it is copied to such memory, otherwise these are its tensors.
+  void fill(int buffer, BlockTensors tensors);
 
   // The tensors of a transfer: the rows of the buffer, or a copy of rows that are scattered in it. Must be called for
   // all sends in the order of the plan.
-  TensorPair to_send(const Transfer& send);
-  TensorPair to_receive(const Transfer& receive) { return get(receive.buffer); }
+  BlockTensors to_send(const Transfer& send);
+  BlockTensors to_receive(const Transfer& receive) { return get(receive.buffer); }
 
   // Ends the lives that end with this step, except for the buffers that the call returns: the rank's own gradients, and
   // the keys and values that the forward keeps.
   void end_step(int step);
 
-  // The most K and V elements, and dK and dV elements, held at once. All tensors count for as long as they exist.
+  // The most K and V elements, dK and dV elements, and elements of other ranks' queries and of partial results, held at
+  // once. All tensors count for as long as they exist.
   int64_t peak_kv() const { return held_->peak[0]; }
   int64_t peak_grad() const { return held_->peak[1]; }
+  int64_t peak_query() const { return held_->peak[2]; }
+  int64_t peak_result() const { return held_->peak[3]; }
 
  private:
+  static constexpr size_t kGiven = 4;
   struct Held {
-    std::array<int64_t, 2> now{}, peak{};  // keys and values; gradients
+    std::array<int64_t, kGiven + 1> now{}, peak{};  // keys and values; gradients; queries; results; what does not count
   };
-  // A pair of tensors that counts as held for as long as this object exists.
+  // Tensors that count as held for as long as this object exists.
   struct Block {
-    Block(TensorPair p, bool gradients, std::shared_ptr<Held> held);
+    Block(BlockTensors t, size_t which, std::shared_ptr<Held> held);
     ~Block();
     Block(const Block&) = delete;
     Block& operator=(const Block&) = delete;
 
-    TensorPair pair;
+    int64_t elements() const;
+
+    BlockTensors tensors;
     const size_t which;
     const std::shared_ptr<Held> held;
+  };
+  // A copy of the caller's rows that were sent last, in memory that can be lent, and which rows these are.
+  struct OwnCopy {
+    BlockTensors tensors;
+    RowSet rows;
   };
 
   enum class Place : char { kOrdinary, kLendable, kBorrowed };
 
-  bool is_gradient(size_t number) const { return storage_.buffers()[number].pool == kGradients; }
+  size_t which_of(size_t number) const;
+  // The kind of a buffer or, for a packed copy, of the buffer that it is copied from.
+  BufferKind kind_of(size_t number) const;
   // Makes buffers lendable or borrowed, before the first step.
   void place(const std::vector<Step>& steps);
-  TensorPair allocate(int64_t rows, bool gradients, Place place);
-  TensorPair& tensors_of(size_t number);
+  BlockTensors allocate(int64_t rows, BufferKind kind, Place place);
+  BlockTensors& tensors_of(size_t number);
 
   const Program& program_;
+  const bool backward_;
   const Storage storage_;
   const std::vector<int> successors_;
   std::vector<std::vector<size_t>> ending_;  // by step: the buffers whose life ends with it
+  std::vector<BufferKind> copied_;           // of each packed copy
   const at::TensorOptions kv_options_, grad_options_;
   const int64_t head_dim_;
   const std::shared_ptr<Held> held_ = std::make_shared<Held>();
   std::vector<std::unique_ptr<Block>> blocks_;  // by number in storage_; null: it has no storage now
   size_t next_copy_;                            // the number in storage_ of the next packed copy
   Communicator& comm_;
-  std::vector<Place> places_;  // by number in storage_
-  TensorPair own_copy_;        // the copy of own rows that was sent last, and which rows
-  RowSet own_copy_rows_;
+  std::vector<Place> places_;          // by number in storage_
+  std::map<int, OwnCopy> own_copies_;  // by buffer
 };
 
 }  // namespace annulus

@@ -173,6 +173,7 @@ at::Tensor MultiheadAttentionImpl::attend(const at::Tensor& x, const at::Tensor&
   }
   call.request.layout = o.layout;
   call.request.schedule = o.schedule;
+  call.request.within = o.within;
   const SequenceParts parts = agree_on_call(
       [&]() -> CallTerms {
         check_inputs(x, memory);
@@ -225,6 +226,7 @@ at::Tensor MultiheadAttentionImpl::attend(const at::Tensor& x, const at::Tensor&
 void MultiheadAttentionImpl::pretty_print(std::ostream& stream) const {
   stream << "annulus::MultiheadAttention(" << options_.text() << ", layout = \"" << to_string(options_.layout)
          << "\", schedule = \"" << to_string(options_.schedule) << "\"";
+  if (options_.within > 0) stream << ", within = " << options_.within;
   if (options_.dropout > 0) stream << ", dropout = " << number(options_.dropout);
   if (options_.recompute) stream << ", recompute = true";
   stream << ")";

@@ -54,6 +54,8 @@ class Needs {
   Needs(const Pattern& pattern, const Layout& queries, const Layout& keys);
 
   int ranks() const { return keys_.ranks(); }
+  // Returns the positions of a rank's queries.
+  const std::vector<Span>& query_spans(int rank) const { return queries_.spans[static_cast<size_t>(rank)]; }
   // Returns the parts of the slices with the reader's queries, by slice and then by the rank's spans.
   std::vector<QueryPart> parts(int reader);
   // Returns, for each owner, the ascending indices of the `parts` whose queries may be paired with its rows.
@@ -63,6 +65,10 @@ class Needs {
   std::vector<RowBits> read_by(int reader);
   // Returns, for each reader, the rows of `owner` that are paired with its queries.
   std::vector<RowBits> read_of(int owner);
+  // Returns the rows of `owner` that are paired with a query of any of `readers`.
+  RowBits read_by_any(int owner, const std::vector<int>& readers);
+  // The same as rows, without blocks if there are none.
+  RowSet rows_for(int owner, const std::vector<int>& readers);
   // Returns the number of rows that ranks need of other ranks, summed over all ranks, batch rows and kv heads.
   __int128 foreign_rows();
 
@@ -95,6 +101,7 @@ class Needs {
   const Lists& slices_by_reader();
   const Lists& readers_by_slice();
   const Lists& slices_by_owner();
+  const std::vector<RowBits>& kept_read_of(int owner);  // valid until the next call
   Reach& reach(int owner);
   Reach find_reach(int owner);
 
@@ -110,6 +117,9 @@ class Needs {
   std::vector<std::optional<Reach>> reaches_;  // by owner
   std::optional<Reach> unkept_;                // the last one used, if caching all would take too much memory
   int64_t kept_bytes_ = 0;
+  std::vector<std::optional<std::vector<RowBits>>> reads_;  // by owner: what read_of returns
+  std::optional<std::vector<RowBits>> unkept_read_;         // like unkept_
+  int64_t kept_read_bytes_ = 0;
 };
 
 }  // namespace annulus

@@ -15,11 +15,18 @@ namespace {
 struct ScheduleEntry {
   const char* name;
   void (*make)(Needs&, Program&);
+  bool groups;  // whether `within` means something to it
 };
 
 // In the order of ScheduleKind.
-constexpr ScheduleEntry kSchedules[] = {
-    {"ring", make_ring}, {"all-gather", make_all_gather}, {"group-cast", make_group_cast}, {"auto", nullptr}};
+constexpr ScheduleEntry kSchedules[] = {{"ring", make_ring, false},
+                                        {"all-gather", make_all_gather, false},
+                                        {"group-cast", make_group_cast, true},
+                                        {"double-ring", make_double_ring, true},
+                                        {"ulysses", make_ulysses, true},
+                                        {"ulysses-ring", make_ulysses_ring, true},
+                                        {"mesh", make_mesh, true},
+                                        {"auto", nullptr, true}};
 
 const ScheduleEntry& entry_of(ScheduleKind kind) { return kSchedules[static_cast<size_t>(kind)]; }
 
@@ -46,6 +53,43 @@ void require_equal_segments(const PatternSpec& spec, const PlanRequest& request)
          ", got " + std::to_string(length) + "; use a length of " +
          (length / unit > 0 ? std::to_string(length / unit * unit) + " or " : "") +
          std::to_string((length / unit + 1) * unit) + ", or leave equal_segments out, and any length will work");
+}
+
+// Ulysses divides the query heads among the ranks of an inner group.
+void require_heads(const PlanRequest& request) {
+  if (request.schedule != ScheduleKind::kUlysses && request.schedule != ScheduleKind::kUlyssesRing) return;
+  const int64_t heads = request.shape.heads;
+  const int within = request.within > 0 ? request.within : request.ranks;
+  if (heads % within == 0) return;
+  std::string fitting;
+  for (int n = 2; n <= request.ranks; ++n) {
+    if (request.ranks % n == 0 && heads % n == 0) fitting += (fitting.empty() ? "" : ", ") + std::to_string(n);
+  }
+  refuse("schedule \"" + std::string(to_string(request.schedule)) + "\" divides the query heads among the " +
+         counted(within, "rank") + " of an inner group, but " + std::to_string(heads) + " heads cannot be divided by " +
+         std::to_string(within) +
+         (fitting.empty() ? "" : "; set within to one of " + fitting + ", which divide ranks and heads") +
+         "; or use schedule ring, group-cast or mesh");
+}
+
+void require_groups(const PlanRequest& request) {
+  const int within = request.within;
+  if (within == 0) return;
+  if (within < 0 || request.ranks % within != 0) {
+    std::string fitting;
+    for (int n = 1; n <= request.ranks; ++n) {
+      if (request.ranks % n == 0) fitting += (fitting.empty() ? "" : ", ") + std::to_string(n);
+    }
+    refuse("the number of ranks that form an inner group, `within`, must divide the " + counted(request.ranks, "rank") +
+           ", got " + std::to_string(within) + "; use one of " + fitting + ", or 0 for the schedule's own choice");
+  }
+  if (entry_of(request.schedule).groups) return;
+  std::string fitting;
+  for (const ScheduleEntry& entry : kSchedules) {
+    if (entry.groups) fitting += (fitting.empty() ? "" : ", ") + std::string(entry.name);
+  }
+  refuse("the schedule " + std::string(to_string(request.schedule)) + " has no inner groups, got within = " +
+         std::to_string(within) + "; use within = 0, or one of the schedules " + fitting);
 }
 
 int64_t total(const std::vector<Span>& spans) {
@@ -83,6 +127,7 @@ std::string PlanRequest::text() const {
     for (const int64_t n : uneven_lengths) text += " " + std::to_string(n);
   }
   text += ", schedule " + std::string(to_string(schedule)) + ", ranks " + std::to_string(ranks);
+  if (within > 0) text += ", within " + std::to_string(within);
   return text + (keep_last ? "" : ", nothing kept");
 }
 
@@ -119,13 +164,18 @@ std::optional<int64_t> consecutive_rows(const RowSet& whole, const RowSet& part)
 }
 
 int64_t Program::query_count() const { return total(query_spans); }
+bool Program::moves_queries() const {
+  return buffers.size() > kOwnQueriesBuffer && buffers[kOwnQueriesBuffer].kind == BufferKind::kOwnQueries;
+}
 
 void validate(const PlanRequest& request) {
   if (request.ranks < 1) refuse("expected at least one rank, got " + std::to_string(request.ranks));
   if (request.ranks > kMostRanks) {
     refuse("expected at most " + std::to_string(kMostRanks) + " ranks, got " + std::to_string(request.ranks));
   }
+  require_groups(request);
   validate(request.shape);
+  require_heads(request);
   if (!request.uneven_lengths.empty()) {
     if (static_cast<int>(request.uneven_lengths.size()) != request.ranks) {
       refuse("expected one length for each of the " + counted(request.ranks, "rank") + ", got " +
@@ -153,7 +203,8 @@ namespace {
 ScheduleKind choose_schedule(const PlanRequest& request, Needs& needs) {
   const AttentionShape& shape = request.shape;
   const __int128 foreign = __int128{request.ranks - 1} * (shape.k_len * shape.kv_heads * shape.batch);
-  return 2 * needs.foreign_rows() < foreign ? ScheduleKind::kGroupCast : ScheduleKind::kRing;
+  if (2 * needs.foreign_rows() < foreign) return ScheduleKind::kGroupCast;
+  return request.within > 0 ? ScheduleKind::kDoubleRing : ScheduleKind::kRing;
 }
 
 PlanRequest resolved(PlanRequest request, Needs& needs) {
@@ -161,8 +212,8 @@ PlanRequest resolved(PlanRequest request, Needs& needs) {
   return request;
 }
 
-// A rank's kernels read the bits of its own queries.
-void require_bits(const MaskPlanes& masks, const std::vector<Span>& queries) {
+// A rank's kernels read the bits of the queries that they compute.
+void require_bits(const MaskPlanes& masks, const std::vector<Span>& queries, ScheduleKind schedule) {
   const TokenMask* checked = nullptr;
   for (const MaskPlane& plane : masks) {
     if (plane.mask.get() == checked) continue;
@@ -172,7 +223,9 @@ void require_bits(const MaskPlanes& masks, const std::vector<Span>& queries) {
         const auto holds = [&](const Span& held) { return held.contains(own.at(i)); };
         if (std::any_of(checked->held.begin(), checked->held.end(), holds)) continue;
         refuse("the mask does not hold the bits of query " + std::to_string(own.at(i)) +
-               " on this rank: it was made for another layout or other ranks");
+               " on this rank: it was made for another layout or other ranks, or the schedule \"" +
+               std::string(to_string(schedule)) +
+               "\" moves queries away from their bits; use ring, all-gather, group-cast or double-ring");
       }
     }
   }
@@ -186,10 +239,13 @@ Program program_of(const PlanRequest& request, Needs& needs, const MaskPlanes& m
   program.query_spans = queries.spans[static_cast<size_t>(rank)];
   program.key_spans = keys.spans[static_cast<size_t>(rank)];
   program.masks = masks;
-  require_bits(masks, program.query_spans);
   const RowSet own = needs.all_rows(rank);
   program.buffers = {{BufferKind::kOwnKV, own}, {BufferKind::kOwnGrad, own}};
   entry_of(request.schedule).make(needs, program);
+  require_bits(masks, program.query_spans, request.schedule);
+  for (const Buffer& buffer : program.buffers) {
+    if (buffer.kind == BufferKind::kQueries) require_bits(masks, buffer.rows.blocks[0].positions, request.schedule);
+  }
   return program;
 }
 

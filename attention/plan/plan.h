@@ -24,10 +24,17 @@ enum class ScheduleKind {
   kRing,
   kAllGather,
   kGroupCast,
-  kAuto,  // group-cast if ranks need in total less than half of the other ranks' rows, else ring (resolve_schedule)
+  kDoubleRing,
+  kUlysses,
+  kUlyssesRing,
+  kMesh,
+  // group-cast if ranks need in total less than half of the other ranks' rows, else ring, or double-ring if `within` is
+  // given (resolve_schedule)
+  kAuto,
 };
 
-// "ring", "all-gather", "group-cast", "auto", in the order of ScheduleKind. parse_schedule raises like parse_layout.
+// "ring", "all-gather", "group-cast", "double-ring", "ulysses", "ulysses-ring", "mesh", "auto", in the order of
+// ScheduleKind. parse_schedule raises like parse_layout.
 const std::vector<std::string>& schedule_names();
 std::string_view to_string(ScheduleKind kind);
 ScheduleKind parse_schedule(std::string_view name, std::string_view where);
@@ -39,6 +46,9 @@ struct PlanRequest {
   LayoutKind layout = LayoutKind::kContiguous;
   ScheduleKind schedule = ScheduleKind::kAuto;
   int ranks = 1;
+  // How many consecutive ranks form an inner group, a divisor of `ranks`; 0: as the schedule does by itself
+  // (schedules.h). Ring and all-gather have no groups and take only 0.
+  int within = 0;
   bool even = false;                         // reject lengths that give ranks unequal shares
   std::vector<int64_t> uneven_lengths = {};  // if not empty: contiguous parts of these lengths (queries and keys alike)
   // Whether a plan may save, for the backward, the keys and values that a rank held last. If not, they are sent again,
@@ -53,11 +63,11 @@ struct PlanRequest {
 Layout query_layout(const PlanRequest& request);
 Layout key_layout(const PlanRequest& request);
 
-// Key/value rows of some batch rows and kv heads at the same global positions, stored as [batch][positions][heads]. The
-// concatenation of the spans `positions` gives the block's rows 0, 1, 2, ...
+// Key/value rows of some batch rows and kv heads at the same global positions, or query rows of some query heads,
+// stored as [batch][positions][heads]. The concatenation of the spans `positions` gives the block's rows 0, 1, 2, ...
 struct RowBlock {
   Span batch;
-  Span heads;  // kv heads
+  Span heads;
   std::vector<Span> positions;
 
   int64_t positions_count() const;
@@ -78,26 +88,37 @@ struct RowSet {
 // otherwise nullopt.
 std::optional<int64_t> consecutive_rows(const RowSet& whole, const RowSet& part);
 
-// The content of a buffer. A buffer is a pair of tensors: K and V, or dK and dV.
+// The content of a buffer. A buffer is a few tensors with the same rows: K and V, or dK and dV; or, where queries
+// travel to keys, what belongs to queries.
 enum class BufferKind {
-  kOwnKV,    // the caller's k and v, full from the start
-  kKV,       // travelling keys and values, in the inputs' dtype
-  kSavedKV,  // the keys and values that the rank held last in the forward, saved for the backward
-  kGrad,     // travelling or waiting gradients, in the accumulator's dtype
-  kOwnGrad,  // this rank's dk and dv, which the backward returns
+  kOwnKV,       // the caller's k and v, full from the start
+  kKV,          // travelling keys and values, in the inputs' dtype
+  kSavedKV,     // the keys and values that the rank held last in the forward, saved for the backward
+  kGrad,        // travelling or waiting gradients dk and dv, in the accumulator's dtype
+  kOwnGrad,     // this rank's dk and dv, which the backward returns
+  kOwnQueries,  // the caller's q and, in the backward, dout, out and lse; full from the start
+  kQueries,  // the same of other ranks: one block of all batch rows, whose heads read one kv head or all of their own
+  kResults,  // forward: out and lse of queries over some of their keys; backward: dq. In the accumulator's dtype
+  kOwnResults,  // those of this rank's queries, which the forward or the backward returns
 };
 
 struct Buffer {
   BufferKind kind = BufferKind::kKV;
   RowSet rows;  // all rows that it ever holds; one transfer fills a travelling block, once
 
-  bool holds_gradient() const { return kind == BufferKind::kGrad || kind == BufferKind::kOwnGrad; }
+  // Whether its content is moved and added up, not copied: what is sent or added elsewhere is not here any more.
+  bool holds_sums() const {
+    return kind == BufferKind::kGrad || kind == BufferKind::kOwnGrad || kind == BufferKind::kResults ||
+           kind == BufferKind::kOwnResults;
+  }
+  // Whether its rows are those of keys, with kv heads, or those of queries, with query heads.
+  bool of_keys() const { return kind < BufferKind::kOwnQueries; }
   friend bool operator==(const Buffer&, const Buffer&) = default;
 };
 
-// Sends both tensors of a buffer to a peer, or receives them. A receive fills its buffer, so `rows` are all of the
-// buffer's rows. A send moves all rows of a gradient buffer, but of keys and values only the rows that are needed. The
-// n-th send to a peer matches the peer's n-th receive from this rank.
+// Sends all tensors of a buffer to a peer, or receives them. A receive fills its buffer, so `rows` are all of the
+// buffer's rows. A send moves all rows of a buffer that holds sums, but of keys, values and queries only those that are
+// needed. The n-th send to a peer matches the peer's n-th receive from this rank.
 struct Transfer {
   int peer = 0;
   int buffer = 0;
@@ -107,15 +128,15 @@ struct Transfer {
 };
 
 // One rectangle of (query rows, key rows), cut by a band and by a mask, for some batch rows and query heads. Query rows
-// index this rank's q, key rows a block of a buffer. The positions are the global positions of these rows, and the band
-// is over positions.
+// index this rank's q or the only block of a buffer of queries, key rows a block of a buffer. The positions are the
+// global positions of these rows, and the band is over positions.
 struct Tile {
   int buffer = 0;        // the buffer with the keys and values
   int block = 0;         // the index of the RowBlock in the buffer
   int grad_buffer = -1;  // backward: the buffer to which this tile's dK and dV are added; -1 in the forward
   int grad_block = 0;
   Span batch;
-  Span heads;  // query heads
+  Span heads;  // query heads, counted from the first one of `queries`
   Span query_rows;
   Span query_positions;  // as many as query_rows
   Span key_rows;
@@ -123,12 +144,23 @@ struct Tile {
   Span grad_rows;      // backward: rows of the gradient's block, as many as key_rows
   Band band;           // a side that cuts nothing is unbounded
   int64_t mask =
-      -1;  // the index of the plane of a mask (Program::masks) that hides pairs, by their positions; -1: none
+      -1;            // the index of the plane of a mask (Program::masks) that hides pairs, by their positions; -1: none
+  int queries = -1;  // the kQueries buffer with the query rows; -1: this rank's q
 
   friend bool operator==(const Tile&, const Tile&) = default;
 };
 
-// dst += src. Both are gradient buffers, and dst has all rows of src, which is not read again.
+// Ends the computation with a kQueries buffer: its results so far become the content of a kResults buffer with the same
+// rows. No later tile has these queries.
+struct Finish {
+  int queries = 0;
+  int results = 0;
+
+  friend bool operator==(const Finish&, const Finish&) = default;
+};
+
+// dst += src. Both hold sums of one kind, and dst has all rows of src, which is not read again. Results of the forward
+// are merged by their lse. The first addition to this rank's own results comes after the last tile of its own queries.
 struct Add {
   int dst = 0;
   int src = 0;
@@ -137,14 +169,16 @@ struct Add {
 };
 
 // One step of a rank. The executor starts all transfers, computes the tiles meanwhile (in order, merging into out and
-// lse or adding to the gradient buffers), waits for the transfers, and then does the adds in order. So tiles neither
-// read nor change the buffers that the step receives; adds may. Neither may change the buffers that the step sends; a
-// sent gradient belongs to its receiver. Both ends of a transfer are in steps of the same number.
+// lse or adding to the gradient buffers), ends the queries that are to be finished, waits for the transfers, and then
+// does the adds in order. So tiles neither read nor change the buffers that the step receives; adds may. Neither may
+// change the buffers that the step sends; a sent sum belongs to its receiver. Both ends of a transfer are in steps of
+// the same number.
 struct Step {
   std::vector<Transfer> sends;
   std::vector<Transfer> receives;
   std::vector<int> zero;  // gradient buffers set to zero before the step's tiles
   std::vector<Tile> tiles;
+  std::vector<Finish> finishes = {};
   std::vector<Add> adds;
 
   friend bool operator==(const Step&, const Step&) = default;
@@ -187,6 +221,7 @@ struct Program {
   ObjectNumber number;
 
   int64_t query_count() const;  // positions in this rank's q
+  bool moves_queries() const;   // whether there are buffers of queries and results: 2 and 3 are this rank's own
   friend bool operator==(const Program&, const Program&) = default;
 };
 

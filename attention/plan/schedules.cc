@@ -1,72 +1,18 @@
-// The schedules ring, all-gather and group-cast; see schedules.h.
+// The schedules ring, all-gather and group-cast without groups; see schedules.h.
 #include "attention/plan/schedules.h"
 
-#include <span>
 #include <utility>
 #include <vector>
 
-#include "attention/plan/tiles.h"
+#include "attention/plan/program_maker.h"
 
 namespace annulus {
 namespace {
 
-int wrap(int64_t rank, int ranks) { return static_cast<int>((rank % ranks + ranks) % ranks); }
-
-// Builds one rank's program; the parts that all schedules share.
-class Maker {
- public:
-  Maker(Needs& needs, Program& program)
-      : needs_(needs),
-        program_(program),
-        parts_(needs.parts(program.rank)),
-        parts_by_owner_(needs.by_owner(parts_)),
-        heads_per_kv_head_(program.request.shape.heads / program.request.shape.kv_heads) {}
-
-  int ranks() const { return program_.request.ranks; }
-  int rank() const { return program_.rank; }
-
-  int add_buffer(BufferKind kind, RowSet rows) {
-    program_.buffers.push_back({kind, std::move(rows)});
-    return static_cast<int>(program_.buffers.size()) - 1;
-  }
-  void send(Step& step, int peer, int buffer, RowSet rows) const {
-    step.sends.push_back({peer, buffer, std::move(rows)});
-  }
-  void send_all(Step& step, int peer, int buffer) const { step.sends.push_back({peer, buffer, rows_of(buffer)}); }
-  void receive(Step& step, int peer, int buffer) const { step.receives.push_back({peer, buffer, rows_of(buffer)}); }
-
-  // Appends the tiles of this rank's queries with the rows of `owner` in `buffer` to a step. In the backward their
-  // gradients are added to `grad_buffer`.
-  void compute(Step& step, int owner, int buffer, int grad_buffer = -1) {
-    static const RowSet none;
-    const std::span<const uint32_t> numbers = parts_by_owner_.of(static_cast<size_t>(owner));
-    const bool all = numbers.size() == parts_.size();
-    against_.clear();
-    for (size_t i = 0; i < numbers.size() && !all; ++i) against_.push_back(parts_[numbers[i]]);
-    append_tiles(all ? parts_ : against_, heads_per_kv_head_, rows_of(buffer), buffer,
-                 grad_buffer < 0 ? none : rows_of(grad_buffer), grad_buffer, step.tiles);
-  }
-  // Zeroes a gradient buffer and computes into it.
-  void compute_into(Step& step, int owner, int buffer, int grad_buffer) {
-    step.zero.push_back(grad_buffer);
-    compute(step, owner, buffer, grad_buffer);
-  }
-
- protected:
-  const RowSet& rows_of(int buffer) const { return program_.buffers[static_cast<size_t>(buffer)].rows; }
-
-  Needs& needs_;
-  Program& program_;
-  const std::vector<QueryPart> parts_;
-  const Lists parts_by_owner_;
-  const int64_t heads_per_kv_head_;
-  std::vector<QueryPart> against_;  // scratch of compute()
-};
-
 // The ring. The block of owner o visits the ranks o + d, o + 2 d, ..., where d is 1 or -1 (the opposite direction).
-class Ring : Maker {
+class Ring : ProgramMaker {
  public:
-  Ring(Needs& needs, Program& program) : Maker(needs, program) {
+  Ring(Needs& needs, Program& program) : ProgramMaker(needs, program) {
     for (const RowBits& bits : needs.read_by(rank())) reads_.push_back(bits.any());
   }
 
@@ -174,9 +120,9 @@ class Ring : Maker {
 };
 
 // All-gather (`everyone`) and group-cast: rows go straight from their owner to the ranks that get them.
-class Direct : Maker {
+class Direct : ProgramMaker {
  public:
-  Direct(Needs& needs, Program& program, bool everyone) : Maker(needs, program), everyone_(everyone) {
+  Direct(Needs& needs, Program& program, bool everyone) : ProgramMaker(needs, program), everyone_(everyone) {
     for (const RowBits& bits : needs.read_by(rank())) mine_.push_back(bits.any() ? needs.rows(bits) : RowSet{});
     for (const RowBits& bits : needs.read_of(rank())) theirs_.push_back(bits.any() ? needs.rows(bits) : RowSet{});
   }
@@ -241,6 +187,10 @@ class Direct : Maker {
 
 void make_ring(Needs& needs, Program& program) { Ring(needs, program).make(); }
 void make_all_gather(Needs& needs, Program& program) { Direct(needs, program, true).make(); }
-void make_group_cast(Needs& needs, Program& program) { Direct(needs, program, false).make(); }
+void make_group_cast(Needs& needs, Program& program) {
+  const int within = program.request.within;
+  if (within > 1 && within < program.request.ranks) return make_group_cast_over_groups(needs, program);
+  Direct(needs, program, false).make();
+}
 
 }  // namespace annulus

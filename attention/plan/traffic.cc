@@ -23,7 +23,8 @@ int64_t program_bytes(const Program& program) {
   for (const Buffer& buffer : program.buffers) bytes += static_cast<int64_t>(sizeof buffer) + bytes_of(buffer.rows);
   for (const auto* steps : {&program.forward, &program.backward}) {
     for (const Step& step : *steps) {
-      bytes += static_cast<int64_t>(sizeof step + step.tiles.size() * sizeof(Tile) + step.adds.size() * sizeof(Add));
+      bytes += static_cast<int64_t>(sizeof step + step.tiles.size() * sizeof(Tile) + step.adds.size() * sizeof(Add) +
+                                    step.finishes.size() * sizeof(Finish));
       for (const auto* transfers : {&step.sends, &step.receives}) {
         for (const Transfer& t : *transfers) bytes += static_cast<int64_t>(sizeof t) + bytes_of(t.rows);
       }
@@ -48,6 +49,11 @@ std::vector<Lifetime> lifetimes(const Program& program, const std::vector<Step>&
     for (const Tile& tile : step.tiles) {
       use(tile.buffer, s);
       if (tile.grad_buffer >= 0) use(tile.grad_buffer, s);
+      if (tile.queries >= 0) use(tile.queries, s);
+    }
+    for (const Finish& finish : step.finishes) {
+      use(finish.queries, s);
+      use(finish.results, s);
     }
     for (const Add& add : step.adds) {
       use(add.dst, s);
@@ -59,20 +65,70 @@ std::vector<Lifetime> lifetimes(const Program& program, const std::vector<Step>&
   return lives;
 }
 
+namespace {
+
+StoragePool pool_of(BufferKind kind) {
+  switch (kind) {
+    case BufferKind::kGrad:
+    case BufferKind::kOwnGrad:
+      return kGradients;
+    case BufferKind::kOwnQueries:
+    case BufferKind::kQueries:
+      return kOtherQueries;
+    case BufferKind::kOwnResults:
+    case BufferKind::kResults:
+      return kPartialResults;
+    default:
+      return kTravellingKV;
+  }
+}
+
+// In the units of storage_of.
+int64_t size_of(const RowSet& rows, StoragePool pool) {
+  return (pool == kOtherQueries || pool == kPartialResults ? 1 : 2) * rows.rows();
+}
+
+}  // namespace
+
+RowContent row_content(BufferKind kind, bool backward) {
+  switch (pool_of(kind)) {
+    case kGradients:
+      return {.wide_vectors = 2};  // dk, dv
+    case kOtherQueries:
+      return {.vectors = backward ? 3 : 1, .wide_elements = backward};  // q; dout, out, lse
+    case kPartialResults:
+      return {.wide_vectors = 1, .wide_elements = !backward};  // out, lse; dq
+    default:
+      return {.vectors = 2};  // k, v
+  }
+}
+
+std::array<int64_t, kStoragePools> pool_bytes(bool backward, int64_t head_dim, int64_t bytes, int64_t wide) {
+  return {0, head_dim * bytes, head_dim * wide,
+          row_content(BufferKind::kQueries, backward).bytes(head_dim, bytes, wide),
+          row_content(BufferKind::kResults, backward).bytes(head_dim, bytes, wide)};
+}
+
 Storage storage_of(const Program& program, const std::vector<Step>& steps) {
   Storage storage;
   const bool backward = &steps == &program.backward;
   const std::vector<Lifetime> lives = lifetimes(program, steps);
   for (size_t b = 0; b < program.buffers.size(); ++b) {
     const Buffer& buffer = program.buffers[b];
+    if (buffer.kind == BufferKind::kOwnQueries || buffer.kind == BufferKind::kOwnResults) {
+      storage.add({0, kGivenKV, {}});
+      continue;
+    }
     const bool given = buffer.kind == BufferKind::kOwnKV || (backward && static_cast<int>(b) == program.saved);
-    const StoragePool pool = given ? kGivenKV : buffer.holds_gradient() ? kGradients : kTravellingKV;
-    storage.add({2 * buffer.rows.rows(), pool, lives[b]});
+    const StoragePool pool = pool_of(buffer.kind);
+    storage.add({size_of(buffer.rows, pool), given ? kGivenKV : pool, lives[b]});
   }
   for (size_t s = 0; s < steps.size(); ++s) {
     for (const Transfer& t : steps[s].sends) {
-      if (consecutive_rows(program.buffers[static_cast<size_t>(t.buffer)].rows, t.rows)) continue;
-      storage.add({2 * t.rows.rows(), kTravellingKV, {static_cast<int>(s), static_cast<int>(s)}});
+      const Buffer& buffer = program.buffers[static_cast<size_t>(t.buffer)];
+      if (consecutive_rows(buffer.rows, t.rows)) continue;
+      const StoragePool pool = pool_of(buffer.kind);
+      storage.add({size_of(t.rows, pool), pool, {static_cast<int>(s), static_cast<int>(s)}});
     }
   }
   return storage;
@@ -80,16 +136,34 @@ Storage storage_of(const Program& program, const std::vector<Step>& steps) {
 
 Traffic traffic(const Program& program, const std::vector<Step>& steps) {
   Traffic sum;
+  sum.backward = &steps == &program.backward;
   for (const Step& step : steps) {
     for (const Transfer& t : step.sends) {
-      const bool gradient = program.buffers[static_cast<size_t>(t.buffer)].holds_gradient();
-      (gradient ? sum.grad_messages : sum.kv_messages) += 2;
-      (gradient ? sum.grad_rows : sum.kv_rows) += 2 * t.rows.rows();
+      const BufferKind kind = program.buffers[static_cast<size_t>(t.buffer)].kind;
+      const StoragePool pool = pool_of(kind);
+      const int64_t messages = row_content(kind, sum.backward).tensors(), rows = size_of(t.rows, pool);
+      const auto add = [&](int64_t& of_messages, int64_t& of_rows) { of_messages += messages, of_rows += rows; };
+      switch (pool) {
+        case kGradients:
+          add(sum.grad_messages, sum.grad_rows);
+          break;
+        case kOtherQueries:
+          add(sum.query_messages, sum.query_rows);
+          break;
+        case kPartialResults:
+          add(sum.result_messages, sum.result_rows);
+          break;
+        default:
+          add(sum.kv_messages, sum.kv_rows);
+      }
     }
   }
   const Storage storage = storage_of(program, steps);
-  sum.peak_kv_rows = storage.peak(std::array<int64_t, kStoragePools>{1, 1, 0});
-  sum.peak_grad_rows = storage.peak(std::array<int64_t, kStoragePools>{0, 0, 1});
+  const auto peak = [&](std::array<int64_t, kStoragePools> weights) { return storage.peak(weights); };
+  sum.peak_kv_rows = peak({1, 1, 0, 0, 0});
+  sum.peak_grad_rows = peak({0, 0, 1, 0, 0});
+  sum.peak_query_rows = peak({0, 0, 0, 1, 0});
+  sum.peak_result_rows = peak({0, 0, 0, 0, 1});
   return sum;
 }
 

@@ -41,6 +41,11 @@ bool rows_are(const Span& rows, const Span& positions, const std::vector<Span>& 
   return false;
 }
 
+bool holds_gradients(const Buffer& b) { return b.kind == BufferKind::kGrad || b.kind == BufferKind::kOwnGrad; }
+
+// What a fault calls the sums of a buffer.
+std::string sums_of(const Buffer& b) { return holds_gradients(b) ? "gradients" : "results"; }
+
 // The step between the members that must be looked up. If `held` has no gaps, it is enough to look up both ends.
 int64_t lookup_step(const Span& members, const Span& held) {
   return held.stride == 1 ? std::max<int64_t>(1, members.count - 1) : 1;
@@ -56,7 +61,7 @@ RankProof::RankProof(const Program& program, const Pattern& pattern, const Layou
       queries_(queries),
       keys_(keys),
       weights_(weights),
-      marks_(static_cast<size_t>(shape_.k_len)) {
+      marks_(static_cast<size_t>(std::max(shape_.q_len, shape_.k_len))) {
   for (const Buffer& b : program.buffers) rows_.push_back(b.rows.rows());
 }
 
@@ -99,22 +104,35 @@ void RankProof::check_own_rows() {
 void RankProof::check_buffers() {
   const RowSet own{{{Span::range(0, shape_.batch), Span::range(0, shape_.kv_heads),
                      keys_.spans[static_cast<size_t>(program_.rank)]}}};
-  const auto is_own = [&](int number, BufferKind kind) {
+  const RowSet queries{{{Span::range(0, shape_.batch), Span::range(0, shape_.heads),
+                         queries_.spans[static_cast<size_t>(program_.rank)]}}};
+  const auto is_own = [&](int number, BufferKind kind, const RowSet& rows) {
     const Buffer* b = buffer(number);
-    return b && b->kind == kind && b->rows == own;
+    return b && b->kind == kind && b->rows == rows;
   };
-  if (!is_own(kOwnKVBuffer, BufferKind::kOwnKV)) fault("its first buffer is not its own keys and values");
-  if (!is_own(kOwnGradBuffer, BufferKind::kOwnGrad)) fault("its second buffer is not its own keys' gradients");
+  const bool moves = program_.moves_queries();
+  if (!is_own(kOwnKVBuffer, BufferKind::kOwnKV, own)) fault("its first buffer is not its own keys and values");
+  if (!is_own(kOwnGradBuffer, BufferKind::kOwnGrad, own)) fault("its second buffer is not its own keys' gradients");
+  if (moves && !is_own(kOwnQueriesBuffer, BufferKind::kOwnQueries, queries)) {
+    fault("its third buffer is not its own queries");
+  }
+  if (moves && !is_own(kOwnResultsBuffer, BufferKind::kOwnResults, queries)) {
+    fault("its fourth buffer is not its own queries' results");
+  }
   for (int number = 0; number < static_cast<int>(program_.buffers.size()); ++number) {
     const Buffer& b = *buffer(number);
     const std::string name = "buffer " + std::to_string(number);
     if ((b.kind == BufferKind::kOwnKV && number != kOwnKVBuffer) ||
-        (b.kind == BufferKind::kOwnGrad && number != kOwnGradBuffer)) {
+        (b.kind == BufferKind::kOwnGrad && number != kOwnGradBuffer) ||
+        (b.kind == BufferKind::kOwnQueries && number != kOwnQueriesBuffer) ||
+        (b.kind == BufferKind::kOwnResults && number != kOwnResultsBuffer)) {
       fault(name + " is named its own rows, but is not what the caller hands in or gets back");
     }
     // Own rows have been checked above. They may be empty, since a rank may own no position.
     if (number == kOwnKVBuffer || number == kOwnGradBuffer) continue;
-    if (const auto what = ill_formed(b.rows)) fault(name + *what);
+    if (moves && (number == kOwnQueriesBuffer || number == kOwnResultsBuffer)) continue;
+    if (!b.of_keys() && !moves) fault(name + " is of queries, but the program has no buffers of its own queries");
+    if (const auto what = ill_formed(b)) fault(name + *what);
   }
   const Buffer* saved = buffer(program_.saved);
   if (program_.saved != -1 && (!saved || saved->kind != BufferKind::kSavedKV)) {
@@ -124,16 +142,26 @@ void RankProof::check_buffers() {
 
 // Returns what is wrong with a buffer's rows. The executor relies on positions that ascend in storage, and on no row
 // being stored twice.
-std::optional<std::string> RankProof::ill_formed(const RowSet& rows) {
+std::optional<std::string> RankProof::ill_formed(const Buffer& b) {
+  const RowSet& rows = b.rows;
+  const int64_t heads = b.of_keys() ? shape_.kv_heads : shape_.heads, group = shape_.heads / shape_.kv_heads;
+  if (b.kind == BufferKind::kQueries) {
+    // One tensor of a kernel, in which query head h reads kv head h / group, counted from the first ones.
+    const bool one = rows.blocks.size() == 1 && rows.blocks[0].batch == Span::range(0, shape_.batch);
+    const Span own = one ? rows.blocks[0].heads : Span{};
+    const bool whole = own.begin % group == 0 || own.begin / group == own.last() / group;
+    if (!one || own.stride != 1 || !whole) return " is not one block of queries that a kernel can take";
+  }
   for (const RowBlock& block : rows.blocks) {
-    if (!within(block.batch, shape_.batch) || !within(block.heads, shape_.kv_heads)) {
+    if (!within(block.batch, shape_.batch) || !within(block.heads, heads)) {
       return " names batch rows or heads that do not exist";
     }
     int64_t next = 0;
     for (const Span& s : block.positions) {
       if (s.empty()) continue;
-      if (!within(s, shape_.k_len)) return " names keys that do not exist";
-      if (s.begin < next) return " does not store its keys in their order";
+      const std::string what = b.of_keys() ? "keys" : "queries";
+      if (!within(s, length_of(b))) return " names " + what + " that do not exist";
+      if (s.begin < next) return " does not store its " + what + " in their order";
       next = s.last() + 1;
     }
   }
@@ -171,7 +199,9 @@ void RankProof::follow(bool backward) {
   for (size_t b = 0; b < states_.size(); ++b) {
     const bool saved = backward && static_cast<int>(b) == program_.saved;
     // A buffer without rows counts as full.
-    states_[b].full = program_.buffers[b].kind == BufferKind::kOwnKV || saved || rows_[b] == 0;
+    const BufferKind kind = program_.buffers[b].kind;
+    states_[b].full = kind == BufferKind::kOwnKV || kind == BufferKind::kOwnQueries ||
+                      kind == BufferKind::kOwnResults || saved || rows_[b] == 0;
   }
   arriving_.assign(program_.buffers.size(), 0);
   computed_ = 0;
@@ -183,6 +213,7 @@ void RankProof::follow(bool backward) {
     start_transfers(steps[s]);
     if (faults_ == before) zero(steps[s]);
     if (faults_ == before) compute(steps[s], backward);
+    if (faults_ == before) end_queries(steps[s]);
     if (faults_ == before) finish_step(steps[s]);
     if (faults_ > before) return;
   }
@@ -197,8 +228,8 @@ bool RankProof::check_transfer(const Transfer& t, bool send) {
     fault("a transfer names a rank or buffer that does not exist");
     return false;
   }
-  // A part of a buffer of keys and values may be sent, but of gradients the part left behind would be lost.
-  if (send && !b->holds_gradient() ? !includes(b->rows, t.rows) : !(t.rows == b->rows)) {
+  // A part of a buffer of keys, values or queries may be sent, but of sums the part left behind would be lost.
+  if (send && !b->holds_sums() ? !includes(b->rows, t.rows, length_of(*b)) : !(t.rows == b->rows)) {
     fault("a transfer moves other rows than its buffer " + std::to_string(t.buffer) + " holds");
     return false;
   }
@@ -225,7 +256,7 @@ void RankProof::start_transfers(const Step& step) {
 void RankProof::zero(const Step& step) {
   for (const int number : step.zero) {
     const Buffer* b = buffer(number);
-    if (!b || !b->holds_gradient()) {
+    if (!b || !holds_gradients(*b)) {
       fault("zeroes a buffer that holds no gradients");
       continue;
     }
@@ -239,9 +270,9 @@ void RankProof::zero(const Step& step) {
   }
 }
 
-// A gradient that was sent, in this step or before, belongs to its receiver. What is added to it now would be lost, or
+// A sum that was sent, in this step or before, belongs to its receiver. What is added to it now would be lost, or
 // would change data that is still being sent.
-void RankProof::change_gradient(int number, const std::string& what) {
+void RankProof::change_sum(int number, const std::string& what) {
   if (!state(number).full) fault(what + " buffer " + std::to_string(number) + " before it is filled");
   if (state(number).left > 0) fault("changes buffer " + std::to_string(number) + " while it travels, or after it left");
 }
@@ -251,11 +282,45 @@ void RankProof::compute(const Step& step, bool backward) {
     ++proof_->tiles;
     if (!check_tile(tile, backward)) return;
     if (!state(tile.buffer).full) fault("a tile reads buffer " + std::to_string(tile.buffer) + " before it is filled");
-    if (backward) change_gradient(tile.grad_buffer, "a tile adds to");
+    if (backward) change_sum(tile.grad_buffer, "a tile adds to");
+    const int queries = tile.queries >= 0 ? tile.queries : program_.moves_queries() ? kOwnQueriesBuffer : -1;
+    if (queries >= 0) {
+      State& of_queries = state(queries);
+      if (!of_queries.full) fault("a tile reads queries in buffer " + std::to_string(queries) + " before they arrive");
+      if (of_queries.ended) fault("a tile has queries of buffer " + std::to_string(queries) + ", which have ended");
+      of_queries.computing = true;
+    }
     const MaskPlane* const mask = tile.mask < 0 ? nullptr : &program_.masks[static_cast<size_t>(tile.mask)];
-    computed_ =
-        add(computed_, weights_.of(tile.batch, tile.heads, tile.query_positions, tile.key_positions, tile.band, mask));
+    computed_ = add(
+        computed_, weights_.of(tile.batch, *heads_of(tile), tile.query_positions, tile.key_positions, tile.band, mask));
   }
+}
+
+// What tiles have computed with queries of other ranks becomes the content of buffers of results.
+void RankProof::end_queries(const Step& step) {
+  for (const Finish& f : step.finishes) {
+    const Buffer *queries = buffer(f.queries), *results = buffer(f.results);
+    if (!queries || !results || queries->kind != BufferKind::kQueries || results->kind != BufferKind::kResults) {
+      fault("ends queries that are not of another rank, or takes a buffer for results that is not one");
+      continue;
+    }
+    const std::string name = "buffer " + std::to_string(f.results);
+    if (!(queries->rows == results->rows)) fault("the results in " + name + " are of other rows than their queries");
+    if (!state(f.queries).full) fault("ends queries before they arrive");
+    if (state(f.queries).ended) fault("ends the queries in buffer " + std::to_string(f.queries) + " twice");
+    if (rows_[static_cast<size_t>(f.results)] > 0 && state(f.results).full) fault(name + " is overwritten by results");
+    if (arriving_[static_cast<size_t>(f.results)]) fault("changes " + name + " while it travels");
+    state(f.queries).computing = false;
+    state(f.queries).ended = state(f.results).full = true;
+  }
+}
+
+// The global query heads of a tile, or none if its queries do not have them.
+std::optional<Span> RankProof::heads_of(const Tile& tile) const {
+  if (tile.queries < 0) return tile.heads;
+  const Span& held = program_.buffers[static_cast<size_t>(tile.queries)].rows.blocks[0].heads;
+  if (!within(tile.heads, held.count)) return std::nullopt;
+  return Span{held.begin + tile.heads.begin, tile.heads.stride, tile.heads.count};
 }
 
 bool RankProof::check_tile(const Tile& tile, bool backward) {
@@ -264,27 +329,38 @@ bool RankProof::check_tile(const Tile& tile, bool backward) {
     return false;
   }
   const Buffer* keys = buffer(tile.buffer);
-  if (!keys || keys->holds_gradient()) {
+  if (!keys || keys->holds_sums() || !keys->of_keys()) {
     fault("a tile reads keys from a buffer that holds none");
     return false;
   }
-  if (!rows_are(tile.query_rows, tile.query_positions, program_.query_spans)) {
+  const Buffer* queries = buffer(tile.queries);
+  if (tile.queries >= 0 && (!queries || queries->kind != BufferKind::kQueries)) {
+    fault("a tile reads queries from a buffer that holds none");
+    return false;
+  }
+  const std::optional<Span> heads = heads_of(tile);
+  if (!heads) {
+    fault("a tile names heads " + to_string(tile.heads) + ", which its queries do not have");
+    return false;
+  }
+  if (!rows_are(tile.query_rows, tile.query_positions,
+                tile.queries < 0 ? program_.query_spans : queries->rows.blocks[0].positions)) {
     fault("a tile takes query rows " + to_string(tile.query_rows) + " for queries " + to_string(tile.query_positions) +
           ", which are stored elsewhere");
     return false;
   }
-  if (!holds(*keys, tile.block, tile, tile.key_rows)) {
+  if (!holds(*keys, tile.block, tile, *heads, tile.key_rows)) {
     fault("a tile takes key rows " + to_string(tile.key_rows) + " for keys " + to_string(tile.key_positions) +
           ", batch rows or heads, which are stored elsewhere");
     return false;
   }
   if (!backward) return true;
   const Buffer* grad = buffer(tile.grad_buffer);
-  if (!grad || !grad->holds_gradient()) {
+  if (!grad || !holds_gradients(*grad)) {
     fault("a tile adds its gradients to a buffer that holds none");
     return false;
   }
-  if (!holds(*grad, tile.grad_block, tile, tile.grad_rows)) {
+  if (!holds(*grad, tile.grad_block, tile, *heads, tile.grad_rows)) {
     fault("a tile adds its gradients to rows that are not its keys'");
     return false;
   }
@@ -292,7 +368,7 @@ bool RankProof::check_tile(const Tile& tile, bool backward) {
 }
 
 // Whether the tile's keys, batch rows and heads are stored in these rows of this block of the buffer.
-bool RankProof::holds(const Buffer& held_in, int number, const Tile& tile, const Span& rows) const {
+bool RankProof::holds(const Buffer& held_in, int number, const Tile& tile, const Span& heads, const Span& rows) const {
   if (number < 0 || number >= static_cast<int>(held_in.rows.blocks.size())) return false;
   if (tile.batch.empty() || tile.heads.empty()) return false;
   const RowBlock& block = held_in.rows.blocks[static_cast<size_t>(number)];
@@ -300,19 +376,19 @@ bool RankProof::holds(const Buffer& held_in, int number, const Tile& tile, const
     if (!block.batch.contains(tile.batch.at(i))) return false;
   }
   const int64_t group = shape_.heads / shape_.kv_heads;
-  for (int64_t i = 0; i < tile.heads.count; i += lookup_step(tile.heads, block.heads)) {
-    if (!block.heads.contains(floor_div(tile.heads.at(i), group))) return false;
+  for (int64_t i = 0; i < heads.count; i += lookup_step(heads, block.heads)) {
+    if (!block.heads.contains(floor_div(heads.at(i), group))) return false;
   }
   return rows_are(rows, tile.key_positions, block.positions);
 }
 
 // Whether every row of `part` is one of `whole`. It counts the rows found, which is right because no row is in two
 // blocks of `whole`.
-bool RankProof::includes(const RowSet& whole, const RowSet& part) {
+bool RankProof::includes(const RowSet& whole, const RowSet& part, int64_t length) {
   if (whole == part) return true;
   for (const RowBlock& block : part.blocks) {
     for (const Span& s : block.positions) {
-      if (!s.empty() && !within(s, shape_.k_len)) return false;
+      if (!s.empty() && !within(s, length)) return false;
     }
   }
   int64_t found = 0;
@@ -338,40 +414,46 @@ void RankProof::finish_step(const Step& step) {
   }
   for (const Add& a : step.adds) {
     const Buffer *dst = buffer(a.dst), *src = buffer(a.src);
-    if (!dst || !src || !dst->holds_gradient() || !src->holds_gradient()) {
-      fault("adds buffers that hold no gradients");
+    if (!dst || !src || !dst->holds_sums() || !src->holds_sums() || dst->of_keys() != src->of_keys()) {
+      fault("adds buffers that hold no gradients or results, or one to the other");
       continue;
     }
-    if (!includes(dst->rows, src->rows)) {
-      fault("adds gradients of other rows");
+    if (!includes(dst->rows, src->rows, length_of(*dst))) {
+      fault("adds " + sums_of(*src) + " of other rows");
       continue;
     }
-    // The gradient would count as having left this buffer, and would never reach its owner.
+    if (a.dst == kOwnResultsBuffer && program_.moves_queries()) state(kOwnQueriesBuffer).ended = true;
+    // The sum would count as having left this buffer, and would never reach its owner.
     if (a.dst == a.src) fault("adds buffer " + std::to_string(a.src) + " to itself");
     if (!state(a.src).full) fault("adds buffer " + std::to_string(a.src) + " before it is filled");
-    change_gradient(a.dst, "adds to");
+    change_sum(a.dst, "adds to");
     ++state(a.src).left;
   }
 }
 
 void RankProof::finish(bool backward) {
-  if (computed_ != expected_) {
+  if (!program_.moves_queries() && computed_ != expected_) {
     fault("its tiles are not the pattern's pairs of its queries, each as often as it is counted");
   }
-  if (!backward) {
-    if (program_.saved >= 0 && !state(program_.saved).full) {
-      fault("the keys and values to keep for the backward never arrive");
-    }
-    return;
+  proof_->computed[backward] = add(proof_->computed[backward], computed_);
+  proof_->expected = backward ? proof_->expected : add(proof_->expected, expected_);
+  if (!backward && program_.saved >= 0 && !state(program_.saved).full) {
+    fault("the keys and values to keep for the backward never arrive");
   }
   for (int number = 0; number < static_cast<int>(program_.buffers.size()); ++number) {
-    if (!buffer(number)->holds_gradient() || rows_[static_cast<size_t>(number)] == 0) continue;
-    const auto [full, left] = state(number);
-    const bool own = number == kOwnGradBuffer;
-    if (own && !full) fault("the gradients of its keys and values are never set");
-    if (full && left != (own ? 0 : 1)) {
-      fault("the gradients in buffer " + std::to_string(number) + " are lost or counted twice: they leave it " +
-            std::to_string(left) + " times instead of " + (own ? "0" : "1"));
+    const Buffer& b = *buffer(number);
+    const State& now = state(number);
+    const std::string name = "buffer " + std::to_string(number);
+    if (b.kind == BufferKind::kQueries && now.computing) {
+      fault("what is computed with the queries in " + name + " is lost: they are not ended");
+    }
+    if (!b.holds_sums() || rows_[static_cast<size_t>(number)] == 0) continue;
+    if (!backward && holds_gradients(b)) continue;
+    const bool own = number == kOwnGradBuffer || b.kind == BufferKind::kOwnResults;
+    if (own && !now.full) fault("the gradients of its keys and values are never set");
+    if (now.full && now.left != (own ? 0 : 1)) {
+      fault("the " + sums_of(b) + " in " + name + " are lost or counted twice: they leave it " +
+            std::to_string(now.left) + " times instead of " + (own ? "0" : "1"));
     }
   }
 }

@@ -26,25 +26,30 @@ class RankProof {
  private:
   struct State {
     bool full = false;
-    int left = 0;  // how often a gradient buffer was sent or added to another
+    int left = 0;            // how often a buffer of sums was sent or added to another
+    bool computing = false;  // queries: tiles have been computed with them, which no buffer of results holds yet
+    bool ended = false;      // queries: no more tiles may be computed with them
   };
 
   void check_own_rows();
   void check_buffers();
-  std::optional<std::string> ill_formed(const RowSet& rows);
+  std::optional<std::string> ill_formed(const Buffer& buffer);
   bool share_rows(const RowBlock& a, const RowBlock& b);
   void expect_pairs();
   void follow(bool backward);
   void start_transfers(const Step& step);
   void zero(const Step& step);
   void compute(const Step& step, bool backward);
+  void end_queries(const Step& step);
   void finish_step(const Step& step);
   void finish(bool backward);
   bool check_transfer(const Transfer& transfer, bool send);
   bool check_tile(const Tile& tile, bool backward);
-  bool holds(const Buffer& buffer, int block, const Tile& tile, const Span& rows) const;
-  bool includes(const RowSet& whole, const RowSet& part);
-  void change_gradient(int number, const std::string& what);
+  std::optional<Span> heads_of(const Tile& tile) const;
+  bool holds(const Buffer& buffer, int block, const Tile& tile, const Span& heads, const Span& rows) const;
+  bool includes(const RowSet& whole, const RowSet& part, int64_t length);
+  int64_t length_of(const Buffer& buffer) const { return buffer.of_keys() ? shape_.k_len : shape_.q_len; }
+  void change_sum(int number, const std::string& what);
 
   const Buffer* buffer(int number) const;
   State& state(int number) { return states_[static_cast<size_t>(number)]; }
@@ -58,7 +63,7 @@ class RankProof {
   const Layout& keys_;
   PairWeights& weights_;
   std::vector<int64_t> rows_;      // by buffer
-  std::vector<uint8_t> marks_;     // scratch, by key
+  std::vector<uint8_t> marks_;     // scratch, by key or query
   std::vector<State> states_;      // by buffer
   std::vector<uint8_t> arriving_;  // by buffer, in the current step
   Fingerprint expected_ = 0;       // of the pattern's pairs of this rank's queries

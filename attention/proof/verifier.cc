@@ -61,8 +61,11 @@ void check_ownership(int ranks, SpansOf spans_of, int64_t length, const std::str
 struct Endpoint {
   size_t step;
   const Transfer* transfer;
-  bool gradient;
+  int content;  // content_of
 };
+
+// Whether a buffer's rows are those of keys or queries, and whether they hold sums.
+int content_of(const Buffer& buffer) { return (buffer.of_keys() ? 0 : 2) + (buffer.holds_sums() ? 1 : 0); }
 
 // The transfers from one rank to another, as the sender's and the receiver's program list them.
 struct Channel {
@@ -74,7 +77,7 @@ void match(int from, int to, const Channel& channel, bool backward, Faults& faul
   const size_t n = std::min(sends.size(), receives.size());
   for (size_t i = 0; i < n; ++i) {
     const Endpoint &send = sends[i], &receive = receives[i];
-    if (!(send.transfer->rows == receive.transfer->rows) || send.gradient != receive.gradient) {
+    if (!(send.transfer->rows == receive.transfer->rows) || send.content != receive.content) {
       return faults.add(at(to, backward, receive.step) + "expects other rows than rank " + std::to_string(from) +
                         " sends at step " + std::to_string(send.step));
     }
@@ -102,7 +105,7 @@ void match_transfers(const std::vector<Program>& programs, bool backward, Faults
       for (const bool send : {true, false}) {
         for (const Transfer& t : send ? step.sends : step.receives) {
           if (t.buffer < 0 || t.buffer >= static_cast<int>(p.buffers.size())) continue;
-          const Endpoint end{s, &t, p.buffers[static_cast<size_t>(t.buffer)].holds_gradient()};
+          const Endpoint end{s, &t, content_of(p.buffers[static_cast<size_t>(t.buffer)])};
           if (send) {
             channels[{p.rank, t.peer}].sends.push_back(end);
           } else {
@@ -146,7 +149,7 @@ std::vector<PairDigest> digests(const Program& program, bool sends) {
         TransferDigest& digest = all[static_cast<size_t>(t.peer)][backward ? 1 : 0];
         ++digest.transfers;
         mix(digest.content, static_cast<int64_t>(s));
-        mix(digest.content, program.buffers[static_cast<size_t>(t.buffer)].holds_gradient() ? 1 : 0);
+        mix(digest.content, content_of(program.buffers[static_cast<size_t>(t.buffer)]));
         mix(digest.content, t.rows);
       }
     }
@@ -183,6 +186,9 @@ Proof verify(const std::vector<Program>& programs, const Pattern& pattern, int m
   for (const Program& p : programs) {
     RankProof(p, pattern, queries, keys, weights).run(proof, faults.most());
     if (proved) proved(p.rank + 1);
+  }
+  if (proof.holds()) {  // otherwise some programs were not followed to their ends
+    for (const std::string& fault : compare_pairs({fingerprints(proof)})) faults.add(fault);
   }
   return proof;
 }
@@ -224,6 +230,24 @@ Proof verify_rank(const Program& program, const Pattern& pattern, int max_faults
 
 std::vector<PairDigest> sent_digests(const Program& program) { return digests(program, /*sends=*/true); }
 std::vector<PairDigest> received_digests(const Program& program) { return digests(program, /*sends=*/false); }
+
+std::array<uint64_t, 3> fingerprints(const Proof& proof) {
+  return {proof.computed[0], proof.computed[1], proof.expected};
+}
+
+std::vector<std::string> compare_pairs(const std::vector<std::array<uint64_t, 3>>& computed_and_expected) {
+  std::array<Fingerprint, 3> sums{};
+  for (const auto& of_rank : computed_and_expected) {
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] = add(sums[i], of_rank[i]);
+  }
+  std::vector<std::string> faults;
+  for (const size_t direction : {0, 1}) {
+    if (sums[direction] == sums[2]) continue;
+    faults.push_back(std::string(direction == 0 ? "forward" : "backward") +
+                     ": the tiles of all ranks are not the pattern's pairs, each as often as it is counted");
+  }
+  return faults;
+}
 
 std::vector<std::string> compare_digests(int from, int to, const PairDigest& sent, const PairDigest& received) {
   std::vector<std::string> faults;

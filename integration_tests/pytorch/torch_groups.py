@@ -82,7 +82,7 @@ def check_one(draw, kind, group):
     pattern = drawn_pattern(draw, length, kind)
     text = torch_reference.text(pattern)
     layout = draw.choice(["contiguous", "zigzag", "striped", "uneven"])
-    schedule = draw.choice(["auto", "ring", "all-gather", "group-cast"])
+    schedule = draw.choice(["auto", "ring", "all-gather", "group-cast", "double-ring"])
     settings = dict(schedule=schedule)
     if "documents" not in pattern and draw.random() < 0.4:
         bounds = [0, *itertools.accumulate(parts_of(draw, length, draw.randrange(1, 5)))]
@@ -98,6 +98,8 @@ def check_one(draw, kind, group):
     dout = torch.randn(2, length, heads, 8).to(dtype)
     want = annulus.attention(*whole, text, **settings)
     wanted = torch.autograd.grad(want, whole, dout)
+    if schedule in ("group-cast", "double-ring"):
+        settings["within"] = draw.choice([n for n in range(size + 1) if n == 0 or size % n == 0])
 
     if layout == "uneven":
         lengths = parts_of(draw, length, size)
@@ -114,7 +116,7 @@ def check_one(draw, kind, group):
     after = sent(group.group_name)
     # The error of one rank is the measure, except where a selection in fp64 may be another one.
     wide = [t.detach().to(torch.float32 if kind == "adaptive" else torch.float64).requires_grad_() for t in whole]
-    exact = annulus.attention(*wide, text, **(settings | {"layout": "contiguous"}))
+    exact = annulus.attention(*wide, text, **(settings | {"layout": "contiguous", "within": 0}))
     exacts = torch.autograd.grad(exact, wide, dout.to(exact.dtype))
     for a, b, c in zip([out, *got], [want, *wanted], [exact, *exacts]):
         # Gradients are sums of differences of products of 8 elements, times an element: about 10 in sum.
@@ -124,7 +126,7 @@ def check_one(draw, kind, group):
     size_of = dtype.itemsize
     plan = json.loads(
         annulus.plan(text, length, size, heads=heads, kv_heads=kv_heads, batch=2, head_dim=8, element_bytes=size_of,
-                     lengths=lengths, **{k: settings[k] for k in ("schedule", "layout", "cu_seqlens") if k in settings})
+                     lengths=lengths, **{k: settings[k] for k in ("schedule", "within", "layout", "cu_seqlens") if k in settings})
     )
     assert plan["proof"]["holds"], plan
     for direction in ("forward", "backward"):
@@ -185,7 +187,7 @@ def compiled(group):
         torch.library.opcheck(op, (*x, CAUSAL), dict(group=name, layout="zigzag"))
     torch.library.opcheck(annulus.all_reduce.default, (x[0],), dict(group=name))
     x = [t.detach() for t in x]
-    settings = (None, None, CAUSAL, name, "contiguous", "ring", None, 0.0, 0, 0, 0, 0, 0, 0.0, False)
+    settings = (None, None, CAUSAL, name, "contiguous", "ring", 0, None, 0.0, 0, 0, 0, 0, 0, 0.0, False)
     out, *saved = annulus.attention_forward(*x, *settings, True)
     torch.library.opcheck(annulus.attention_backward.default, (out, *x, out, *saved, None, *settings))
 

@@ -162,7 +162,7 @@ class Lse(unittest.TestCase):
             with self.assertRaisesRegex(annulus.AnnulusError, r"^\[torch\] attention has first derivatives only"):
                 with annulus.errors():
                     torch.autograd.grad(dq.sum(), k)
-        settings = (None, None, "{ kind = 'causal' }", "", "contiguous", "auto", None, 0.0, 0, 0, 0, 0, 0, 0.0, False, True)
+        settings = (None, None, "{ kind = 'causal' }", "", "contiguous", "auto", 0, None, 0.0, 0, 0, 0, 0, 0, 0.0, False, True)
         out = torch.ops.annulus.attention_forward(q, k, v, *settings)[0]
         with self.assertRaisesRegex(RuntimeError, r"^\[torch\] attention_forward has no gradient of its own"):
             out.sum().backward()

@@ -184,7 +184,7 @@ if size > 1:
 
     # The same for a backward: rank 1 does not pass what its forward returned.
     part = torch.randn(1, 4, 2, 4)
-    settings = (None, None, "{ kind = 'causal' }", "", "contiguous", "auto", 0.0, 0.0, 0, 0, 0, 0, 0, 0.0, True)
+    settings = (None, None, "{ kind = 'causal' }", "", "contiguous", "auto", 0, 0.0, 0.0, 0, 0, 0, 0, 0, 0.0, True)
     out, lse, *saved = annulus.attention_forward(part, part, part, *settings, False)
     try:
         annulus.attention_backward(out, part, part, part, out, lse[:, :1] if rank == 1 else lse, *saved, None, *settings)

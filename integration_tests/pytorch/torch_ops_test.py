@@ -27,7 +27,7 @@ annulus = load()
 CAUSAL = "{ kind = 'causal' }"
 ADAPTIVE = "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2 }"
 # The last arguments of attention_forward and attention_backward but for the very last: cu_seqlens, sinks, pattern, group, ...
-SETTINGS = (None, None, CAUSAL, "", "contiguous", "auto", 0.0, 0.0, 0, 0, 0, 0, 0, 0.0)
+SETTINGS = (None, None, CAUSAL, "", "contiguous", "auto", 0, 0.0, 0.0, 0, 0, 0, 0, 0, 0.0)
 PATTERNS = [
     {"kind": "full"},
     {"kind": "causal"},

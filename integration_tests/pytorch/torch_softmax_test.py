@@ -141,7 +141,7 @@ class Softmax(unittest.TestCase):
         for grad in (True, False):
             q, k, v, sinks = inputs(grad=grad)
             torch.library.opcheck(op.attention.default, (q, k, v, "{ kind = 'causal' }"), dict(sinks=sinks, softcap=3.0))
-        settings = (None, sinks, "{ kind = 'causal' }", "", "contiguous", "auto", None, 0.0, 0, 0, 0, 0, 0, 3.0, False)
+        settings = (None, sinks, "{ kind = 'causal' }", "", "contiguous", "auto", 0, None, 0.0, 0, 0, 0, 0, 0, 3.0, False)
         torch.library.opcheck(op.attention_forward.default, (q, k, v, *settings, False))
         out, *saved = op.attention_forward(q, k, v, *settings, False)
         torch.library.opcheck(op.attention_backward.default, (out, q, k, v, out, *saved, None, *settings))

@@ -11,6 +11,7 @@
 #include "launcher/device.h"
 #include "launcher/hosts/mpirun.h"
 #include "launcher/subcommand.h"
+#include "launcher/subcommands/schedule_options.h"
 #include "launcher/subcommands/start_job.h"
 #include "runtime/attend/attend.h"
 
@@ -61,7 +62,7 @@ class AttendSubcommand : public Subcommand {
                    "how positions are divided among ranks: zigzag (default), contiguous or striped");
     add_numbers(app, "--lengths", options_.lengths, "contiguous parts of these lengths, one for each rank: 5,9,2");
     app.add_flag("--even", options_.even, "refuse lengths that do not give every rank the same share");
-    app.add_option("--schedule", options_.schedule, "auto (default), ring, all-gather or group-cast");
+    add_schedule_options(app, options_.schedule, options_.within);
     app.option_defaults()->group("Dropout");
     app.add_option("--dropout", options_.dropout.rate, "share of probabilities to drop (default: 0)");
     app.add_option("--seed", options_.dropout.seed, "seed of the dropout (default: 0)");

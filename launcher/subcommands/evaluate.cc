@@ -17,6 +17,7 @@
 #include "launcher/device.h"
 #include "launcher/subcommand.h"
 #include "launcher/subcommands/reported_once.h"
+#include "launcher/subcommands/schedule_options.h"
 #include "launcher/subcommands/start_job.h"
 #include "launcher/tokens/sample_tokenizer.h"
 #include "launcher/tokens/tokenizer_process.h"
@@ -97,7 +98,7 @@ class EvaluateSubcommand : public Subcommand {
                  "each rank keeps a part of the weights, and gathers those of a layer when it needs them");
     app.add_option("--layout", options_.attention.layout,
                    "how positions are divided among ranks: zigzag (default), contiguous or striped");
-    app.add_option("--schedule", options_.attention.schedule, "auto (default), ring, all-gather or group-cast");
+    add_schedule_options(app, options_.attention.schedule, options_.attention.within);
     app.add_option("--timeout", options_.timeout, "seconds that a communication may take (default: 300)");
     app.footer(
         "Example (after `./annulus launch -n 2 train configs/quickstart.toml`):\n"

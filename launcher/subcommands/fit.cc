@@ -128,6 +128,7 @@ void print_table(const Config& c, const FitRanks& ranks, const FitTable& table, 
                 shown(ring.keys_and_values), shown(ring.gradients),
                 shown(level.reduced + level.gathered + ring.total()));
   }
+  if (ring.queries > 0) std::printf("the total includes %.1f of queries and their results\n", shown(ring.queries));
   print_offload(ranks, static_cast<int>(table.traffic.size()), table.offload, tflops);
   std::printf("\nnearest: %s\n", nearest.text.c_str());
 }
@@ -149,32 +150,33 @@ void print_json(const std::string& model, const FitRanks& ranks, const FitTable&
     traffic.push_back(
         {{"shard", level.level}, {"reduce_scatter_bytes", level.reduced}, {"all_gather_bytes", level.gathered}});
   }
-  const Json all = {
-      {"model", model},
-      {"parameters", table.parameters},
-      {"ranks", ranks.ranks},
-      {"data", table.data},
-      {"context", table.context},
-      {"shards", table.shards},
-      {"replicas", table.replicas},
-      {"planned_rank", table.planned},
-      {"memory", ranks.memory},
-      {"caches", {{"bytes", table.caches}, {"on_device", table.caches_on_device}}},
-      {"longest_planned", kLongestPlanned},
-      {"fits", fits},
-      {"traffic", traffic},
-      {"attention_traffic",
-       {{"kv_bytes_sent", table.attention.keys_and_values}, {"gradient_bytes_sent", table.attention.gradients}}},
-      {"offload",
-       {{"bytes_of_rank", table.offload.bytes},
-        {"host_bytes_of_host", table.offload.of_host.host},
-        {"file_bytes_of_host", table.offload.of_host.files},
-        {"flops_of_rank", table.offload.flops}}},
-      {"optimizer_offload",
-       {{"bytes_of_rank", table.offload.optimizer_bytes},
-        {"host_bytes_of_host", table.offload.optimizer_host},
-        {"file_bytes_of_host", table.offload.optimizer_files}}},
-      {"nearest", {{"found", nearest.found}, {"text", nearest.text}}}};
+  const Json all = {{"model", model},
+                    {"parameters", table.parameters},
+                    {"ranks", ranks.ranks},
+                    {"data", table.data},
+                    {"context", table.context},
+                    {"shards", table.shards},
+                    {"replicas", table.replicas},
+                    {"planned_rank", table.planned},
+                    {"memory", ranks.memory},
+                    {"caches", {{"bytes", table.caches}, {"on_device", table.caches_on_device}}},
+                    {"longest_planned", kLongestPlanned},
+                    {"fits", fits},
+                    {"traffic", traffic},
+                    {"attention_traffic",
+                     {{"kv_bytes_sent", table.attention.keys_and_values},
+                      {"gradient_bytes_sent", table.attention.gradients},
+                      {"query_bytes_sent", table.attention.queries}}},
+                    {"offload",
+                     {{"bytes_of_rank", table.offload.bytes},
+                      {"host_bytes_of_host", table.offload.of_host.host},
+                      {"file_bytes_of_host", table.offload.of_host.files},
+                      {"flops_of_rank", table.offload.flops}}},
+                    {"optimizer_offload",
+                     {{"bytes_of_rank", table.offload.optimizer_bytes},
+                      {"host_bytes_of_host", table.offload.optimizer_host},
+                      {"file_bytes_of_host", table.offload.optimizer_files}}},
+                    {"nearest", {{"found", nearest.found}, {"text", nearest.text}}}};
   std::printf("%s\n", all.dump(2).c_str());
 }
 

@@ -11,6 +11,7 @@
 #include "launcher/command_line.h"
 #include "launcher/device.h"
 #include "launcher/subcommand.h"
+#include "launcher/subcommands/schedule_options.h"
 #include "launcher/subcommands/start_job.h"
 #include "runtime/inference/logits.h"
 #include "runtime/tensor_files/model_dtypes.h"
@@ -45,7 +46,7 @@ class LogitsSubcommand : public Subcommand {
     app.option_defaults()->group("Ranks");
     app.add_option("--layout", options_.rows.layout,
                    "how positions are divided among ranks: zigzag (default), contiguous or striped");
-    app.add_option("--schedule", options_.rows.schedule, "auto (default), ring, all-gather or group-cast");
+    add_schedule_options(app, options_.rows.schedule, options_.rows.within);
     app.add_option("--timeout", options_.timeout,
                    "seconds that a communication, and writing the output, may take (default: 300)");
     app.footer(

@@ -11,6 +11,7 @@
 #include "common/text.h"
 #include "launcher/subcommand.h"
 #include "launcher/subcommands/live_line.h"
+#include "launcher/subcommands/schedule_options.h"
 #include "runtime/tensor_files/block_map_file.h"
 
 namespace annulus {
@@ -44,7 +45,7 @@ class PlanSubcommand : public Subcommand {
                 "contiguous parts of these lengths, one for each rank: 5,9,2; instead of --ranks and --length");
     app.add_option("--layout", layout_, "contiguous, zigzag (default) or striped");
     app.add_flag("--even", request_.even, "refuse lengths that do not give every rank the same share");
-    app.add_option("--schedule", schedule_, "auto (default), ring, all-gather or group-cast");
+    add_schedule_options(app, schedule_, request_.within);
     app.footer(
         "Examples:\n"
         "  ./annulus plan --ranks 64 --length 1048576 --heads 64 --kv-heads 8\n"
@@ -144,9 +145,23 @@ class PlanSubcommand : public Subcommand {
                 significant(100 * plan.share(), 4).c_str());
     print_costs("forward", plan.forward());
     print_costs("backward", plan.backward());
+    print_sent(plan);
     std::printf("\nmade in %.3f s, %.2f ms a rank\n", plan.made_seconds(),
                 1e3 * plan.made_seconds() / plan.request().ranks);
     std::fflush(stdout);
+  }
+
+  static void print_sent(const PlanReport& plan) {
+    const PlanReport::Sent& sent = plan.sent();
+    if (plan.request().ranks == 1) return;
+    const auto mb = [](double bytes) { return rounded(bytes / 1e6, 2) + " MB"; };
+    std::printf("\nforward, all ranks: %s sent; schedules that move keys and values alone send at least %s",
+                mb(sent.bytes).c_str(), mb(sent.least_of_keys).c_str());
+    if (sent.columns > 1) {
+      std::printf(", and those that move queries %s (mesh with --within %d)", mb(sent.least_of_tilings).c_str(),
+                  sent.columns);
+    }
+    std::printf("\n");
   }
 
   static void print_proof(const Proof& proof, double seconds) {

@@ -32,6 +32,7 @@ def attention(
     group: Group = None,
     layout: str | None = None,
     schedule: str = "auto",
+    within: int = 0,
     cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     softcap: float = 0.0,
@@ -59,7 +60,8 @@ def attention(
     layout: "contiguous", "zigzag" or "striped": how the sequence was sharded (`annulus.shard`). Over several ranks it is
         required without `sharding`, unless q, k or v is itself a tensor that `annulus.shard` returned, because others do not
         carry it.
-    schedule: "auto", "ring", "all-gather" or "group-cast".
+    schedule: "auto", "ring", "all-gather", "group-cast" or "double-ring" (docs/explanation/attention.md lists them).
+    within: how many consecutive ranks form an inner group, such as those of a host, for schedules with groups. 0: one group.
     cu_seqlens: the cumulative lengths of packed documents over the whole sequence: [documents + 1], int32 or int64, the
         same on all ranks. [0, 3, 8] means documents of 3 and 5 positions. Attention does not cross documents.
     scale: the factor of q . k; None and 0 mean 1 / sqrt(head size).
@@ -88,7 +90,8 @@ def attention(
         sharding.require(q)
     known = {"sharding": sharding, "q": cut_of(q), "k": cut_of(k), "v": cut_of(v)}
     group, layout = settled(known, group, layout)
-    settings = dict(layout=layout or "", schedule=schedule, scale=scale, dropout=dropout, seed=seed, step=step, layer=layer)
+    settings = dict(layout=layout or "", schedule=schedule, within=within, scale=scale)
+    settings |= dict(dropout=dropout, seed=seed, step=step, layer=layer)
     settings |= dict(first_row=first_row, query_offset=offset_number(query_offset), group=group_name(group), cu_seqlens=cu_seqlens)
     settings |= dict(softcap=softcap, sinks=sinks)
     op = torch.ops.annulus.attention_with_lse if return_lse else torch.ops.annulus.attention

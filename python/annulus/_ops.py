@@ -17,29 +17,30 @@ class Operators(Protocol):
     """
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, pattern: str, *, group: str = "", layout: str = "contiguous",
-                  schedule: str = "auto", scale: float | None = None, dropout: float = 0.0, seed: Int = 0, step: Int = 0,
-                  layer: int = 0, first_row: Int = 0, query_offset: Int = 0, softcap: float = 0.0,
+                  schedule: str = "auto", within: int = 0, scale: float | None = None, dropout: float = 0.0, seed: Int = 0,
+                  step: Int = 0, layer: int = 0, first_row: Int = 0, query_offset: Int = 0, softcap: float = 0.0,
                   cu_seqlens: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
         """Exact attention over the ranks of `group`. Collective, as is its backward."""
 
     def attention_with_lse(self, q: Tensor, k: Tensor, v: Tensor, pattern: str, *, group: str = "", layout: str = "contiguous",
-                           schedule: str = "auto", scale: float | None = None, dropout: float = 0.0, seed: Int = 0, step: Int = 0,
-                           layer: int = 0, first_row: Int = 0, query_offset: Int = 0, softcap: float = 0.0,
-                           cu_seqlens: Tensor | None = None, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+                           schedule: str = "auto", within: int = 0, scale: float | None = None, dropout: float = 0.0,
+                           seed: Int = 0, step: Int = 0, layer: int = 0, first_row: Int = 0, query_offset: Int = 0,
+                           softcap: float = 0.0, cu_seqlens: Tensor | None = None,
+                           sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns (out, lse)."""
 
     def attention_forward(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, sinks: Tensor | None, pattern: str,
-                          group: str, layout: str, schedule: str, scale: float | None, dropout: float, seed: Int, step: Int,
-                          layer: int, first_row: Int, query_offset: Int, softcap: float, keep: bool,
+                          group: str, layout: str, schedule: str, within: int, scale: float | None, dropout: float, seed: Int,
+                          step: Int, layer: int, first_row: Int, query_offset: Int, softcap: float, keep: bool,
                           differentiable: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """What the two above call: a policy of selective checkpointing names it. Returns (out, lse, saved_k, saved_v, selected,
         number)."""
 
     def attention_backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, saved_k: Tensor,
                            saved_v: Tensor, selected: Tensor, number: Tensor, dlse: Tensor | None, cu_seqlens: Tensor | None,
-                           sinks: Tensor | None, pattern: str, group: str, layout: str, schedule: str, scale: float | None,
-                           dropout: float, seed: Int, step: Int, layer: int, first_row: Int, query_offset: Int, softcap: float,
-                           keep: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+                           sinks: Tensor | None, pattern: str, group: str, layout: str, schedule: str, within: int,
+                           scale: float | None, dropout: float, seed: Int, step: Int, layer: int, first_row: Int,
+                           query_offset: Int, softcap: float, keep: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What the backward calls. Returns (dq, dk, dv, dsinks)."""
 
     def all_reduce(self, x: Tensor, *, group: str = "") -> Tensor:
@@ -55,14 +56,15 @@ class Operators(Protocol):
         """The number of ranks."""
 
     def plan(self, pattern: str, length: int, ranks: int, *, heads: int = 1, kv_heads: int = 0, batch: int = 1, head_dim: int = 128,
-             element_bytes: int = 2, layout: str = "contiguous", schedule: str = "auto", query_offset: int = 0,
+             element_bytes: int = 2, layout: str = "contiguous", schedule: str = "auto", within: int = 0, query_offset: int = 0,
              key_length: int | None = None, lengths: Sequence[int] | None = None, cu_seqlens: Tensor | None = None,
              keep: bool = True, prove: bool = True) -> str:
         """The JSON that `annulus plan --json` prints."""
 
     def plan_ahead(self, pattern: str, length: int, *, heads: int = 1, kv_heads: int = 0, batch: int = 1, group: str = "",
-                   layout: str = "contiguous", schedule: str = "auto", query_offset: int = 0, key_length: int | None = None,
-                   lengths: Sequence[int] | None = None, cu_seqlens: Tensor | None = None, keep: bool = True) -> None:
+                   layout: str = "contiguous", schedule: str = "auto", within: int = 0, query_offset: int = 0,
+                   key_length: int | None = None, lengths: Sequence[int] | None = None, cu_seqlens: Tensor | None = None,
+                   keep: bool = True) -> None:
         """Begins to plan a later attention on another thread."""
 
     def tree_positions(self, lengths: Tensor, parents: Tensor) -> Tensor:

@@ -74,6 +74,7 @@ def _attend(
     group: Group,
     layout: str,
     schedule: str,
+    within: int,
     **others: Any,
 ) -> tuple[Tensor, None]:
     if probe.probing():
@@ -128,6 +129,7 @@ def _attend(
         group=group,
         layout=layout,
         schedule=schedule,
+        within=within,
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         softcap=softcap or 0.0,
         sinks=s_aux,
@@ -176,10 +178,11 @@ def register(
     schedule: str = "auto",
     name: str = "annulus",
     model: PreTrainedModel | None = None,
+    within: int = 0,
 ) -> None:
     """Registers `attn_implementation=name` as attention over the ranks of `group`, with rows sharded by `layout`.
 
-    group, schedule: as in `annulus.attention`. layout: zigzag if it is left out; over several ranks with a FutureWarning in
+    group, schedule, within: as in `annulus.attention`. layout: zigzag if it is left out; over several ranks with a FutureWarning in
     this version. Registering a name again replaces it; several groups need several
     names. Only the group's name is stored, so that destroy_process_group can free it.
     model: sets this model's attn_implementation. Over several ranks it is checked now, by three forwards of a few tokens,
@@ -191,7 +194,7 @@ def register(
     group = None if group is None else group_name(group)
     layout = chosen_layout(layout, group)
     _registered[name] = group, layout
-    AttentionInterface.register(name, functools.partial(_attend, group=group, layout=layout, schedule=schedule))
+    AttentionInterface.register(name, functools.partial(_attend, group=group, layout=layout, schedule=schedule, within=within))
     AttentionMaskInterface.register(name, masks.make_mask)
     if size(group) > 1:
         PreTrainedModel.__call__ = _call

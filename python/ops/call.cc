@@ -156,6 +156,13 @@ PatternSpec pattern_for(const std::string& text, const std::optional<Tensor>& cu
   return within_documents(std::move(pattern), documents);
 }
 
+void set_schedule(PlanRequest& request, const std::string& schedule, int64_t within) {
+  request.schedule = parse_schedule(schedule, "schedule");
+  require(within >= 0 && within <= 1 << 20,
+          "within must be a number of ranks, or 0 for one group of all ranks, but is " + std::to_string(within));
+  request.within = static_cast<int>(within);
+}
+
 void place_parts(PlanRequest& request, const std::vector<int64_t>& lengths) {
   require(static_cast<int64_t>(lengths.size()) == request.ranks, "lengths must be one for each of the " +
                                                                      counted(request.ranks, "rank") + ", but are " +
@@ -215,7 +222,7 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
                 "give the layout in which the rows are cut among the " + std::to_string(comm.size()) +
                     " ranks, such as layout=\"zigzag\", or call the attention of an annulus.Sharding");
         if (!settings.layout.empty()) call.request.layout = parse_layout(settings.layout, "layout");
-        call.request.schedule = parse_schedule(settings.schedule, "schedule");
+        set_schedule(call.request, settings.schedule, settings.within);
         given = *pattern_of(settings.pattern);
         if (packed) {
           documents = document_lengths(*cu_seqlens);

@@ -20,6 +20,7 @@ namespace annulus::torch_ops {
 // The arguments of attention besides its tensors, in the order of the operators' schemas.
 struct Settings {
   std::string pattern, group, layout, schedule;
+  int64_t within = 0;
   std::optional<double> scale;  // nullopt or 0: 1 / sqrt(head size)
   double dropout = 0;
   c10::SymInt seed, step;
@@ -30,8 +31,8 @@ struct Settings {
 
 // Use<...> with the types of Settings, for operators whose signatures follow the schemas.
 template <template <typename...> class Use>
-using WithSettings = Use<std::string, std::string, std::string, std::string, std::optional<double>, double, c10::SymInt,
-                         c10::SymInt, int64_t, c10::SymInt, c10::SymInt, double>;
+using WithSettings = Use<std::string, std::string, std::string, std::string, int64_t, std::optional<double>, double,
+                         c10::SymInt, c10::SymInt, int64_t, c10::SymInt, c10::SymInt, double>;
 
 // Raises Error(kUsage) with this message unless `ok`.
 void require(bool ok, const std::string& message);
@@ -41,6 +42,10 @@ void require(bool ok, const std::string& message);
 // tensors.
 void require_tensors(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const std::optional<at::Tensor>& cu_seqlens, const std::optional<at::Tensor>& sinks);
+
+// Sets the schedule of a request and the number of ranks of its inner groups. Raises Error(kUsage) for an unknown
+// schedule and for a number that no plan has; planning raises Error(kPlan) if the number does not fit the ranks.
+void set_schedule(PlanRequest& request, const std::string& schedule, int64_t within);
 
 // Parses a pattern, cached, because users pass the same text in every call. Raises Error(kUsage).
 std::shared_ptr<const PatternSpec> pattern_of(const std::string& text);

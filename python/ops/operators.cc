@@ -236,8 +236,9 @@ struct Operators {
                          const MaybeTensor& sinks, const Settings& s, bool keep, bool differentiable) {
     static const auto handle =
         c10::Dispatcher::singleton().findSchemaOrThrow("annulus::attention_forward", "").typed<ForwardSignature>();
-    return handle.call(q, k, v, cu_seqlens, sinks, s.pattern, s.group, s.layout, s.schedule, s.scale, s.dropout, s.seed,
-                       s.step, s.layer, s.first_row, s.query_offset, s.softcap, keep, differentiable);
+    return handle.call(q, k, v, cu_seqlens, sinks, s.pattern, s.group, s.layout, s.schedule, s.within, s.scale,
+                       s.dropout, s.seed, s.step, s.layer, s.first_row, s.query_offset, s.softcap, keep,
+                       differentiable);
   }
   static Gradients backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Saved& saved,
                             const MaybeTensor& dlse, const MaybeTensor& cu_seqlens, const MaybeTensor& sinks,
@@ -245,8 +246,8 @@ struct Operators {
     static const auto handle =
         c10::Dispatcher::singleton().findSchemaOrThrow("annulus::attention_backward", "").typed<BackwardSignature>();
     return handle.call(dout, q, k, v, saved.out, saved.lse, saved.k, saved.v, saved.selected, saved.number, dlse,
-                       cu_seqlens, sinks, s.pattern, s.group, s.layout, s.schedule, s.scale, s.dropout, s.seed, s.step,
-                       s.layer, s.first_row, s.query_offset, s.softcap, keep);
+                       cu_seqlens, sinks, s.pattern, s.group, s.layout, s.schedule, s.within, s.scale, s.dropout,
+                       s.seed, s.step, s.layer, s.first_row, s.query_offset, s.softcap, keep);
   }
 };
 using Ops = WithSettings<Operators>;
@@ -387,9 +388,9 @@ TORCH_LIBRARY(annulus, m) {
   // gradient is the part of this rank's queries. Forward and backward are collective.
   const auto define = [&](const std::string& schema) { m.def(schema.c_str(), {at::Tag::pt2_compliant_tag}); };
   const std::string settings =
-      "str pattern, *, str group=\"\", str layout=\"contiguous\", str schedule=\"auto\", float? scale=None, "
-      "float dropout=0., SymInt seed=0, SymInt step=0, int layer=0, SymInt first_row=0, SymInt query_offset=0, "
-      "float softcap=0., Tensor? cu_seqlens=None, Tensor? sinks=None";
+      "str pattern, *, str group=\"\", str layout=\"contiguous\", str schedule=\"auto\", int within=0, "
+      "float? scale=None, float dropout=0., SymInt seed=0, SymInt step=0, int layer=0, SymInt first_row=0, "
+      "SymInt query_offset=0, float softcap=0., Tensor? cu_seqlens=None, Tensor? sinks=None";
   define("attention(Tensor q, Tensor k, Tensor v, " + settings + ") -> Tensor");
   // Also returns lse [batch, heads, n] in fp32, or fp64 for fp64 tensors: the natural logarithm of the sum of the
   // exponentials of a query's scaled scores, -inf for a query without keys. It has gradients unless there is dropout.
@@ -397,9 +398,9 @@ TORCH_LIBRARY(annulus, m) {
   // `keep` allows the plan to keep the keys and values held last for the backward; the plan determines their sizes.
   // `differentiable` says that a backward may follow, and must be the same on all ranks.
   const std::string given =
-      "Tensor? cu_seqlens, Tensor? sinks, str pattern, str group, str layout, str schedule, float? scale, float "
-      "dropout, SymInt seed, "
-      "SymInt step, int layer, SymInt first_row, SymInt query_offset, float softcap, bool keep";
+      "Tensor? cu_seqlens, Tensor? sinks, str pattern, str group, str layout, str schedule, int within, "
+      "float? scale, float dropout, SymInt seed, SymInt step, int layer, SymInt first_row, SymInt query_offset, "
+      "float softcap, bool keep";
   define("attention_forward(Tensor q, Tensor k, Tensor v, " + given +
          ", bool differentiable) -> (Tensor out, Tensor lse, Tensor saved_k, Tensor saved_v, Tensor selected, Tensor "
          "number)");

@@ -42,9 +42,10 @@ AllCounts& all_counts() {
 // The request of a whole problem, from arguments as attention takes them. kv_heads 0 stands for `heads`, an empty
 // key_length for `length`; `lengths` gives the ranks contiguous parts of these lengths instead of a layout.
 PlanRequest request_of(const std::string& pattern, int64_t length, int64_t ranks, int64_t heads, int64_t kv_heads,
-                       int64_t batch, const std::string& layout, const std::string& schedule, int64_t query_offset,
-                       std::optional<int64_t> key_length, const std::optional<std::vector<int64_t>>& lengths,
-                       const std::optional<at::Tensor>& cu_seqlens, bool keep) {
+                       int64_t batch, const std::string& layout, const std::string& schedule, int64_t within,
+                       int64_t query_offset, std::optional<int64_t> key_length,
+                       const std::optional<std::vector<int64_t>>& lengths, const std::optional<at::Tensor>& cu_seqlens,
+                       bool keep) {
   PlanRequest request;
   request.shape = aligned({.batch = batch,
                            .heads = heads,
@@ -53,7 +54,7 @@ PlanRequest request_of(const std::string& pattern, int64_t length, int64_t ranks
                            .k_len = key_length.value_or(length),
                            .query_offset = query_offset});
   request.layout = parse_layout(layout, "layout");
-  request.schedule = parse_schedule(schedule, "schedule");
+  set_schedule(request, schedule, within);
   require(ranks >= 1 && ranks <= 1 << 20, "ranks must be from 1 to 1048576, but is " + std::to_string(ranks));
   request.ranks = static_cast<int>(ranks);
   // If the layout gives the ranks parts of these lengths, the layout stays, as in attention.
@@ -64,12 +65,12 @@ PlanRequest request_of(const std::string& pattern, int64_t length, int64_t ranks
 }
 
 std::string plan(std::string pattern, int64_t length, int64_t ranks, int64_t heads, int64_t kv_heads, int64_t batch,
-                 int64_t head_dim, int64_t element_bytes, std::string layout, std::string schedule,
+                 int64_t head_dim, int64_t element_bytes, std::string layout, std::string schedule, int64_t within,
                  int64_t query_offset, std::optional<int64_t> key_length, std::optional<std::vector<int64_t>> lengths,
                  std::optional<at::Tensor> cu_seqlens, bool keep, bool prove) {
   require(head_dim > 0 && element_bytes > 0, "head_dim and element_bytes must be at least 1");
-  const PlanRequest request = request_of(pattern, length, ranks, heads, kv_heads, batch, layout, schedule, query_offset,
-                                         key_length, lengths, cu_seqlens, keep);
+  const PlanRequest request = request_of(pattern, length, ranks, heads, kv_heads, batch, layout, schedule, within,
+                                         query_offset, key_length, lengths, cu_seqlens, keep);
   const auto say = [](const std::string&) {};
   PlanReport report(request, head_dim, element_bytes, prove, say);
   if (prove) report.prove(say);
@@ -77,10 +78,11 @@ std::string plan(std::string pattern, int64_t length, int64_t ranks, int64_t hea
 }
 
 void plan_ahead(std::string pattern, int64_t length, int64_t heads, int64_t kv_heads, int64_t batch, std::string group,
-                std::string layout, std::string schedule, int64_t query_offset, std::optional<int64_t> key_length,
-                std::optional<std::vector<int64_t>> lengths, std::optional<at::Tensor> cu_seqlens, bool keep) {
+                std::string layout, std::string schedule, int64_t within, int64_t query_offset,
+                std::optional<int64_t> key_length, std::optional<std::vector<int64_t>> lengths,
+                std::optional<at::Tensor> cu_seqlens, bool keep) {
   const Place place = place_in(group);
-  const PlanRequest request = request_of(pattern, length, place.size, heads, kv_heads, batch, layout, schedule,
+  const PlanRequest request = request_of(pattern, length, place.size, heads, kv_heads, batch, layout, schedule, within,
                                          query_offset, key_length, lengths, cu_seqlens, keep);
   require_plannable(request);
   plan_ahead(request, static_cast<int>(place.rank), proves_by_default());
@@ -141,7 +143,7 @@ TORCH_LIBRARY_FRAGMENT(annulus, m) {
   // The JSON that `annulus plan --json` prints, for the plan of a whole problem over `ranks` ranks.
   m.def(
       "plan(str pattern, int length, int ranks, *, int heads=1, int kv_heads=0, int batch=1, int head_dim=128, "
-      "int element_bytes=2, str layout=\"contiguous\", str schedule=\"auto\", int query_offset=0, "
+      "int element_bytes=2, str layout=\"contiguous\", str schedule=\"auto\", int within=0, int query_offset=0, "
       "int? key_length=None, int[]? lengths=None, Tensor? cu_seqlens=None, bool keep=True, bool prove=True) -> str",
       plan);
   // Begins on another thread to plan a later attention over the ranks of `group`, and to prove this rank's part of the
@@ -149,7 +151,7 @@ TORCH_LIBRARY_FRAGMENT(annulus, m) {
   // must be false if the attention is compiled by torch.compile.
   m.def(
       "plan_ahead(str pattern, int length, *, int heads=1, int kv_heads=0, int batch=1, str group=\"\", "
-      "str layout=\"contiguous\", str schedule=\"auto\", int query_offset=0, int? key_length=None, "
+      "str layout=\"contiguous\", str schedule=\"auto\", int within=0, int query_offset=0, int? key_length=None, "
       "int[]? lengths=None, Tensor? cu_seqlens=None, bool keep=True) -> ()",
       plan_ahead);
   // What this rank has sent in attention over the ranks of `group`, and what the process has planned.

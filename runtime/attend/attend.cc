@@ -131,6 +131,7 @@ AttendJob::AttendJob(const AttendOptions& options, int ranks, std::optional<int>
   request_.pattern = parse_pattern(options.pattern, "--pattern");
   request_.layout = parse_layout(options.layout.value_or("zigzag"), "--layout");
   request_.schedule = parse_schedule(options.schedule, "--schedule");
+  request_.within = options.within;
   check_outputs(options, request_.pattern);
   if (!options.random.empty()) {
     random_ = parse_random_input(options.random, "--random");
@@ -403,7 +404,9 @@ std::string attend_command(const PlanRequest& request, const RandomInput& input,
       text += (i == 0 ? " --lengths " : ",") + std::to_string(request.uneven_lengths[i]);
     }
   }
-  text += " --schedule " + std::string(to_string(request.schedule)) + " --kernel " + std::string(to_string(kernel));
+  text += " --schedule " + std::string(to_string(request.schedule));
+  if (request.within > 0) text += " --within " + std::to_string(request.within);
+  text += " --kernel " + std::string(to_string(kernel));
   if (request.even) text += " --even";
   if (request.shape.query_offset != 0) text += " --query-offset " + std::to_string(request.shape.query_offset);
   if (scale != 0) text += " --scale " + exact(scale);

@@ -33,6 +33,7 @@ struct AttendOptions {
   std::string pattern = "{ kind = \"causal\" }";
   std::optional<std::string> layout;  // default zigzag, as in training
   std::string schedule = "auto";
+  int within = 0;  // PlanRequest::within
   std::string kernel = "auto";
   bool backward = false;
   std::optional<double> scale;     // default 1 / sqrt(D)

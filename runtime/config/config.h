@@ -234,6 +234,7 @@ struct NetworkSection {
 struct AttentionSection {
   std::string layout = "zigzag";
   std::string schedule = "auto";
+  int64_t within = 0;  // ranks of an inner group; 0: one group (attention/plan/schedules.h)
   std::string kernel = "auto";
   bool even = true;
 

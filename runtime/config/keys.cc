@@ -270,6 +270,9 @@ const std::vector<Key>& keys() {
        "how ranks exchange keys and values; \"auto\" is group-cast if the ranks, taken together, need less than half "
        "of the KV rows that other ranks own, otherwise ring",
        {.choices = schedule_names()}},
+      {ANNULUS_KEY(attention, within),
+       "consecutive ranks that form an inner group, such as those of a host, for schedules with groups; 0: one group",
+       {.range = at_least(0, 1 << 20)}},
       {ANNULUS_KEY(attention, kernel),
        "the kernel that computes a tile: \"reference\", \"cpu\", \"efficient\", \"cudnn\", \"flash2\", \"flash3\"; "
        "\"auto\" chooses by capability; none has ever run on a GPU",

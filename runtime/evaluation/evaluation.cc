@@ -145,7 +145,8 @@ std::vector<Field> EvaluationJob::fields() const {
           {"patterns", opened_.model().pattern.text() + options_.attention.pattern},
           {"vocabulary", std::to_string(opened_.model().vocab)},
           {"rotary embedding", opened_.model().rotaries().text()},
-          {"layout", options_.attention.layout.value_or("zigzag") + ", " + options_.attention.schedule},
+          {"layout", options_.attention.layout.value_or("zigzag") + ", " + options_.attention.schedule + ", within " +
+                         std::to_string(options_.attention.within)},
           {"dtype", options_.dtype + (options_.sharded ? ", sharded" : "")},
           {"kernel", std::string(to_string(kernel_))}};
 }

@@ -45,6 +45,7 @@ Config alone(const Inspection& of, const std::optional<Config>& run) {
   config.mesh = {};
   config.optimizer.shard = 0;
   config.attention.layout = "contiguous";
+  config.attention.within = 0;
   config.attention.even = false;
   return config;
 }

@@ -50,6 +50,7 @@ LayerRequests row_requests(const ModelSection& model, const RowOptions& o, int64
   config.data.batch = rows;
   if (o.layout) config.attention.layout = *o.layout;
   config.attention.schedule = o.schedule;
+  config.attention.within = o.within;
   config.attention.even = false;
   LayerRequests layers = training_stages(config, ranks)[0].layers;
   const Layout layout = row_layout(layers);

@@ -24,6 +24,7 @@ struct RowOptions {
   std::string pattern;                // overrides the model's patterns in all layers
   std::optional<std::string> layout;  // default zigzag, as in training
   std::string schedule = "auto";
+  int within = 0;  // PlanRequest::within
   std::string kernel = "auto";
 };
 // Raises Error(kUsage) for an option that names nothing.

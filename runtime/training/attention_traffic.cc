@@ -13,41 +13,40 @@
 namespace annulus {
 namespace {
 
-// The rows of K and those of V, or of dK and dV, that a call sends; a row has head_dim elements.
-struct RowsSent {
-  double keys_and_values = 0, gradients = 0;
-};
-
-RowsSent rows_sent(const PlanRequest& request, int rank) {
+// What a call sends. `element` and `wide` are the bytes of an element of the inputs and of a sum.
+AttentionTraffic sent_by(const PlanRequest& request, int rank, int64_t head_dim, int64_t element, int64_t wide) {
   if (request.ranks == 1 || is_adaptive(request.pattern)) return {};
   const std::shared_ptr<const RankPlan> plan = cached_plan(request, rank);
-  RowsSent sent;
+  AttentionTraffic sent;
   for (const auto* steps : {&plan->program.forward, &plan->program.backward}) {
     const Traffic rows = traffic(plan->program, *steps);
-    sent.keys_and_values += static_cast<double>(rows.kv_rows);
-    sent.gradients += static_cast<double>(rows.grad_rows);
+    sent.keys_and_values += static_cast<double>(head_dim * element * rows.kv_rows);
+    sent.gradients += static_cast<double>(head_dim * wide * rows.grad_rows);
+    sent.queries += static_cast<double>(rows.bytes(head_dim, element, wide));
   }
+  sent.queries -= sent.keys_and_values + sent.gradients;
   return sent;
 }
 
 }  // namespace
 
 AttentionTraffic attention_traffic(const Config& config, const std::vector<Stage>& stages, int rank) {
-  const auto head_dim = static_cast<double>(model_shape(config).head_dim());
+  const int64_t head_dim = model_shape(config).head_dim();
   const at::ScalarType dtype = compute_dtype(config);
-  const double element = head_dim * static_cast<double>(c10::elementSize(dtype));
-  const double wide = head_dim * static_cast<double>(c10::elementSize(at::toOpMathType(dtype)));
+  const auto element = static_cast<int64_t>(c10::elementSize(dtype));
+  const auto wide = static_cast<int64_t>(c10::elementSize(at::toOpMathType(dtype)));
   AttentionTraffic most;
   for (const Stage& stage : stages) {
-    std::vector<RowsSent> distinct;
+    std::vector<AttentionTraffic> distinct;
     for (const PlanRequest& request : stage.layers.of_rows(0, stage.batch / config.mesh.data)) {
-      distinct.push_back(rows_sent(request, rank));
+      distinct.push_back(sent_by(request, rank, head_dim, element, wide));
     }
     const auto batches = static_cast<double>(stage.accumulate);
     AttentionTraffic sent;
     for (const size_t which : stage.layers.of_layer) {
-      sent.keys_and_values += batches * element * distinct[which].keys_and_values;
-      sent.gradients += batches * wide * distinct[which].gradients;
+      sent.keys_and_values += batches * distinct[which].keys_and_values;
+      sent.gradients += batches * distinct[which].gradients;
+      sent.queries += batches * distinct[which].queries;
     }
     if (sent.total() > most.total()) most = sent;
   }

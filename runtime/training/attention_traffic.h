@@ -14,8 +14,9 @@ namespace annulus {
 struct AttentionTraffic {
   double keys_and_values = 0;  // of forward and backward, in the dtype that the model computes in
   double gradients = 0;        // of keys and values, in the backward, in the dtype of sums
+  double queries = 0;          // queries and results of schedules that move them, with what belongs to them
 
-  double total() const { return keys_and_values + gradients; }
+  double total() const { return keys_and_values + gradients + queries; }
 };
 
 // For rank `rank` of the context axis. `stages` is the result of training_stages() for its ranks; of several stages the

@@ -70,6 +70,7 @@ LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, in
                       .layout = parse_layout(c.attention.layout, "attention.layout"),
                       .schedule = parse_schedule(c.attention.schedule, "attention.schedule"),
                       .ranks = context_ranks,
+                      .within = static_cast<int>(c.attention.within),
                       .even = c.attention.even,
                       .uneven_lengths = {}};
   set_mask_limit(c.memory.masks << 20);

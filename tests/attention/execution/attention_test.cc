@@ -71,12 +71,19 @@ RC_GTEST_PROP(Attention, EqualsTheOracleInDoublePrecision, ()) {
     const Traffic f = traffic(program, program.forward), b = traffic(program, program.backward);
     const AttentionStats &fs = run.forward[static_cast<size_t>(r)], &bs = run.backward[static_cast<size_t>(r)];
     RC_ASSERT(fs.bytes_sent == f.bytes(dim, 8, 8));
-    RC_ASSERT(fs.messages_sent == f.kv_messages);
+    RC_ASSERT(fs.messages_sent == f.messages());
     RC_ASSERT(bs.bytes_sent == b.bytes(dim, 8, 8));
-    RC_ASSERT(bs.messages_sent == b.kv_messages + b.grad_messages);
+    RC_ASSERT(bs.messages_sent == b.messages());
     RC_ASSERT(fs.peak_kv_elements == f.peak_kv_rows * dim);
     RC_ASSERT(bs.peak_kv_elements == b.peak_kv_rows * dim);
     RC_ASSERT(bs.peak_grad_elements == b.peak_grad_rows * dim);
+    const auto elements = [&](BufferKind kind, const Traffic& t, int64_t rows) {
+      return rows * row_content(kind, t.backward).bytes(dim, 1, 1);
+    };
+    RC_ASSERT(fs.peak_query_elements == elements(BufferKind::kQueries, f, f.peak_query_rows));
+    RC_ASSERT(bs.peak_query_elements == elements(BufferKind::kQueries, b, b.peak_query_rows));
+    RC_ASSERT(fs.peak_partial_elements == elements(BufferKind::kResults, f, f.peak_result_rows));
+    RC_ASSERT(bs.peak_partial_elements == elements(BufferKind::kResults, b, b.peak_result_rows));
   }
 }
 
@@ -85,6 +92,7 @@ RC_GTEST_PROP(Attention, EqualsTheOracleInDoublePrecision, ()) {
 RC_GTEST_PROP(Attention, AnySlicesEqualTheOracle, ()) {
   PlanRequest request = testing::any_request();
   request.shape = {2, 4, 2, request.shape.q_len, request.shape.k_len, 0};
+  testing::fit_heads(request);
   request.pattern = {};
   request.pattern.kind = PatternSpec::Kind::kSlices;
   const auto part = [](int64_t length) {

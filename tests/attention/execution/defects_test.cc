@@ -138,8 +138,12 @@ TEST(Defects, InputsMayHaveAnyStrides) {
 }
 
 TEST(Defects, EmptyAndTinySequencesInEverySchedule) {
-  for (const ScheduleKind schedule :
-       {ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast, ScheduleKind::kAuto}) {
+  for (const auto& [schedule, within] : {std::pair{ScheduleKind::kRing, 0},
+                                         {ScheduleKind::kAllGather, 0},
+                                         {ScheduleKind::kGroupCast, 0},
+                                         {ScheduleKind::kGroupCast, 2},
+                                         {ScheduleKind::kDoubleRing, 2},
+                                         {ScheduleKind::kAuto, 0}}) {
     for (const LayoutKind layout : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
       for (const auto& [queries, keys] : {std::pair{0, 0}, {1, 1}, {3, 3}, {0, 5}, {5, 0}}) {
         for (const char* pattern : {"{ kind = 'full' }", "{ kind = 'causal' }",
@@ -147,6 +151,7 @@ TEST(Defects, EmptyAndTinySequencesInEverySchedule) {
                                     "{ kind = 'dilated', segment_lengths = [2, 8], dilation_rates = [1, 2] }"}) {
           PlanRequest request = request_of(pattern, {2, 4, 2, queries, keys, 0}, 4);
           request.schedule = schedule;
+          request.within = within;
           request.layout = layout;
           const Inputs in = random_inputs(request.shape, 4, at::kDouble);
           const OracleResult got = run_everywhere(request, in, KernelKind::kAuto).result;

@@ -76,8 +76,11 @@ PlanRequest any_masked_request(const AttentionShape& shape, const PatternSpec& p
   request.shape = shape;
   request.pattern = pattern;
   request.layout = *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped);
-  request.schedule = *rc::gen::element(ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast);
+  request.schedule = *rc::gen::element(ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast,
+                                       ScheduleKind::kDoubleRing);
   request.ranks = *rc::gen::inRange(1, 6);
+  const bool groups = request.schedule == ScheduleKind::kGroupCast || request.schedule == ScheduleKind::kDoubleRing;
+  if (groups && request.ranks % 2 == 0) request.within = *rc::gen::element(0, 1, 2);
   return request;
 }
 

@@ -17,13 +17,15 @@ using testing::random_inputs;
 using testing::RankResults;
 using testing::run_everywhere;
 
-PlanRequest request_of(const char* pattern, int ranks, int64_t length, LayoutKind layout, ScheduleKind schedule) {
+PlanRequest request_of(const char* pattern, int ranks, int64_t length, LayoutKind layout, ScheduleKind schedule,
+                       int within = 0) {
   PlanRequest request;
   request.shape = {1, 4, 2, length, length, 0};
   request.pattern = parse_pattern(pattern, "test");
   request.layout = layout;
   request.schedule = schedule;
   request.ranks = ranks;
+  request.within = within;
   return request;
 }
 
@@ -40,9 +42,9 @@ RankResults expect_as_planned(const PlanRequest& request, bool lending = true) {
     const AttentionStats &fs = run.forward[static_cast<size_t>(r)], &bs = run.backward[static_cast<size_t>(r)];
     const std::string where = request.text() + ", rank " + std::to_string(r);
     EXPECT_EQ(fs.bytes_sent, f.bytes(kDim, 4, 4)) << where;
-    EXPECT_EQ(fs.messages_sent, f.kv_messages) << where;
+    EXPECT_EQ(fs.messages_sent, f.messages()) << where;
     EXPECT_EQ(bs.bytes_sent, b.bytes(kDim, 4, 4)) << where;
-    EXPECT_EQ(bs.messages_sent, b.kv_messages + b.grad_messages) << where;
+    EXPECT_EQ(bs.messages_sent, b.messages()) << where;
     EXPECT_EQ(fs.peak_kv_elements, f.peak_kv_rows * kDim) << where;
     EXPECT_EQ(fs.peak_grad_elements, 0) << where;
     EXPECT_EQ(bs.peak_kv_elements, b.peak_kv_rows * kDim) << where;
@@ -65,6 +67,16 @@ TEST(Traffic, BytesAndPeaksAreThoseOfThePlan) {
         EXPECT_LE(run.forward[r].peak_kv_elements, 3 * block);
         EXPECT_LE(run.backward[r].peak_kv_elements, 3 * block);
         EXPECT_LE(run.backward[r].peak_grad_elements, 3 * block);
+      }
+    }
+  }
+}
+
+TEST(Traffic, BetweenGroupsItIsThatOfThePlan) {
+  for (const ScheduleKind schedule : {ScheduleKind::kDoubleRing, ScheduleKind::kGroupCast}) {
+    for (const auto& [ranks, within] : {std::pair{4, 2}, {6, 3}, {6, 2}, {4, 1}}) {
+      for (const char* pattern : {"{ kind = \"full\" }", "{ kind = \"window\", left = 20, right = 0 }"}) {
+        expect_as_planned(request_of(pattern, ranks, 96, LayoutKind::kZigzag, schedule, within));
       }
     }
   }
@@ -102,6 +114,11 @@ TEST(Traffic, RanksOfAHostLendTheirBlocks) {
 TEST(Traffic, UnevenBuffersAreFreedAsPlanned) {
   for (const ScheduleKind schedule : kSchedules) {
     PlanRequest uneven = request_of("{ kind = \"full\" }", 8, 96, LayoutKind::kContiguous, schedule);
+    uneven.uneven_lengths = {3, 30, 5, 1, 22, 9, 0, 26};
+    expect_as_planned(uneven);
+  }
+  for (const ScheduleKind schedule : {ScheduleKind::kDoubleRing, ScheduleKind::kGroupCast}) {
+    PlanRequest uneven = request_of("{ kind = \"full\" }", 8, 96, LayoutKind::kContiguous, schedule, 4);
     uneven.uneven_lengths = {3, 30, 5, 1, 22, 9, 0, 26};
     expect_as_planned(uneven);
   }

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "tests/attention/pattern/any_pattern.h"
 
@@ -41,6 +42,20 @@ PatternSpec with_slices(PatternSpec spec, const AttentionShape& shape) {
   return slices;
 }
 
+int any_within(const PlanRequest& request) {
+  if (request.schedule == ScheduleKind::kRing || request.schedule == ScheduleKind::kAllGather) return 0;
+  std::vector<int> fitting = {0};
+  for (int n = 1; n <= request.ranks; ++n) {
+    if (request.ranks % n == 0) fitting.push_back(n);
+  }
+  return *rc::gen::elementOf(fitting);
+}
+
+// Whether the schedule divides the query heads among the ranks of an inner group.
+bool divides_heads(ScheduleKind schedule) {
+  return schedule == ScheduleKind::kUlysses || schedule == ScheduleKind::kUlyssesRing;
+}
+
 }  // namespace
 
 PlanRequest any_request() {
@@ -62,14 +77,27 @@ PlanRequest any_request() {
                     : kind == 1 ? any_with_mask(request.shape)
                                 : any_pattern(request.shape);
   request.layout = *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped);
-  request.schedule =
-      *rc::gen::element(ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast, ScheduleKind::kAuto);
+  request.schedule = *rc::gen::element(ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast,
+                                       ScheduleKind::kDoubleRing, ScheduleKind::kUlysses, ScheduleKind::kUlyssesRing,
+                                       ScheduleKind::kMesh, ScheduleKind::kAuto);
   request.ranks = *rc::gen::inRange(1, 17);
+  request.within = any_within(request);
+  if (divides_heads(request.schedule)) {
+    const auto fits = [&](int n) { return request.shape.heads % n == 0; };
+    request.within = *rc::gen::suchThat(rc::gen::inRange(1, 10), fits);
+    request.ranks = request.within * *rc::gen::inRange(1, 16 / request.within + 1);
+    if (fits(request.ranks) && *rc::gen::inRange(0, 4) == 0) request.within = 0;
+  }
   request.keep_last = *rc::gen::inRange(0, 4) != 0;
   if (q == k && *rc::gen::inRange(0, 5) == 0) {  // any lengths that add up
     request.uneven_lengths = any_documents(q, request.ranks);
   }
   return request;
+}
+
+void fit_heads(PlanRequest& request) {
+  const int within = request.within > 0 ? request.within : request.ranks;
+  if (divides_heads(request.schedule) && request.shape.heads % within != 0) request.within = 1;
 }
 
 PlanRequest written_out(PlanRequest request) {

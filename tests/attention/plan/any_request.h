@@ -10,6 +10,9 @@ namespace annulus::testing {
 // digest.
 PlanRequest any_request();
 
+// Makes inner groups of one rank where the schedule could not divide the request's query heads, which were changed.
+void fit_heads(PlanRequest& request);
+
 // Returns the request with such maps written as slices, so that its text is complete.
 PlanRequest written_out(PlanRequest request);
 

@@ -55,7 +55,8 @@ TEST(Layout, UnevenLengthsMustAddUp) {
 
 TEST(Layout, NamesRoundTrip) {
   EXPECT_EQ(layout_names(), (std::vector<std::string>{"contiguous", "zigzag", "striped"}));
-  EXPECT_EQ(schedule_names(), (std::vector<std::string>{"ring", "all-gather", "group-cast", "auto"}));
+  EXPECT_EQ(schedule_names(), (std::vector<std::string>{"ring", "all-gather", "group-cast", "double-ring", "ulysses",
+                                                        "ulysses-ring", "mesh", "auto"}));
   for (const std::string& name : layout_names()) EXPECT_EQ(to_string(parse_layout(name, "")), name);
   for (const std::string& name : schedule_names()) EXPECT_EQ(to_string(parse_schedule(name, "")), name);
 }

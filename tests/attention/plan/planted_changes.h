@@ -26,5 +26,9 @@ RowSet longer(RowSet rows);
 // Defined in planted_tiles.cc.
 std::vector<Mistake> of_tiles();
 std::vector<Mistake> of_gradients();
+// Defined in planted_queries.cc.
+std::vector<Mistake> of_queries();
+// Defined in planted_schedules.cc.
+std::vector<Mistake> of_schedules_over_groups();
 
 }  // namespace annulus::testing

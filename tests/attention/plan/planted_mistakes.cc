@@ -365,8 +365,8 @@ void PrintTo(const Mistake& mistake, std::ostream* out) { *out << mistake.name; 
 const std::vector<Mistake>& planted_mistakes() {
   static const std::vector<Mistake> all = [] {
     std::vector<Mistake> list;
-    for (const std::vector<Mistake>& group :
-         {of_one_row_and_head(), of_what_stands_before_the_steps(), of_transfers(), of_tiles(), of_gradients()}) {
+    for (const std::vector<Mistake>& group : {of_one_row_and_head(), of_what_stands_before_the_steps(), of_transfers(),
+                                              of_tiles(), of_gradients(), of_queries(), of_schedules_over_groups()}) {
       list.insert(list.end(), group.begin(), group.end());
     }
     return list;

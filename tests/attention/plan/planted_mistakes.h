@@ -16,7 +16,7 @@ struct Mistake {
   PlanRequest request;  // of a correct plan
   std::function<void(std::vector<Program>&)> plant;
   std::string finding;       // part of the fault that the verifier of the whole plan reports
-  bool between_two = false;  // only the comparison of transfers finds it
+  bool between_two = false;  // only the comparison of what ranks transfer and compute finds it
 };
 
 void PrintTo(const Mistake& mistake, std::ostream* out);  // prints the name for GoogleTest

@@ -94,10 +94,11 @@ TEST(Attend, ChecksEveryPatternAgainstTheOracle) {
 
 TEST(Attend, ChecksEveryDtypeAndScheduleWithUnevenLengths) {
   for (const std::string dtype : {"f32", "f64", "bf16", "f16"}) {
-    for (const std::string schedule : {"ring", "all-gather", "group-cast", "auto"}) {
+    for (const std::string schedule : {"ring", "all-gather", "group-cast", "double-ring", "auto"}) {
       SCOPED_TRACE(dtype + " " + schedule);
       AttendOptions o = random_options("{ kind = 'window', left = 30, right = 0 }", "dtype=" + dtype);
       o.schedule = schedule;
+      o.within = schedule == "group-cast" || schedule == "double-ring" ? 2 : 0;
       o.lengths = {10, 0, 40, 33};
       expect_checked(o, 4);
       o.check_rows = "rows=50,seed=3";
@@ -387,7 +388,10 @@ TEST(Attend, CommandReproducesTheRequest) {
       "--query-offset 5 --scale 0.5 --dropout 0.25 --seed 7 --step 1 --layer 2 --backward --check");
   request.uneven_lengths = {10, 0, 20};
   request.shape.query_offset = 0;
-  EXPECT_NE(attend_command(request, {}, KernelKind::kAuto, false).find(" --lengths 10,0,20 "), std::string::npos);
+  request.schedule = ScheduleKind::kDoubleRing;
+  request.within = 1;
+  const std::string uneven = attend_command(request, {}, KernelKind::kAuto, false);
+  EXPECT_NE(uneven.find(" --lengths 10,0,20 --schedule double-ring --within 1 --kernel auto "), std::string::npos);
 }
 
 }  // namespace

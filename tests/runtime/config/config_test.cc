@@ -392,6 +392,7 @@ RC_GTEST_PROP(ConfigProperty, WrittenConfigReadsBackEqual, ()) {
   if (*rc::gen::arbitrary<bool>()) c.model.pattern = std::vector<PatternSpec>{pattern(), pattern()};
   c.optimizer.lr = *positive();
   c.attention.schedule = *rc::gen::element<std::string>("ring", "all-gather");
+  c.attention.within = *rc::gen::inRange<int64_t>(0, 1 << 20);
   c.network.hcas = *rc::gen::element<std::string>("", "mlx5_0:1,mlx5_1");
   c.network.rank_hca = *rc::gen::element<std::string>("auto", "nearest");
   c.network.exchange_ctas = *rc::gen::inRange<int64_t>(0, 65);

@@ -122,10 +122,11 @@ TEST(MemoryPlan, CountsPostNormsAndRotaryTables) {
 
 TEST(MemoryPlan, CountsCommunicationBuffers) {
   const TestFolder folder;
-  for (const std::string schedule : {"ring", "all-gather"}) {
+  for (const std::string schedule : {"ring", "all-gather", "ulysses", "mesh"}) {
     for (const bool recompute : {false, true}) {
       Config config = config_of(folder, {"", 6, 64, 2, 1, 192, 256, 2048, 1});
       config.attention.schedule = schedule;
+      config.attention.within = schedule == "ulysses" ? 2 : 0;
       config.model.recompute = recompute;
       for (const int ranks : {2, 4}) {
         expect_planned(config, ranks, schedule + " over " + std::to_string(ranks) + (recompute ? ", recomputed" : ""));
