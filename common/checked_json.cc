@@ -68,14 +68,6 @@ class Watch : public Json::json_sax_t {
   std::string complaint_;
 };
 
-// The value as text, short enough for a message.
-std::string shown(const nlohmann::json& value) {
-  if (value.is_object()) return "an object";
-  if (value.is_array()) return "a list of " + counted(value.size(), "value");
-  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace);
-  return text.size() <= 60 ? text : text.substr(0, 58) + "..";
-}
-
 }  // namespace
 
 nlohmann::json parse_bounded_json(std::string_view text, size_t deepest, int64_t most) {
@@ -88,6 +80,13 @@ std::string shown_name(std::string_view name) {
   std::string text;
   for (const char c : name.substr(0, 80)) text += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
   return "\"" + text + (name.size() > 80 ? "...\"" : "\"");
+}
+
+std::string shown_json(const nlohmann::json& value) {
+  if (value.is_object()) return "an object";
+  if (value.is_array()) return "a list of " + counted(value.size(), "value");
+  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace);
+  return text.size() <= 60 ? text : text.substr(0, 58) + "..";
 }
 
 nlohmann::json parse_checked_json(std::string_view text, std::string_view module, const std::string& source) {
@@ -104,7 +103,7 @@ CheckedJson::CheckedJson(const nlohmann::json& value, std::string module, std::s
 void CheckedJson::refuse(const std::string& expected) const {
   throw Error(
       ErrorKind::kInput, module_,
-      source_ + ": " + (way_.empty() ? "the whole" : way_) + " should be " + expected + ", not " + shown(*value_));
+      source_ + ": " + (way_.empty() ? "the whole" : way_) + " should be " + expected + ", not " + shown_json(*value_));
 }
 
 CheckedJson CheckedJson::at(std::string_view key) const {

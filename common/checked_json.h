@@ -29,6 +29,9 @@ nlohmann::json parse_bounded_json(std::string_view text, size_t deepest, int64_t
 // Returns a name from a file for use in a message: quoted, shortened to 80 characters and made printable.
 std::string shown_name(std::string_view name);
 
+// Returns a value from a file for use in a message, such as "a list of 3 values" or "7": at most 60 characters.
+std::string shown_json(const nlohmann::json& value);
+
 // parse_bounded_json for 32 nested objects and lists and 4,000,000 values (so many take at most 1 GB). Raises
 // Error(kInput) with the module `module`, which names `source`.
 nlohmann::json parse_checked_json(std::string_view text, std::string_view module, const std::string& source);

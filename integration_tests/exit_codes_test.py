@@ -88,6 +88,7 @@ class ExitCodesTest(cli.CliTest):
         "`sample RUN`": ("run", ["sample", "./{0}"]),
         "`attend --input`": ("in.safetensors", ["attend", "--input", "{0}", "--output", "out"]),
         "`plan`, a block map's `file`": ("map.safetensors", ["plan", "--ranks", "2", "--length", "64", "--heads", "1", "--pattern", BLOCKS]),
+        "`prove FILE`": ("plan.json", ["prove", "{0}"]),
         "`topology --xml`": ("machine.xml", ["topology", "--xml", "{0}"]),
         "`topology --load`": ("hosts.json", ["topology", "--load", "{0}"]),
         "`tokenize --inspect`, `--verify`": ("shard.bin", ["tokenize", "--inspect", "{0}"]),
@@ -96,6 +97,7 @@ class ExitCodesTest(cli.CliTest):
     WRITTEN = {
         "`attend --output`": ["attend", "--random", "queries=8,heads=1,dim=4", "--output", "{0}"],
         "`attend --mask-out`": ["attend", "--random", "queries=32", "--pattern", LOCAL, "--mask-out", "{0}"],
+        "`plan --out`": ["plan", "--ranks", "2", "--length", "64", "--heads", "1", "--out", "{0}"],
         "`bench ring --json`": ["bench", "ring", "--json", "{0}"],
         "`topology --save`, `--svg`": ["topology", "-n", "1", "--save", "{0}", "--svg", "{0}"],
         "`launch --log-dir`": ["launch", "-n", "1", "--log-dir", "{0}", "selftest", "print"],

@@ -59,7 +59,8 @@ void require_plannable(const PlanRequest& request) {
               "`annulus attend --mask-out F` writes the map of a call, which map = \"file\" reads");
 }
 
-PlanReport::PlanReport(const PlanRequest& request, int64_t head_dim, int64_t element_bytes, bool prove, const Say& say)
+PlanReport::PlanReport(const PlanRequest& request, int64_t head_dim, int64_t element_bytes, bool prove, const Say& say,
+                       const Take& take)
     : request_(request), prove_(prove), free_(available_memory()) {
   const auto begin = std::chrono::steady_clock::now();
   require_plannable(request_);
@@ -70,6 +71,7 @@ PlanReport::PlanReport(const PlanRequest& request, int64_t head_dim, int64_t ele
   for_each_program(request_, [&](Program program) {
     forward.push_back(traffic(program, program.forward));
     backward.push_back(traffic(program, program.backward));
+    if (take) take(program);
     if (prove_) {
       program_bytes_ += static_cast<double>(program_bytes(program));
       programs_.push_back(std::move(program));

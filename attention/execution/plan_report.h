@@ -27,11 +27,15 @@ class PlanReport {
   // Is called with a line about the progress each time another rank is done.
   using Say = std::function<void(const std::string&)>;
 
+  // Takes one rank's program after the other, as they are made.
+  using Take = std::function<void(const Program&)>;
+
   // Makes the plan of all ranks. head_dim and element_bytes (2 for bf16) convert rows to bytes. `prove` says that
   // prove() will be called, for which the programs are kept. Raises Error(kPlan) if the request is invalid or its
   // pattern adaptive, since adaptive blocks are not known before a call, and Error(kResource) if the plan or its proof
   // would not fit into the free memory.
-  PlanReport(const PlanRequest& request, int64_t head_dim, int64_t element_bytes, bool prove, const Say& say);
+  PlanReport(const PlanRequest& request, int64_t head_dim, int64_t element_bytes, bool prove, const Say& say,
+             const Take& take = nullptr);
 
   // Proves the plan and returns the proof with its faults. The constructor must have been given prove = true.
   const Proof& prove(const Say& say);

@@ -32,8 +32,10 @@ bool rows_are(const Span& rows, const Span& positions, const std::vector<Span>& 
   int64_t first_row = 0;
   for (const Span& s : spans) {
     if (rows.begin < first_row + s.count) {
+      // Rows beyond the span could have a stride whose product with the span's does not fit.
+      if (rows.last() >= first_row + s.count) return false;
       const Span stored{s.at(rows.begin - first_row), rows.stride * s.stride, rows.count};
-      return rows.last() < first_row + s.count && positions.begin == stored.begin && positions.count == stored.count &&
+      return positions.begin == stored.begin && positions.count == stored.count &&
              (positions.count == 1 || positions.stride == stored.stride);
     }
     first_row += s.count;

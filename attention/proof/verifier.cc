@@ -159,8 +159,8 @@ std::vector<PairDigest> digests(const Program& program, bool sends) {
 
 }  // namespace
 
-Proof verify(const std::vector<Program>& programs, const Pattern& pattern, int max_faults,
-             const std::function<void(int)>& proved) {
+Proof verify(const std::vector<Program>& programs, const Pattern& pattern, const Layout& queries, const Layout& keys,
+             int max_faults, const std::function<void(int)>& proved) {
   if (programs.empty() || static_cast<int>(programs.size()) != programs[0].request.ranks) {
     throw Error(ErrorKind::kPlan, "verifier",
                 "expected the programs of all ranks of a plan, got " + std::to_string(programs.size()));
@@ -181,7 +181,6 @@ Proof verify(const std::vector<Program>& programs, const Pattern& pattern, int m
   check_ownership(
       request.ranks, [&](int r) { return program(r).key_spans; }, request.shape.k_len, "key", faults);
   for (const bool backward : {false, true}) match_transfers(programs, backward, faults);
-  const Layout queries = query_layout(request), keys = key_layout(request);
   PairWeights weights(request.shape.q_len, request.shape.k_len);
   for (const Program& p : programs) {
     RankProof(p, pattern, queries, keys, weights).run(proof, faults.most());
@@ -191,6 +190,13 @@ Proof verify(const std::vector<Program>& programs, const Pattern& pattern, int m
     for (const std::string& fault : compare_pairs({fingerprints(proof)})) faults.add(fault);
   }
   return proof;
+}
+
+Proof verify(const std::vector<Program>& programs, const Pattern& pattern, int max_faults,
+             const std::function<void(int)>& proved) {
+  if (programs.empty()) return verify(programs, pattern, Layout{}, Layout{}, max_faults, proved);
+  const PlanRequest& request = programs[0].request;
+  return verify(programs, pattern, query_layout(request), key_layout(request), max_faults, proved);
 }
 
 Proof verify(const std::vector<Program>& programs, int max_faults, const std::function<void(int)>& proved) {
@@ -215,6 +221,32 @@ double proof_bytes(const PlanRequest& request, const Pattern& pattern) {
     return (8 * static_cast<double>(strides.size()) + 2) * static_cast<double>(length);
   };
   return of(query_strides, request.shape.q_len) + of(key_strides, request.shape.k_len);
+}
+
+double proof_bytes(const std::vector<Program>& programs, const Pattern& pattern) {
+  // The prefix sums along a stride take 8 bytes for each position and for each position before the first.
+  std::set<int64_t> query_strides = {1}, key_strides = {1};
+  const auto add = [](std::set<int64_t>& strides, const Span& span) {
+    if (span.count > 1) strides.insert(span.stride);
+  };
+  for (const Slice& slice : pattern.slices) add(key_strides, slice.keys);
+  for (const Program& program : programs) {
+    for (const auto* steps : {&program.forward, &program.backward}) {
+      for (const Step& step : *steps) {
+        for (const Tile& tile : step.tiles) {
+          add(query_strides, tile.query_positions);
+          add(key_strides, tile.key_positions);
+        }
+      }
+    }
+  }
+  const auto of = [](const std::set<int64_t>& strides, int64_t length) {
+    double bytes = 2 * static_cast<double>(length);  // as above
+    for (const int64_t stride : strides) bytes += 8 * static_cast<double>(length + stride);
+    return bytes;
+  };
+  const AttentionShape& shape = pattern.shape;
+  return of(query_strides, shape.q_len) + of(key_strides, shape.k_len);
 }
 
 Proof verify(const PlanRequest& request, int max_faults) { return verify(make_programs(request), max_faults); }

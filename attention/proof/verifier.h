@@ -66,9 +66,15 @@ Proof verify(const std::vector<Program>& programs, int max_faults = 8,
 // Proves programs that were made for `pattern` instead of the request's pattern.
 Proof verify(const std::vector<Program>& programs, const Pattern& pattern, int max_faults = 8,
              const std::function<void(int)>& proved = nullptr);
+// Proves programs whose ranks own what these layouts give them, instead of the request's layout: plans that others have
+// made (plan_form.h).
+Proof verify(const std::vector<Program>& programs, const Pattern& pattern, const Layout& queries, const Layout& keys,
+             int max_faults = 8, const std::function<void(int)>& proved = nullptr);
 // Estimates the bytes that verify takes besides the programs: proportional to the positions times the distinct strides
 // of the slices. A double, because lengths may be 2^40.
 double proof_bytes(const PlanRequest& request, const Pattern& pattern);
+// Likewise for programs, whose tiles may have any strides.
+double proof_bytes(const std::vector<Program>& programs, const Pattern& pattern);
 
 // Makes all programs of a request and proves them.
 Proof verify(const PlanRequest& request, int max_faults = 8);

@@ -2,15 +2,22 @@
 // nothing, and supports every pattern except adaptive block maps, which are selected at each call.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <functional>
+#include <memory>
 #include <optional>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "attention/execution/plan_report.h"
 #include "attention/pattern/pattern.h"
+#include "attention/proof/plan_form.h"
 #include "common/error.h"
+#include "common/files.h"
 #include "common/text.h"
 #include "launcher/subcommand.h"
 #include "launcher/subcommands/live_line.h"
+#include "launcher/subcommands/print_proof.h"
 #include "launcher/subcommands/schedule_options.h"
 #include "runtime/tensor_files/block_map_file.h"
 
@@ -22,6 +29,10 @@ class PlanSubcommand : public Subcommand {
   void declare(CLI::App& app) override {
     app.add_flag("--no-proof", no_proof_, "do not prove the plan; for very many ranks or positions");
     app.add_flag("--json", json_, "print JSON instead of a table");
+    app.add_option("--out", out_,
+                   "write the whole plan, every rank's steps, as JSON to FILE, for `annulus prove` and other programs "
+                   "(docs/reference/formats.md); -: to standard output, instead of the table")
+        ->type_name("FILE");
     app.option_defaults()->group("Problem");
     app.add_option("--length", length_, "number of tokens of the whole sequence");
     app.add_option("--key-length", key_length_, "number of keys (default: as many as queries)");
@@ -50,6 +61,7 @@ class PlanSubcommand : public Subcommand {
         "Examples:\n"
         "  ./annulus plan --ranks 64 --length 1048576 --heads 64 --kv-heads 8\n"
         "  ./annulus plan --lengths 4096,2048,1024 --heads 8 --json\n"
+        "  ./annulus plan --ranks 4 --length 4096 --heads 8 --out plan.json\n"
         "  ./annulus plan --ranks 8 --length 65536 --heads 32 --layout contiguous \\\n"
         "      --pattern '{ kind = \"window\", left = 4095, right = 0 }'");
   }
@@ -67,16 +79,15 @@ class PlanSubcommand : public Subcommand {
     request_.shape = aligned(request_.shape);
     if (!request_.uneven_lengths.empty()) request_.layout = LayoutKind::kContiguous;
     require_plannable(request_);
+    if (json_ && out_ == "-") refuse("--json and --out - both print to standard output; leave one of them out");
+    if (!out_.empty() && out_ != "-") require_output("launcher", "--out " + out_, out_);
   }
 
   int run() override {
     request_.pattern = read_block_maps(request_.pattern, request_.shape);
-    const auto report = [&] {
-      LiveLine line;
-      return PlanReport(request_, head_dim_, element_bytes_, !no_proof_, [&](const std::string& t) { line.say(t); });
-    };
     PlanReport plan = report();
-    if (!json_) print_plan(plan);
+    const bool table = !json_ && out_ != "-";
+    if (table) print_plan(plan);
     const Proof* proof = nullptr;
     if (!no_proof_) {
       LiveLine line;
@@ -85,7 +96,7 @@ class PlanSubcommand : public Subcommand {
     if (json_) {
       std::printf("%s\n", plan.json().c_str());
     } else if (proof != nullptr) {
-      print_proof(*proof, plan.proved_seconds());
+      print_proof(*proof, plan.proved_seconds(), table ? stdout : stderr);
     }
     if (proof != nullptr && !proof->holds()) {
       throw Error(ErrorKind::kInternal, "plan", "the plan is wrong, as shown above; please report it");
@@ -95,6 +106,32 @@ class PlanSubcommand : public Subcommand {
 
  private:
   [[noreturn]] static void refuse(const std::string& message) { throw Error(ErrorKind::kUsage, "launcher", message); }
+
+  // Makes the plan and, with --out, writes it rank by rank meanwhile.
+  PlanReport report() const {
+    LiveLine line;
+    const auto say = [&](const std::string& text) { line.say(text); };
+    const auto made = [&](const PlanReport::Take& take) {
+      return PlanReport(request_, head_dim_, element_bytes_, !no_proof_, say, take);
+    };
+    const auto written = [&](const std::function<void(std::string_view)>& write) {
+      PlanFormWriter writer(write);
+      PlanReport plan = made([&](const Program& program) { writer.add(program, held_rows(program)); });
+      writer.finish();
+      return plan;
+    };
+    if (out_.empty()) return made(nullptr);
+    if (out_ == "-") return written([](std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); });
+    std::optional<PlanReport> plan;
+    FileSystem& files = FileSystem::real();
+    replace_file(files, out_, [&](const std::string& beside) {
+      const std::unique_ptr<OutputFile> file = files.create(beside);
+      plan.emplace(written([&](std::string_view text) { file->write(text.data(), text.size()); }));
+      file->sync();
+      file->close();
+    });
+    return *std::move(plan);
+  }
 
   // Sets the number of ranks and positions from --ranks and --length or from --lengths.
   void place() {
@@ -164,21 +201,12 @@ class PlanSubcommand : public Subcommand {
     std::printf("\n");
   }
 
-  static void print_proof(const Proof& proof, double seconds) {
-    for (const std::string& fault : proof.faults) std::printf("wrong: %s\n", fault.c_str());
-    if (!proof.holds()) return;
-    std::printf(
-        "proved in %.3f s: each of %s is computed as often as it is counted, both ends of %s agree, and gradients "
-        "reach their ranks\n",
-        seconds, with_commas(proof.pairs, "pair").c_str(), with_commas(proof.transfers / 2, "transfer").c_str());
-  }
-
   PlanRequest request_;
   std::optional<int> ranks_;
   std::optional<int64_t> length_, key_length_, heads_, kv_heads_;
   std::optional<std::string> layout_;
   int64_t head_dim_ = 128, element_bytes_ = 2;
-  std::string pattern_ = "{ kind = \"causal\" }", schedule_ = "auto", query_offset_ = "0";
+  std::string pattern_ = "{ kind = \"causal\" }", schedule_ = "auto", query_offset_ = "0", out_;
   bool no_proof_ = false, json_ = false;
 };
 
