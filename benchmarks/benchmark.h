@@ -41,12 +41,14 @@ class Benchmark {
 };
 
 std::unique_ptr<Benchmark> make_attention_benchmark();
+std::unique_ptr<Benchmark> make_calibrate_benchmark();
 std::unique_ptr<Benchmark> make_comm_benchmark();
 std::unique_ptr<Benchmark> make_counts_benchmark();
 std::unique_ptr<Benchmark> make_gpu_benchmark();
 std::unique_ptr<Benchmark> make_longest_benchmark();
 std::unique_ptr<Benchmark> make_operator_benchmark();
 std::unique_ptr<Benchmark> make_patterns_benchmark();
+std::unique_ptr<Benchmark> make_plan_benchmark();
 std::unique_ptr<Benchmark> make_ring_benchmark();
 std::unique_ptr<Benchmark> make_seeds_benchmark();
 std::unique_ptr<Benchmark> make_shard_benchmark();

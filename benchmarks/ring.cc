@@ -31,7 +31,8 @@ constexpr double kRingGoal = 1.05;
 constexpr const char* kLegend =
     "\nOutside of kernel: CPU seconds of all ranks together apart from computing tiles. MB sent: by all ranks;\n"
     "lent: passed on without a copy (ANNULUS_SHARED_MEMORY=0 copies them).\n"
-    "Lower bound: each key and value row is sent once to each rank that needs it, and its gradient back once.\n"
+    "Lower bound, if only keys and values travel: each row is sent once to each rank that needs it, and its\n"
+    "gradient back once.\n"
     "Exposed: the longest time that a rank waited for transfers. MB held: keys, values, gradients and kernel\n"
     "results that one rank holds at once, including its own.\n";
 
@@ -98,6 +99,7 @@ class Ring {
       const Program& program = call_->output().program();
       PlanRequest direct = program.request;
       direct.schedule = ScheduleKind::kGroupCast;
+      direct.within = 0;
       const auto cast = cached_plan(direct, comm_->rank());
       planned = static_cast<double>(traffic(program, program.forward).bytes(head_dim_, 4, 4) +
                                     traffic(program, program.backward).bytes(head_dim_, 4, 4));
@@ -141,7 +143,7 @@ class RingBenchmark : public Benchmark {
     add(app, "--head-dim", head_dim_, "head size");
     add(app, "--pattern", pattern_, "the keys that a query attends to");
     add(app, "--layout", layout_, "contiguous, zigzag or striped");
-    add(app, "--schedule", schedule_, "ring, all-gather, group-cast or auto");
+    add(app, "--schedule", schedule_, schedule_kinds());
     add(app, "--repeats,--rounds", rounds_, "turns that count");
     app.footer(
         "It starts 4 ranks itself if `launch` has not started them.\n"

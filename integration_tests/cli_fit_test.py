@@ -89,7 +89,7 @@ class FitTest(cli.CliTest):
             self.assertEqual([f"{b / 1e6:.1f}" for b in [*parts, sum(parts)]], numbers.split())
 
     def test_traffic_of_the_ring(self):
-        full = ["--set", "model.pattern={ kind = 'full' }"]
+        full = ["--set", "model.pattern={ kind = 'full' }", "--set", "attention.schedule=ring"]
         ring = self.json(*full)["attention_traffic"]
         # The keys and values of a rank: in 4 layers 2 rows of 1,024 tokens with 4 heads of 64 elements, for K and for V.
         block = 4 * 2 * 1024 * 4 * 64 * 2

@@ -5,14 +5,37 @@ import json
 import os
 import re
 import sys
+import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cli  # noqa: E402
 
 
+# A machine whose ranks have a mebibyte of memory.
+TINY = """
+name = "tiny"
+source = "a test"
+overlap = false
+memory = "1MiB"
+copy = 1e9
+[inside]
+latency = 1e-6
+bandwidth = 1e9
+[kernel.fp32.forward]
+rows = [64]
+keys = [64]
+rates = [[1e9]]
+[kernel.fp32.backward]
+rows = [64]
+keys = [64]
+rates = [[1e9]]
+"""
+
+
 class PlanTest(cli.CliTest):
     def test_prints_a_proved_plan_and_its_cost(self):
-        code, out, err = self.annulus("plan", "--ranks", "16", "--length", "4099", "--heads", "8", "--kv-heads", "2")
+        code, out, err = self.annulus("plan", "--ranks", "16", "--length", "4099", "--heads", "8", "--kv-heads", "2",
+                                      "--schedule", "ring")
         self.assertEqual(code, 0, err)
         pairs = 8 * (4099 * 4100 // 2)
         self.assertRegex(out, rf"proved in [\d.]+ s: each of {pairs:,} pairs is computed as often as it is counted")
@@ -25,7 +48,10 @@ class PlanTest(cli.CliTest):
         code, out, err = self.annulus("plan", *args)
         self.assertEqual(code, 0, err)
         pairs = 1000 * 10 - 45
-        self.assertIn("schedule group-cast", out)  # the default if ranks need few rows of others
+        # The least time: each rank needs rows of one other. All candidates stand below, with the reasons against them.
+        self.assertIn("schedule group-cast", out)
+        self.assertRegex(out, r"predicted on cpu, forward and backward:\n  group-cast, contiguous +[\d.]+ [mu]?s +\(compute .*\)  chosen\n")
+        self.assertRegex(out, r"\n  ulysses, contiguous +refused: ")
         self.assertIn(f"{pairs:,} pairs are counted, {pairs / 1e4:.4g} % of all\n", out)
         self.assertRegex(out, rf"each of {pairs:,} pairs is computed as often as it is counted")
 
@@ -42,6 +68,30 @@ class PlanTest(cli.CliTest):
             code, out, err = self.annulus(*args, schedule, "--within", within)
             self.assertNotEqual(code, 0)
             self.assertIn(words, err)
+
+    def test_chooses_by_the_machine(self):
+        args = ["plan", "--json", "--no-proof", "--ranks", "8", "--length", "262144", "--heads", "8", "--machine"]
+        plan = json.loads(self.annulus(*args, "h100", "--layout", "auto")[1])
+        self.assertEqual((plan["machine"], plan["layout"]), ("h100", "zigzag"))
+        chosen = plan["candidates"][0]
+        self.assertEqual((chosen["schedule"], chosen["layout"]), (plan["schedule"], "zigzag"))
+        self.assertGreater(chosen["backward"]["seconds"], chosen["forward"]["seconds"])
+        self.assertEqual({c["layout"] for c in plan["candidates"]}, {"zigzag", "contiguous", "striped"})
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "tiny.toml")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(TINY)
+            code, _, err = self.annulus(*args, path)
+            self.assertEqual(code, 4, err)
+            self.assertRegex(err, r"no schedule fits the memory of tiny: with .* a rank holds least, .* and it has 1.0 MB; use about \d+ ranks")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(TINY.replace("bandwidth = 1e9", "bandwidth = -1"))
+            code, _, err = self.annulus(*args, path)
+            self.assertEqual(code, 2, err)
+            self.assertIn('"inside.bandwidth" should be bytes a second, from 1e3 to 1e15', err)
+        code, _, err = self.annulus(*args, "h1000")
+        self.assertEqual(code, 2, err)
+        self.assertIn('--machine: unknown machine "h1000"; did you mean "h100"?', err)
 
     def test_aligns_queries_by_name(self):
         args = ["plan", "--json", "--ranks", "2", "--length", "10", "--key-length", "30", "--heads", "1", "--query-offset"]
@@ -153,6 +203,23 @@ class BenchTest(cli.CliTest):
                 rows[found[1]] = [float(x) for x in found[4].split()]
         self.assertEqual(sorted(rows), ["1, LibTorch", "1, annulus", "2", "4"])
         return rows, out
+
+    def test_calibrates_a_machine_and_predicts_by_it(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "here.toml")
+            sizes = ["--threads", "2", "--head-dim", "16"]
+            code, out, err = self.annulus("bench", "calibrate", *sizes, "--seconds", "0.001", "--heads", "1", "--out", path)
+            self.assertEqual(code, 0, err)
+            self.assertTrue(out.rstrip().endswith("-> " + path), out)
+            code, out, err = self.annulus("bench", "plan", *sizes, "--machine", path, "--length", "512", "--rounds", "1")
+            self.assertEqual(code, 0, err)
+            rows = re.findall(r"^ +2  (\w+) +([\w-]+)( \(auto\))? +[\d.]+ +[\d.]+ +[\d.]+$", out, re.M)
+            self.assertEqual(len({pattern for pattern, _, _ in rows}), 8, out)
+            self.assertEqual(len(rows), 8 * 4, out)
+            self.assertRegex(out, r"\d+ of 32 predictions within 20 % of what was measured")
+            code, out, err = self.annulus("plan", "--ranks", "2", "--length", "512", "--heads", "1", "--machine", path)
+            self.assertEqual(code, 0, err)
+            self.assertIn("predicted on here, forward and backward:", out)
 
     def test_ring_starts_its_ranks_and_sends_the_planned_bytes(self):
         rows, out = self.ring()

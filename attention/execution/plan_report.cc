@@ -60,12 +60,14 @@ void require_plannable(const PlanRequest& request) {
 }
 
 PlanReport::PlanReport(const PlanRequest& request, int64_t head_dim, int64_t element_bytes, bool prove, const Say& say,
-                       const Take& take)
+                       const std::vector<LayoutKind>& layouts, const Take& take)
     : request_(request), prove_(prove), free_(available_memory()) {
   const auto begin = std::chrono::steady_clock::now();
   require_plannable(request_);
   require_memory(0);
-  request_ = resolve_schedule(request_);
+  if (request_.terms == TermsPointer()) request_.terms = terms_of("", "machine", "cpu", head_dim, element_bytes);
+  choice_ = choose_plan(request_, layouts);
+  request_ = choice_.request;
   pairs_ = count_pairs(*cached_pattern(request_));
   std::vector<Traffic> forward, backward;
   for_each_program(request_, [&](Program program) {
@@ -134,10 +136,29 @@ std::string PlanReport::json() const {
     for (const PlanCost& cost : costs) all[cost.key] = {{"least", cost.least}, {"most", cost.most}};
     return all;
   };
+  Json candidates = Json::array();
+  for (const PlanCandidate& c : choice_.candidates) {
+    Json& candidate = candidates.emplace_back(Json{{"schedule", to_string(c.schedule)},
+                                                   {"within", c.within},
+                                                   {"layout", to_string(c.layout)},
+                                                   {"refused", c.refused.empty() ? Json() : Json(c.refused)}});
+    if (!c.refused.empty()) continue;
+    candidate["bytes_held"] = c.bytes;
+    for (const auto& [name, time] : {std::pair{"forward", &c.forward}, {"backward", &c.backward}}) {
+      candidate[name] = {{"seconds", time->seconds},
+                         {"compute", time->compute},
+                         {"exposed", time->exposed},
+                         {"latency", time->latency},
+                         {"additions", time->add}};
+    }
+  }
   Json plan = {{"request", request_.text()},
                {"ranks", request_.ranks},
                {"schedule", to_string(request_.schedule)},
                {"within", request_.within},
+               {"layout", to_string(request_.layout)},
+               {"machine", request_.terms->machine.name},
+               {"candidates", std::move(candidates)},
                {"pairs", pairs_},
                {"share_of_pairs", share()},
                {"sent_bytes", sent_.bytes},

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/plan/choice.h"
 #include "attention/plan/plan.h"
 #include "attention/proof/verifier.h"
 #include "memory/available.h"
@@ -34,8 +35,10 @@ class PlanReport {
   // prove() will be called, for which the programs are kept. Raises Error(kPlan) if the request is invalid or its
   // pattern adaptive, since adaptive blocks are not known before a call, and Error(kResource) if the plan or its proof
   // would not fit into the free memory.
+  // The schedule that `auto` stands for is chosen by the request's terms or, without, by those of an unknown CPU; and
+  // the layout among `layouts`, if there are any. Raises Error(kPlan) if the plan does not fit the machine's memory.
   PlanReport(const PlanRequest& request, int64_t head_dim, int64_t element_bytes, bool prove, const Say& say,
-             const Take& take = nullptr);
+             const std::vector<LayoutKind>& layouts = {}, const Take& take = nullptr);
 
   // Proves the plan and returns the proof with its faults. The constructor must have been given prove = true.
   const Proof& prove(const Say& say);
@@ -44,6 +47,8 @@ class PlanReport {
   std::string json() const;
 
   const PlanRequest& request() const { return request_; }  // with the schedule that `auto` stands for
+  // What was chosen, and from what; of a schedule that was given, its predicted time.
+  const PlanChoice& choice() const { return choice_; }
   int64_t pairs() const { return pairs_; }
   double share() const;  // the counted pairs as a share of all pairs of a query and a key
   // The bytes that all ranks together send in the forward, and the least of schedules that move keys and values alone,
@@ -62,6 +67,7 @@ class PlanReport {
   void require_memory(double programs);
 
   PlanRequest request_;
+  PlanChoice choice_;
   const bool prove_;
   std::optional<AvailableMemory> free_;
   std::optional<double> proof_bytes_;

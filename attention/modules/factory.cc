@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/plan/choice.h"
 #include "common/error.h"
 #include "common/nearest.h"
 #include "common/text.h"
@@ -141,28 +142,31 @@ const Entry* find(std::string_view name) {
                   ", and the class names in docs/reference/modules.md)");
 }
 
+// Only the schedule and `within` are chosen: the layout is the caller's. A pattern whose blocks are selected by content
+// has no plan before a call, so its calls choose.
 AttentionChoice choose_auto(const AttentionFactoryOptions& o) {
   AttentionChoice choice{o.attention, ""};
-  const PatternSpec& p = o.attention.pattern;
   const std::string size = counted(o.length, "position") + " on " + counted(o.ranks, "rank") + ": ";
-  if (o.ranks == 1) {
+  if (is_adaptive(o.attention.pattern)) {
     choice.options.schedule = ScheduleKind::kAuto;
-    choice.reason = "one rank, nothing is sent";
-  } else if (o.length < kLongSequence) {
-    choice.options.schedule = ScheduleKind::kAllGather;
-    choice.reason = "all-gather, because short sequences (below " + std::to_string(kLongSequence) +
-                    ") fit each rank whole and one exchange is quicker than a ring's many";
-  } else if (o.length >= kVeryLongSequence && is_sparse(p)) {
-    choice.options.schedule = ScheduleKind::kGroupCast;
-    choice.reason = "group-cast, because of a very long sequence (from " + std::to_string(kVeryLongSequence) +
-                    ") a sparse pattern needs few rows, which are sent only to the ranks that need them";
+    choice.reason = "blocks are selected by content, so each call chooses its schedule";
   } else {
-    choice.options.schedule = ScheduleKind::kRing;
-    choice.reason =
-        "a ring, because long sequences (from " + std::to_string(kLongSequence) + ") should never be whole on one rank";
-    if (o.length >= kVeryLongSequence) {
-      choice.reason += "; a sparse pattern would cost less, but computes something else, so only you can choose it";
-    }
+    const MultiheadAttentionOptions& m = o.attention;
+    PlanRequest request;
+    request.shape = {.batch = 1,
+                     .heads = m.heads,
+                     .kv_heads = m.kv_heads == 0 ? m.heads : m.kv_heads,
+                     .q_len = o.length,
+                     .k_len = o.length,
+                     .query_offset = 0};
+    request.pattern = m.pattern;
+    request.layout = m.layout;
+    request.ranks = o.ranks;
+    request.terms = terms_of(m.machine, "machine", "cpu", m.head_dim == 0 ? m.dim / m.heads : m.head_dim, 4);
+    const PlanChoice chosen = choose_plan(request);
+    choice.options.schedule = chosen.request.schedule;
+    choice.options.within = chosen.request.within;
+    choice.reason = chosen.reason();
   }
   choice.reason = "auto: " + size + choice.reason + layout_reason(choice.options, o.ranks);
   return choice;

@@ -12,16 +12,11 @@
 
 namespace annulus {
 
-// For `auto`, sequences are short below the first length and very long from the second on: the lengths at which that
-// library's factory switches from one device to a ring, and from a ring to block-sparse attention.
-constexpr int64_t kLongSequence = 8192;
-constexpr int64_t kVeryLongSequence = 65536;
-
 struct AttentionFactoryOptions {
   // Sizes, layout of the caller's rows, and all that a name leaves open. Names that imply a pattern take `causal` and
   // documents from attention.pattern; the others (auto, multihead, ring, distributed) compute attention.pattern.
   MultiheadAttentionOptions attention;
-  int64_t length = 0;  // of the whole sequence, by which auto chooses
+  int64_t length = 0;  // of the whole sequence, for which auto chooses the schedule with the least predicted time
   int ranks = 1;
   // For the dilated names. As in that library, branches are averaged.
   DilatedSpec dilated = {.segment_lengths = {2048, 4096, 8192},
@@ -39,7 +34,7 @@ struct AttentionChoice {
 };
 
 // Resolves a name by its arguments alone, so that every rank makes the same choice. Raises Error(kUsage), which
-// suggests the nearest, for an unknown name.
+// suggests the nearest, for an unknown name; for `auto`, what choose_plan raises (attention/plan/choice.h).
 AttentionChoice choose_attention(std::string_view name, const AttentionFactoryOptions& options);
 
 // Makes a module of that choice. Sets *reason, if not null, to the choice's reason.

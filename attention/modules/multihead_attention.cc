@@ -14,6 +14,7 @@
 
 #include "attention/modules/projected_attention.h"
 #include "attention/modules/rotary.h"
+#include "attention/plan/choice.h"
 #include "common/error.h"
 #include "common/text.h"
 
@@ -188,6 +189,10 @@ at::Tensor MultiheadAttentionImpl::attend(const at::Tensor& x, const at::Tensor&
                         .query_offset = scope.query_offset};
   place_sequence(call.request, parts);
   call.request.shape = aligned(call.request.shape);
+  if (o.schedule == ScheduleKind::kAuto) {
+    call.request.terms = terms_of(o.machine, "machine", x.is_cuda() ? "cuda" : "cpu", o.head_dim, x.element_size(),
+                                  at::GradMode::is_enabled());
+  }
   call.comm = &scope.comm;
   call.kernel = o.kernel;
   if (o.scale != 0) call.scale = o.scale;

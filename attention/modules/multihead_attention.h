@@ -44,7 +44,8 @@ struct MultiheadAttentionOptions {
   LayoutKind layout = LayoutKind::kContiguous;
   // These affect the result only by rounding.
   ScheduleKind schedule = ScheduleKind::kAuto;
-  int within = 0;  // how many consecutive ranks form an inner group (PlanRequest::within)
+  int within = 0;            // how many consecutive ranks form an inner group (PlanRequest::within)
+  std::string machine = {};  // by which `auto` chooses (find_machine); empty: ANNULUS_MACHINE, or that of the device
   KernelKind kernel = KernelKind::kAuto;
   // Save x, out and lse for the backward instead of q, k and v; it recomputes the projections, but not attention.
   bool recompute = false;

@@ -45,7 +45,17 @@ class DoubleRing : ProgramMaker {
     return needs_.rows_for(owner, readers(owner, d, a * L_ + first, a * L_ + past));
   }
   RowSet in_turns(int owner, int d, int first, int past) {
-    return needs_.rows_for(owner, readers(owner, d, first * L_, past * L_));
+    const RowBits bits = of_turns(owner, d, first, past);
+    return bits.any() ? needs_.rows(bits) : RowSet{};
+  }
+  RowBits of_turns(int owner, int d, int first, int past) {
+    RowBits together{owner, {}};
+    const std::vector<RowBits>& groups = needs_.read_by_groups(owner, L_);
+    for (int a = first; a < past; ++a) {
+      const RowBits& of_turn = groups[static_cast<size_t>(visitor(owner, d, a, 0) / L_)];
+      if (!of_turn.words.empty()) together.join(of_turn);
+    }
+    return together;
   }
   std::vector<int> readers(int owner, int d, int first_step, int past) const {
     std::vector<int> list;
@@ -66,8 +76,7 @@ class DoubleRing : ProgramMaker {
   bool last_needs_all() {
     for (int owner = 0; owner < ranks(); ++owner) {
       const RowBits last = needs_.read_by_any(owner, {visitor(owner, 1, H_ - 1, L_ - 1)});
-      const RowBits others = needs_.read_by_any(owner, readers(owner, 1, L_, ranks()));
-      if (needs_.count(last) != needs_.count(others)) return false;
+      if (needs_.count(last) != needs_.count(of_turns(owner, 1, 1, H_))) return false;
     }
     return true;
   }

@@ -42,9 +42,8 @@ class GroupCast : ProgramMaker {
   // The rows of an owner that a rank needs, or that any rank of a group needs.
   RowSet needed_by(int owner, int reader) { return needs_.rows_for(owner, {reader}); }
   RowSet needed_in(int owner, int group) {
-    std::vector<int> members;
-    for (int i = 0; i < L_; ++i) members.push_back(group * L_ + i);
-    return needs_.rows_for(owner, members);
+    const RowBits& bits = needs_.read_by_groups(owner, L_)[static_cast<size_t>(group)];
+    return bits.any() ? needs_.rows(bits) : RowSet{};
   }
 
   // Adds the steps that bring the rows of other ranks: step 0 between groups and inside the owner's group, step 1

@@ -69,6 +69,9 @@ class Needs {
   RowBits read_by_any(int owner, const std::vector<int>& readers);
   // The same as rows, without blocks if there are none.
   RowSet rows_for(int owner, const std::vector<int>& readers);
+  // Returns, by group of `within` consecutive ranks, the rows of `owner` that its ranks need; for the owner's own group
+  // those that its other ranks need. Valid until the next call of a function here.
+  const std::vector<RowBits>& read_by_groups(int owner, int within);
   // Returns the number of rows that ranks need of other ranks, summed over all ranks, batch rows and kv heads.
   __int128 foreign_rows();
 
@@ -102,6 +105,9 @@ class Needs {
   const Lists& readers_by_slice();
   const Lists& slices_by_owner();
   const std::vector<RowBits>& kept_read_of(int owner);  // valid until the next call
+  const std::vector<RowBits>& keep(int owner, std::vector<RowBits> made,
+                                   std::vector<std::optional<std::vector<RowBits>>>& kept,
+                                   std::optional<std::vector<RowBits>>& unkept);
   Reach& reach(int owner);
   Reach find_reach(int owner);
 
@@ -120,6 +126,9 @@ class Needs {
   std::vector<std::optional<std::vector<RowBits>>> reads_;  // by owner: what read_of returns
   std::optional<std::vector<RowBits>> unkept_read_;         // like unkept_
   int64_t kept_read_bytes_ = 0;
+  int within_ = 0;                                           // for which groups_ and unkept_groups_ were made
+  std::vector<std::optional<std::vector<RowBits>>> groups_;  // by owner: what read_by_groups returns
+  std::optional<std::vector<RowBits>> unkept_groups_;
 };
 
 }  // namespace annulus

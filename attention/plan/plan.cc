@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention/plan/choice.h"
 #include "attention/plan/schedules.h"
+#include "common/checksum.h"
 #include "common/error.h"
 #include "common/names.h"
 #include "common/text.h"
@@ -109,10 +111,36 @@ const std::vector<std::string>& schedule_names() {
   return names;
 }
 
+std::string schedule_kinds() {
+  std::string text = schedule_names().front();
+  for (size_t i = 1; i < schedule_names().size(); ++i) {
+    text += (i + 1 < schedule_names().size() ? ", " : " or ") + schedule_names()[i];
+  }
+  return text;
+}
+
 std::string_view to_string(ScheduleKind kind) { return entry_of(kind).name; }
 
 ScheduleKind parse_schedule(std::string_view name, std::string_view where) {
   return static_cast<ScheduleKind>(index_of_name(name, schedule_names(), "schedule", where));
+}
+
+TermsPointer::TermsPointer(PlanTerms terms) : terms_(std::make_shared<const PlanTerms>(std::move(terms))) {
+  const std::string text = terms_->machine.text() + "\n" + std::to_string(terms_->head_dim) + " " +
+                           std::to_string(terms_->element_bytes) + " " + std::to_string(terms_->backward) + " " +
+                           exact(terms_->memory);
+  digest_ = checksum(text.data(), text.size());
+}
+
+const PlanTerms& TermsPointer::operator*() const {
+  static const PlanTerms unknown{.machine = built_in_machine("cpu")};
+  return terms_ ? *terms_ : unknown;
+}
+
+std::string TermsPointer::text() const { return terms_ ? terms_->machine.name + " " + digest_ : ""; }
+
+bool moves_queries(ScheduleKind kind) {
+  return kind == ScheduleKind::kUlysses || kind == ScheduleKind::kUlyssesRing || kind == ScheduleKind::kMesh;
 }
 
 std::string PlanRequest::text() const {
@@ -128,6 +156,9 @@ std::string PlanRequest::text() const {
   }
   text += ", schedule " + std::string(to_string(schedule)) + ", ranks " + std::to_string(ranks);
   if (within > 0) text += ", within " + std::to_string(within);
+  if (const std::string given = terms.text(); !given.empty() && schedule == ScheduleKind::kAuto) {
+    text += ", machine " + given;
+  }
   return text + (keep_last ? "" : ", nothing kept");
 }
 
@@ -200,16 +231,8 @@ void validate(const PlanRequest& request) {
 
 namespace {
 
-ScheduleKind choose_schedule(const PlanRequest& request, Needs& needs) {
-  const AttentionShape& shape = request.shape;
-  const __int128 foreign = __int128{request.ranks - 1} * (shape.k_len * shape.kv_heads * shape.batch);
-  if (2 * needs.foreign_rows() < foreign) return ScheduleKind::kGroupCast;
-  return request.within > 0 ? ScheduleKind::kDoubleRing : ScheduleKind::kRing;
-}
-
-PlanRequest resolved(PlanRequest request, Needs& needs) {
-  if (request.schedule == ScheduleKind::kAuto) request.schedule = choose_schedule(request, needs);
-  return request;
+PlanRequest resolved(const PlanRequest& request, const Pattern& pattern) {
+  return request.schedule == ScheduleKind::kAuto ? choose_plan(request, pattern).request : request;
 }
 
 // A rank's kernels read the bits of the queries that they compute.
@@ -231,25 +254,30 @@ void require_bits(const MaskPlanes& masks, const std::vector<Span>& queries, Sch
   }
 }
 
-Program program_of(const PlanRequest& request, Needs& needs, const MaskPlanes& masks, const Layout& queries,
-                   const Layout& keys, int rank) {
+Program with_masks(Program program, const MaskPlanes& masks) {
+  const ScheduleKind schedule = program.request.schedule;
+  require_bits(masks, program.query_spans, schedule);
+  for (const Buffer& buffer : program.buffers) {
+    if (buffer.kind == BufferKind::kQueries) require_bits(masks, buffer.rows.blocks[0].positions, schedule);
+  }
+  program.masks = masks;
+  return program;
+}
+
+}  // namespace
+
+Program program_of(const PlanRequest& request, Needs& needs, const Layout& queries, const Layout& keys, int rank) {
+  require_heads(request);  // of a candidate of `auto`, whose request was valid with another schedule
   Program program;
   program.request = request;
   program.rank = rank;
   program.query_spans = queries.spans[static_cast<size_t>(rank)];
   program.key_spans = keys.spans[static_cast<size_t>(rank)];
-  program.masks = masks;
   const RowSet own = needs.all_rows(rank);
   program.buffers = {{BufferKind::kOwnKV, own}, {BufferKind::kOwnGrad, own}};
   entry_of(request.schedule).make(needs, program);
-  require_bits(masks, program.query_spans, request.schedule);
-  for (const Buffer& buffer : program.buffers) {
-    if (buffer.kind == BufferKind::kQueries) require_bits(masks, buffer.rows.blocks[0].positions, request.schedule);
-  }
   return program;
 }
-
-}  // namespace
 
 Program make_program(const PlanRequest& request, int rank) {
   return make_program(request, *cached_pattern(request), rank);
@@ -262,7 +290,7 @@ Program make_program(const PlanRequest& request, const Pattern& pattern, int ran
   }
   const Layout queries = query_layout(request), keys = key_layout(request);
   Needs needs(pattern, queries, keys);
-  return program_of(resolved(request, needs), needs, pattern.masks, queries, keys, rank);
+  return with_masks(program_of(resolved(request, pattern), needs, queries, keys, rank), pattern.masks);
 }
 
 void for_each_program(const PlanRequest& request, const std::function<void(Program)>& take) {
@@ -270,8 +298,10 @@ void for_each_program(const PlanRequest& request, const std::function<void(Progr
   const Layout queries = query_layout(request), keys = key_layout(request);
   const std::shared_ptr<const Pattern> pattern = cached_pattern(request);
   Needs needs(*pattern, queries, keys);
-  const PlanRequest chosen = resolved(request, needs);
-  for (int r = 0; r < request.ranks; ++r) take(program_of(chosen, needs, pattern->masks, queries, keys, r));
+  const PlanRequest chosen = resolved(request, *pattern);
+  for (int r = 0; r < request.ranks; ++r) {
+    take(with_masks(program_of(chosen, needs, queries, keys, r), pattern->masks));
+  }
 }
 
 std::vector<Program> make_programs(const PlanRequest& request) {
@@ -281,12 +311,7 @@ std::vector<Program> make_programs(const PlanRequest& request) {
 }
 
 PlanRequest resolve_schedule(const PlanRequest& request) {
-  if (request.schedule != ScheduleKind::kAuto) return request;
-  validate(request);
-  const Layout queries = query_layout(request), keys = key_layout(request);
-  const std::shared_ptr<const Pattern> pattern = cached_pattern(request);
-  Needs needs(*pattern, queries, keys);
-  return resolved(request, needs);
+  return request.schedule == ScheduleKind::kAuto ? choose_plan(request).request : request;
 }
 
 }  // namespace annulus

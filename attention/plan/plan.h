@@ -17,6 +17,7 @@
 #include "attention/pattern/pattern.h"
 #include "attention/pattern/span.h"
 #include "attention/plan/layout.h"
+#include "attention/plan/machine.h"
 
 namespace annulus {
 
@@ -28,16 +29,46 @@ enum class ScheduleKind {
   kUlysses,
   kUlyssesRing,
   kMesh,
-  // group-cast if ranks need in total less than half of the other ranks' rows, else ring, or double-ring if `within` is
-  // given (resolve_schedule)
-  kAuto,
+  kAuto,  // the one that is predicted to take least time (choice.h)
 };
 
 // "ring", "all-gather", "group-cast", "double-ring", "ulysses", "ulysses-ring", "mesh", "auto", in the order of
 // ScheduleKind. parse_schedule raises like parse_layout.
 const std::vector<std::string>& schedule_names();
+std::string schedule_kinds();  // the same for help texts: "ring, all-gather, ..., mesh or auto"
 std::string_view to_string(ScheduleKind kind);
 ScheduleKind parse_schedule(std::string_view name, std::string_view where);
+// Whether queries and their results travel, too.
+bool moves_queries(ScheduleKind kind);
+
+// What the choice of `auto` depends on beside the problem.
+struct PlanTerms {
+  MachineProfile machine;
+  int64_t head_dim = 128;
+  int64_t element_bytes = 2;  // of q, k and v
+  bool backward = true;       // whether a backward follows
+  double memory = 0;          // bytes of a rank that attention may hold; 0: those of the machine
+
+  double most_bytes() const { return memory > 0 ? memory : machine.memory; }  // 0: not known
+};
+
+// Terms that requests share. Null stands for an unknown machine: the profile "cpu", and the defaults above. They are
+// compared by content.
+class TermsPointer {
+ public:
+  TermsPointer() = default;
+  TermsPointer(PlanTerms terms);
+
+  const PlanTerms& operator*() const;
+  const PlanTerms* operator->() const { return &**this; }
+  // The name of the machine, and a digest of all terms; empty for null.
+  std::string text() const;
+  friend bool operator==(const TermsPointer& a, const TermsPointer& b) { return a.digest_ == b.digest_; }
+
+ private:
+  std::shared_ptr<const PlanTerms> terms_;
+  std::string digest_;
+};
 
 // The input of the planner. Equal requests give equal plans on every rank.
 struct PlanRequest {
@@ -54,6 +85,7 @@ struct PlanRequest {
   // Whether a plan may save, for the backward, the keys and values that a rank held last. If not, they are sent again,
   // and the shapes of all saved tensors follow from those of q, k and v.
   bool keep_last = true;
+  TermsPointer terms = {};  // for `auto`; other schedules do not depend on them
 
   std::string text() const;  // the canonical text that ranks compare, without `even`, which changes no plan
   friend bool operator==(const PlanRequest&, const PlanRequest&) = default;
@@ -251,7 +283,8 @@ std::vector<Tile> make_tiles(const Pattern& pattern, const Span& queries, const 
 // make_pattern does. Thread safe.
 std::shared_ptr<const Pattern> cached_pattern(const PlanRequest& request);
 
-// Returns the request with kAuto resolved, the same on every rank. Raises like validate.
+// Returns the request with kAuto resolved, the same on every rank (choice.h). Raises like validate, and Error(kPlan) if
+// nothing fits the memory of the request's terms.
 PlanRequest resolve_schedule(const PlanRequest& request);
 
 }  // namespace annulus

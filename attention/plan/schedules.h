@@ -12,6 +12,10 @@ inline constexpr int kOwnGradBuffer = 1;
 inline constexpr int kOwnQueriesBuffer = 2;  // these two only in programs that move queries
 inline constexpr int kOwnResultsBuffer = 3;
 
+// Makes the program of a request with a schedule that is not kAuto, without the masks of its pattern, which no schedule
+// reads. `queries` and `keys` are the request's layouts, and `needs` are made from them.
+Program program_of(const PlanRequest& request, Needs& needs, const Layout& queries, const Layout& keys, int rank);
+
 // Each function adds buffers and steps to `program`, whose request, rank, spans and buffers 0 (kOwnKV) and 1 (kOwnGrad)
 // are set.
 

@@ -38,6 +38,8 @@ struct HeldKey {
 inline constexpr HeldKey kHeldKeys[] = {
     {"kv", &HeldRows::Peaks::kv, &Traffic::peak_kv_rows, "keys and values"},
     {"grad", &HeldRows::Peaks::grad, &Traffic::peak_grad_rows, "gradients"},
+    {"queries", &HeldRows::Peaks::queries, &Traffic::peak_query_rows, "queries of other ranks"},
+    {"results", &HeldRows::Peaks::results, &Traffic::peak_result_rows, "partial results"},
 };
 
 // All of 0, ..., count - 1: the default of batch rows and heads.

@@ -27,7 +27,8 @@ inline constexpr int64_t kPlanFormVersion = 1;
 // The most that a rank holds in each direction, as a form says: Traffic::peak_*_rows. It need not say anything.
 struct HeldRows {
   struct Peaks {
-    std::optional<int64_t> kv, grad;
+    std::optional<int64_t> kv, grad, queries, results;
+    bool any() const { return kv || grad || queries || results; }
   };
   Peaks forward, backward;
 };

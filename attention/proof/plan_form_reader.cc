@@ -72,12 +72,7 @@ void read_problem(const FormValue& problem, const PlanFormSource& source, PlanFo
   shape.query_offset = problem.optional_integer("query_offset", -most, most, 0);
   request.ranks = static_cast<int>(problem.integer("ranks", 0, kMostItems));
   request.within = static_cast<int>(problem.optional_integer("within", 0, kMostItems, 0));
-  problem.optional("schedule", [&](const FormValue& v) {
-    form.schedule = v.text();
-    const std::vector<std::string>& names = schedule_names();
-    const auto found = std::find(names.begin(), names.end(), form.schedule);
-    if (found != names.end()) request.schedule = static_cast<ScheduleKind>(found - names.begin());
-  });
+  problem.optional("schedule", [&](const FormValue& v) { form.schedule = v.text(); });
   as_input(source.name, [&] {
     validate(request);  // before anything takes memory by these sizes
     problem.member("pattern", [&](const FormValue& v) { request.pattern = read_pattern(v, shape); });
@@ -90,6 +85,10 @@ void read_problem(const FormValue& problem, const PlanFormSource& source, PlanFo
     validate(request);
     form.pattern = std::make_shared<const Pattern>(make_pattern(request.pattern, shape));
   });
+  // Only now, because what annulus asks of a schedule's requests holds for no plan of others.
+  const std::vector<std::string>& names = schedule_names();
+  const auto found = std::find(names.begin(), names.end(), form.schedule);
+  if (found != names.end()) request.schedule = static_cast<ScheduleKind>(found - names.begin());
   form.queries.length = shape.q_len;
   form.keys.length = shape.k_len;
 }

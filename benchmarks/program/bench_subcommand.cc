@@ -32,11 +32,12 @@ struct Measurement {
   const char* name;
   const char* help;
   int ranks;  // that are started if `launch` has not started any; 1: it refuses to run in a job of several; 0: none
-  const char* in_all;  // its options in `bench all`; R stands for the rounds there, "--length L" for its length, if any
+  const char* in_all;  // its options in `bench all`, null: it is not in there; R stands for the rounds there, "--length
+                       // L" for its length, if any
   std::unique_ptr<Benchmark> (*make)();
 };
 
-constexpr std::array<Measurement, 11> kMeasurements = {{
+constexpr std::array<Measurement, 13> kMeasurements = {{
     {"ring", "CPU seconds of a ring over those of one process; its bytes, waiting and memory", 4,
      "--rounds R --length L", make_ring_benchmark},
     {"train", "tokens per CPU second for a 3M-parameter Llama; CPU time outside matrix products and attention", 1,
@@ -53,6 +54,10 @@ constexpr std::array<Measurement, 11> kMeasurements = {{
      "--length 1024 --dim 64 --mask causal --dtype fp32 --seconds 1", make_attention_benchmark},
     {"comm", "exchanges and collectives between ranks compared with plain MPI, and how long a job takes to start", 2,
      "--rounds R --largest 1048576", make_comm_benchmark},
+    {"calibrate", "the rates of kernels and links of this machine, written as the profile by which auto chooses", 2,
+     nullptr, make_calibrate_benchmark},
+    {"plan", "predicted against measured CPU time of attention by eight patterns and three schedules", 4,
+     "--rounds R --length 1024", make_plan_benchmark},
     {"seeds", "the tables of the reports that this project grew out of, ours beside theirs; growth with the length", 0,
      "--rounds R --shorten 16", make_seeds_benchmark},
     {"counts", "bytes, messages, allocations and plans of small cases, which tests compare with those kept", 1, "",
@@ -143,7 +148,9 @@ class AllSubcommand : public Subcommand {
     add(app, "--rounds,--repeats", rounds_, "rounds that count");
     add(app, "--baseline", baseline_, std::string("for train: ") + kBaselineHelp)->type_name("COMMAND");
     std::string shorter;
-    for (const Measurement& m : kMeasurements) shorter += std::string("  bench ") + m.name + " " + m.in_all + "\n";
+    for (const Measurement& m : kMeasurements) {
+      if (m.in_all != nullptr) shorter += std::string("  bench ") + m.name + " " + m.in_all + "\n";
+    }
     app.footer("It runs, with R and L as given here:\n" + shorter +
                "Without mpirun it leaves out those that start ranks, without a GPU gpu, and without --baseline the\n"
                "comparison of training.\n"
@@ -156,6 +163,7 @@ class AllSubcommand : public Subcommand {
     refuse_ranks("all");
     std::vector<BenchRatio> ratios;
     for (const Measurement& m : kMeasurements) {
+      if (m.in_all == nullptr) continue;
       std::cout << (&m == kMeasurements.data() ? "" : "\n") << "== " << m.name << " " << join(options_of(m), " ")
                 << "\n"
                 << std::flush;

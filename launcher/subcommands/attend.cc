@@ -62,7 +62,7 @@ class AttendSubcommand : public Subcommand {
                    "how positions are divided among ranks: zigzag (default), contiguous or striped");
     add_numbers(app, "--lengths", options_.lengths, "contiguous parts of these lengths, one for each rank: 5,9,2");
     app.add_flag("--even", options_.even, "refuse lengths that do not give every rank the same share");
-    add_schedule_options(app, options_.schedule, options_.within);
+    add_schedule_options(app, options_.schedule, options_.within, options_.machine);
     app.option_defaults()->group("Dropout");
     app.add_option("--dropout", options_.dropout.rate, "share of probabilities to drop (default: 0)");
     app.add_option("--seed", options_.dropout.seed, "seed of the dropout (default: 0)");
@@ -92,10 +92,11 @@ class AttendSubcommand : public Subcommand {
   int run() override {
     Job job = start_job({{"command", shell_quote(command_arguments())}});
     std::optional<AttendJob> attend;
+    const DeviceChoice choice = choose_devices(job, device_);
+    options_.device = choice.device.is_cuda() ? "cuda" : "cpu";
     job.run_together({"attend, checking the input", 0}, [&] { attend.emplace(options_, job.size, job.rank); });
     job.require_agreement(attend->fields(), {"attend, comparing the input", 0});
     if (!options_.layout && options_.lengths.empty()) warn_of_default_layout("attend", job);
-    const DeviceChoice choice = choose_devices(job, device_);
     const std::shared_ptr<Communicator> gpus = connect_devices(job, choice);
     attend->run(gpus ? *gpus : *job.world, choice.device);
     return 0;

@@ -46,7 +46,7 @@ class LogitsSubcommand : public Subcommand {
     app.option_defaults()->group("Ranks");
     app.add_option("--layout", options_.rows.layout,
                    "how positions are divided among ranks: zigzag (default), contiguous or striped");
-    add_schedule_options(app, options_.rows.schedule, options_.rows.within);
+    add_schedule_options(app, options_.rows.schedule, options_.rows.within, options_.rows.machine);
     app.add_option("--timeout", options_.timeout,
                    "seconds that a communication, and writing the output, may take (default: 300)");
     app.footer(

@@ -54,12 +54,14 @@ class PlanSubcommand : public Subcommand {
     app.add_option("--ranks", ranks_, "number of ranks to plan for");
     add_numbers(app, "--lengths", request_.uneven_lengths,
                 "contiguous parts of these lengths, one for each rank: 5,9,2; instead of --ranks and --length");
-    app.add_option("--layout", layout_, "contiguous, zigzag (default) or striped");
+    app.add_option("--layout", layout_,
+                   "contiguous, zigzag (default) or striped; auto: the one that is predicted to take least time");
     app.add_flag("--even", request_.even, "refuse lengths that do not give every rank the same share");
-    add_schedule_options(app, schedule_, request_.within);
+    add_schedule_options(app, schedule_, request_.within, machine_);
     app.footer(
         "Examples:\n"
         "  ./annulus plan --ranks 64 --length 1048576 --heads 64 --kv-heads 8\n"
+        "  ./annulus plan --ranks 64 --length 1048576 --heads 64 --kv-heads 8 --machine h100 --layout auto\n"
         "  ./annulus plan --lengths 4096,2048,1024 --heads 8 --json\n"
         "  ./annulus plan --ranks 4 --length 4096 --heads 8 --out plan.json\n"
         "  ./annulus plan --ranks 8 --length 65536 --heads 32 --layout contiguous \\\n"
@@ -73,8 +75,11 @@ class PlanSubcommand : public Subcommand {
     request_.shape.k_len = key_length_.value_or(request_.shape.q_len);
     request_.shape.kv_heads = kv_heads_.value_or(request_.shape.heads);
     request_.pattern = parse_pattern(pattern_, "--pattern");
-    request_.layout = parse_layout(layout_.value_or("zigzag"), "--layout");
+    const std::string layout = layout_.value_or("zigzag");
+    if (layout == "auto") layouts_ = {LayoutKind::kZigzag, LayoutKind::kContiguous, LayoutKind::kStriped};
+    request_.layout = layout == "auto" ? layouts_.front() : parse_layout(layout, "--layout");
     request_.schedule = parse_schedule(schedule_, "--schedule");
+    request_.terms = terms_of(machine_, "--machine", "cpu", head_dim_, element_bytes_);
     request_.shape.query_offset = parse_query_offset(query_offset_, "--query-offset");
     request_.shape = aligned(request_.shape);
     if (!request_.uneven_lengths.empty()) request_.layout = LayoutKind::kContiguous;
@@ -112,7 +117,7 @@ class PlanSubcommand : public Subcommand {
     LiveLine line;
     const auto say = [&](const std::string& text) { line.say(text); };
     const auto made = [&](const PlanReport::Take& take) {
-      return PlanReport(request_, head_dim_, element_bytes_, !no_proof_, say, take);
+      return PlanReport(request_, head_dim_, element_bytes_, !no_proof_, say, layouts_, take);
     };
     const auto written = [&](const std::function<void(std::string_view)>& write) {
       PlanFormWriter writer(write);
@@ -183,6 +188,9 @@ class PlanSubcommand : public Subcommand {
     print_costs("forward", plan.forward());
     print_costs("backward", plan.backward());
     print_sent(plan);
+    const PlanChoice& choice = plan.choice();
+    std::printf("\npredicted on %s, forward and backward:\n", choice.request.terms->machine.name.c_str());
+    for (const std::string& line : choice.lines()) std::printf("  %s\n", line.c_str());
     std::printf("\nmade in %.3f s, %.2f ms a rank\n", plan.made_seconds(),
                 1e3 * plan.made_seconds() / plan.request().ranks);
     std::fflush(stdout);
@@ -206,7 +214,8 @@ class PlanSubcommand : public Subcommand {
   std::optional<int64_t> length_, key_length_, heads_, kv_heads_;
   std::optional<std::string> layout_;
   int64_t head_dim_ = 128, element_bytes_ = 2;
-  std::string pattern_ = "{ kind = \"causal\" }", schedule_ = "auto", query_offset_ = "0", out_;
+  std::string pattern_ = "{ kind = \"causal\" }", schedule_ = "auto", query_offset_ = "0", machine_, out_;
+  std::vector<LayoutKind> layouts_;  // to choose from; empty: the request's own
   bool no_proof_ = false, json_ = false;
 };
 

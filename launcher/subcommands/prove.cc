@@ -108,7 +108,7 @@ class ProveSubcommand : public Subcommand {
   static void print_held(const PlanForm& plan) {
     int64_t ranks = 0;  // that say something
     for (const HeldRows& held : plan.held) {
-      ranks += held.forward.kv || held.forward.grad || held.backward.kv || held.backward.grad;
+      ranks += held.forward.any() || held.backward.any();
     }
     if (ranks == 0) return;
     std::printf("%s %s as much as the plan says\n", with_commas(ranks, "rank").c_str(), ranks == 1 ? "holds" : "hold");

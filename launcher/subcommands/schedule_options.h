@@ -4,20 +4,22 @@
 #include <CLI/CLI.hpp>
 #include <string>
 
+#include "attention/plan/machine.h"
 #include "attention/plan/plan.h"
+#include "common/text.h"
 
 namespace annulus {
 
-// Declares --schedule and --within. `schedule` and `within` must outlive the parsing.
-inline void add_schedule_options(CLI::App& app, std::string& schedule, int& within) {
-  std::string others;
-  for (const std::string& name : schedule_names()) {
-    if (name != to_string(ScheduleKind::kAuto)) others += ", " + name;
-  }
-  app.add_option("--schedule", schedule, "how keys, values and queries travel: auto (default)" + others);
+// Declares --schedule, --within and --machine. The strings and the number must outlive the parsing.
+inline void add_schedule_options(CLI::App& app, std::string& schedule, int& within, std::string& machine) {
+  app.add_option("--schedule", schedule,
+                 "how ranks exchange keys, values and queries: " + schedule_kinds() + " (default: auto)");
   app.add_option("--within", within,
                  "consecutive ranks that form an inner group, such as those of a host, for schedules with groups "
                  "(default: 0, one group)");
+  app.add_option("--machine", machine,
+                 "the machine by which auto chooses and times are predicted: " + join(built_in_machines(), ", ") +
+                     ", or the path of a profile (default: ANNULUS_MACHINE, or else cpu, on GPUs h100)");
 }
 
 }  // namespace annulus

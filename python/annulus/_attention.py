@@ -60,7 +60,8 @@ def attention(
     layout: "contiguous", "zigzag" or "striped": how the sequence was sharded (`annulus.shard`). Over several ranks it is
         required without `sharding`, unless q, k or v is itself a tensor that `annulus.shard` returned, because others do not
         carry it.
-    schedule: "auto", "ring", "all-gather", "group-cast" or "double-ring" (docs/explanation/attention.md lists them).
+    schedule: "ring", "all-gather", "group-cast", "double-ring", "ulysses", "ulysses-ring", "mesh", or "auto": the one predicted to
+        take least time on the machine that ANNULUS_MACHINE names (docs/explanation/attention.md).
     within: how many consecutive ranks form an inner group, such as those of a host, for schedules with groups. 0: one group.
     cu_seqlens: the cumulative lengths of packed documents over the whole sequence: [documents + 1], int32 or int64, the
         same on all ranks. [0, 3, 8] means documents of 3 and 5 positions. Attention does not cross documents.

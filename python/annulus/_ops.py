@@ -58,7 +58,7 @@ class Operators(Protocol):
     def plan(self, pattern: str, length: int, ranks: int, *, heads: int = 1, kv_heads: int = 0, batch: int = 1, head_dim: int = 128,
              element_bytes: int = 2, layout: str = "contiguous", schedule: str = "auto", within: int = 0, query_offset: int = 0,
              key_length: int | None = None, lengths: Sequence[int] | None = None, cu_seqlens: Tensor | None = None,
-             keep: bool = True, prove: bool = True) -> str:
+             keep: bool = True, prove: bool = True, machine: str = "") -> str:
         """The JSON that `annulus plan --json` prints."""
 
     def plan_ahead(self, pattern: str, length: int, *, heads: int = 1, kv_heads: int = 0, batch: int = 1, group: str = "",

@@ -1,6 +1,7 @@
 // Implements call.h.
 #include "python/ops/call.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "attention/modules/sequence.h"
+#include "attention/plan/choice.h"
 #include "attention/plan/layout.h"
 #include "comm/agreement.h"
 #include "common/error.h"
@@ -174,6 +176,12 @@ void place_parts(PlanRequest& request, const std::vector<int64_t>& lengths) {
                                       std::to_string(request.shape.q_len));
 }
 
+TermsPointer usual_terms() {
+  const bool cuda = c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA) &&
+                    c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).deviceCount() > 0;
+  return terms_of("", "ANNULUS_MACHINE", cuda ? "cuda" : "cpu", 128, 2);
+}
+
 int64_t number_of(const Tensor& number) {
   require(number.defined() && number.scalar_type() == at::kLong && number.numel() == 1,
           "a backward needs the number that its forward returned, int64 without dimensions");
@@ -248,6 +256,7 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
   direction.lse_gradient = parts.lse_gradient;
   place_sequence(call.request, parts);
   call.request.shape = aligned(call.request.shape);
+  call.request.terms = usual_terms();
   if (packed) require_end(documents, call.request.shape);  // the same on every rank
   call.request.pattern = with_known_masks(std::move(given));
   if (!reads_a_file(call.request.pattern)) return call;

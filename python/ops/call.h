@@ -60,6 +60,11 @@ PatternSpec pattern_for(const std::string& text, const std::optional<at::Tensor>
 // their sum is wrong, Error(kPlan) if they do not match the layout.
 void place_parts(PlanRequest& request, const std::vector<int64_t>& lengths);
 
+// The terms by which schedule "auto" chooses, of the machine that ANNULUS_MACHINE names, or else of a GPU's host if
+// there is a GPU. They stand for bf16 and heads of 128, so that plan_ahead, which sees no tensors, plans what attention
+// runs. Ranks that differ in them raise Error(kMismatch).
+TermsPointer usual_terms();
+
 // Returns the call's number from the int64 scalar tensor that its forward returned. Raises Error(kUsage) for another
 // tensor.
 int64_t number_of(const at::Tensor& number);

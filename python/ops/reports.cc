@@ -16,6 +16,7 @@
 #include "attention/execution/plan_report.h"
 #include "attention/kernels/choose_kernel.h"
 #include "attention/kernels/detect.h"
+#include "attention/plan/choice.h"
 #include "attention/plan/layout.h"
 #include "attention/proof/plans.h"
 #include "common/version.h"
@@ -67,10 +68,11 @@ PlanRequest request_of(const std::string& pattern, int64_t length, int64_t ranks
 std::string plan(std::string pattern, int64_t length, int64_t ranks, int64_t heads, int64_t kv_heads, int64_t batch,
                  int64_t head_dim, int64_t element_bytes, std::string layout, std::string schedule, int64_t within,
                  int64_t query_offset, std::optional<int64_t> key_length, std::optional<std::vector<int64_t>> lengths,
-                 std::optional<at::Tensor> cu_seqlens, bool keep, bool prove) {
+                 std::optional<at::Tensor> cu_seqlens, bool keep, bool prove, std::string machine) {
   require(head_dim > 0 && element_bytes > 0, "head_dim and element_bytes must be at least 1");
-  const PlanRequest request = request_of(pattern, length, ranks, heads, kv_heads, batch, layout, schedule, within,
-                                         query_offset, key_length, lengths, cu_seqlens, keep);
+  PlanRequest request = request_of(pattern, length, ranks, heads, kv_heads, batch, layout, schedule, within,
+                                   query_offset, key_length, lengths, cu_seqlens, keep);
+  request.terms = terms_of(machine, "machine", "cpu", head_dim, element_bytes);
   const auto say = [](const std::string&) {};
   PlanReport report(request, head_dim, element_bytes, prove, say);
   if (prove) report.prove(say);
@@ -82,8 +84,9 @@ void plan_ahead(std::string pattern, int64_t length, int64_t heads, int64_t kv_h
                 std::optional<int64_t> key_length, std::optional<std::vector<int64_t>> lengths,
                 std::optional<at::Tensor> cu_seqlens, bool keep) {
   const Place place = place_in(group);
-  const PlanRequest request = request_of(pattern, length, place.size, heads, kv_heads, batch, layout, schedule, within,
-                                         query_offset, key_length, lengths, cu_seqlens, keep);
+  PlanRequest request = request_of(pattern, length, place.size, heads, kv_heads, batch, layout, schedule, within,
+                                   query_offset, key_length, lengths, cu_seqlens, keep);
+  request.terms = usual_terms();
   require_plannable(request);
   plan_ahead(request, static_cast<int>(place.rank), proves_by_default());
 }
@@ -144,7 +147,8 @@ TORCH_LIBRARY_FRAGMENT(annulus, m) {
   m.def(
       "plan(str pattern, int length, int ranks, *, int heads=1, int kv_heads=0, int batch=1, int head_dim=128, "
       "int element_bytes=2, str layout=\"contiguous\", str schedule=\"auto\", int within=0, int query_offset=0, "
-      "int? key_length=None, int[]? lengths=None, Tensor? cu_seqlens=None, bool keep=True, bool prove=True) -> str",
+      "int? key_length=None, int[]? lengths=None, Tensor? cu_seqlens=None, bool keep=True, bool prove=True, "
+      "str machine=\"\") -> str",
       plan);
   // Begins on another thread to plan a later attention over the ranks of `group`, and to prove this rank's part of the
   // plan. That attention finds the plan, or waits until it is ready. `length` is that of the whole sequence. `keep`

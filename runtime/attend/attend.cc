@@ -15,6 +15,7 @@
 
 #include "attention/execution/gather_positions.h"
 #include "attention/execution/planned_call.h"
+#include "attention/plan/choice.h"
 #include "comm/agreement.h"
 #include "common/error.h"
 #include "common/files.h"
@@ -141,6 +142,8 @@ AttendJob::AttendJob(const AttendOptions& options, int ranks, std::optional<int>
   } else {
     open_input();
   }
+  request_.terms =
+      terms_of(options.machine, "--machine", options.device, head_dim_, at::elementSize(dtype_), options.backward);
   request_.ranks = ranks;
   request_.even = options_.even;
   request_.uneven_lengths = options_.lengths;
@@ -335,6 +338,11 @@ void AttendJob::run(Communicator& world, at::Device device) const {
                 with_commas(sums.const_data_ptr<int64_t>()[0], "message").c_str(),
                 amount(sums.const_data_ptr<int64_t>()[1]).c_str(), *slowest.const_data_ptr<double>(),
                 options_.output.empty() ? "" : (" -> " + options_.output).c_str());
+    if (request_.schedule == ScheduleKind::kAuto && world.size() > 1) {
+      PlanRequest of_blocks = request_;
+      of_blocks.pattern = ran.pattern;
+      std::printf("auto: %s\n", choose_plan(of_blocks).reason().c_str());
+    }
     std::fflush(stdout);
   }
   if (!dense && !draw_) return;

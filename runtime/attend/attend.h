@@ -33,7 +33,9 @@ struct AttendOptions {
   std::string pattern = "{ kind = \"causal\" }";
   std::optional<std::string> layout;  // default zigzag, as in training
   std::string schedule = "auto";
-  int within = 0;  // PlanRequest::within
+  int within = 0;       // PlanRequest::within
+  std::string machine;  // by which `auto` chooses (find_machine); empty: ANNULUS_MACHINE, or else that of the device
+  std::string device = "cpu";  // "cpu" or "cuda", for that
   std::string kernel = "auto";
   bool backward = false;
   std::optional<double> scale;     // default 1 / sqrt(D)

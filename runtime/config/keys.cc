@@ -267,12 +267,15 @@ const std::vector<Key>& keys() {
 
       {ANNULUS_KEY(attention, layout), "which rank owns which positions of a sequence", {.choices = layout_names()}},
       {ANNULUS_KEY(attention, schedule),
-       "how ranks exchange keys and values; \"auto\" is group-cast if the ranks, taken together, need less than half "
-       "of the KV rows that other ranks own, otherwise ring",
+       "how ranks exchange keys and values; \"auto\" is the one that is predicted to take least time on "
+       "attention.machine",
        {.choices = schedule_names()}},
       {ANNULUS_KEY(attention, within),
        "consecutive ranks that form an inner group, such as those of a host, for schedules with groups; 0: one group",
        {.range = at_least(0, 1 << 20)}},
+      {ANNULUS_KEY(attention, machine),
+       "the machine by which \"auto\" chooses: \"a100\", \"b200\", \"cpu\", \"h100\", \"h200\", or the path of a "
+       "profile that `annulus bench calibrate` wrote; empty: ANNULUS_MACHINE, or else \"cpu\", on GPUs \"h100\""},
       {ANNULUS_KEY(attention, kernel),
        "the kernel that computes a tile: \"reference\", \"cpu\", \"efficient\", \"cudnn\", \"flash2\", \"flash3\"; "
        "\"auto\" chooses by capability; none has ever run on a GPU",

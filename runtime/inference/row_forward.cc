@@ -51,6 +51,7 @@ LayerRequests row_requests(const ModelSection& model, const RowOptions& o, int64
   if (o.layout) config.attention.layout = *o.layout;
   config.attention.schedule = o.schedule;
   config.attention.within = o.within;
+  config.attention.machine = o.machine;
   config.attention.even = false;
   LayerRequests layers = training_stages(config, ranks)[0].layers;
   const Layout layout = row_layout(layers);

@@ -24,7 +24,8 @@ struct RowOptions {
   std::string pattern;                // overrides the model's patterns in all layers
   std::optional<std::string> layout;  // default zigzag, as in training
   std::string schedule = "auto";
-  int within = 0;  // PlanRequest::within
+  int within = 0;       // PlanRequest::within
+  std::string machine;  // by which `auto` chooses, as attention.machine
   std::string kernel = "auto";
 };
 // Raises Error(kUsage) for an option that names nothing.

@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "attention/pattern/block_map.h"
+#include "attention/plan/choice.h"
 #include "attention/plan/layout.h"
+#include "common/text.h"
 #include "runtime/tensor_files/block_map_file.h"
 
 namespace annulus {
@@ -48,6 +50,11 @@ double LayerRequests::pairs_per_token() const {
   return pairs;
 }
 
+bool LayerRequests::see_later() const {
+  return std::any_of(distinct.begin(), distinct.end(),
+                     [](const PlanRequest& request) { return sees_later(request.pattern, request.shape); });
+}
+
 std::vector<PlanRequest> LayerRequests::of_rows(int64_t first, int64_t count) const {
   std::vector<PlanRequest> requests = distinct;
   for (PlanRequest& request : requests) {
@@ -74,6 +81,7 @@ LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, in
                       .even = c.attention.even,
                       .uneven_lengths = {}};
   set_mask_limit(c.memory.masks << 20);
+  request.terms = attention_terms(c, c.device);
   LayerRequests requests;
   std::vector<std::string> texts;
   for (int64_t layer = 0; layer < c.model.layers; ++layer) {
@@ -91,6 +99,11 @@ LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, in
 
 }  // namespace
 
+TermsPointer attention_terms(const Config& c, std::string_view device) {
+  const int64_t bytes = c.model.dtype == "fp64" ? 8 : c.model.dtype == "fp32" ? 4 : 2;
+  return terms_of(c.attention.machine, "attention.machine", device, c.model.head_dim(), bytes);
+}
+
 std::vector<Stage> training_stages(const Config& c, int context_ranks) {
   std::vector<Stage> stages;
   for (const DataConfig::Stage& stage : c.data.stages()) {
@@ -98,6 +111,26 @@ std::vector<Stage> training_stages(const Config& c, int context_ranks) {
                       layer_requests(c, stage.batch, stage.context, context_ranks)});
   }
   return stages;
+}
+
+void choose_for_device(std::vector<Stage>& stages, const Config& config, std::string_view device) {
+  const TermsPointer terms = attention_terms(config, device);
+  for (Stage& stage : stages) {
+    for (PlanRequest& request : stage.layers.distinct) request.terms = terms;
+  }
+}
+
+std::vector<std::string> schedule_lines(const std::vector<Stage>& stages, int ranks) {
+  std::vector<std::string> lines;
+  for (const Stage& stage : stages) {
+    const int64_t context = stage.layers.distinct.front().ranks;
+    for (const PlanRequest& request : stage.layers.of_rows(0, stage.batch * context / ranks)) {
+      if (request.ranks == 1 || request.schedule != ScheduleKind::kAuto || is_adaptive(request.pattern)) continue;
+      lines.push_back("attention of rows of " + with_commas(stage.context, "token") + ": " +
+                      choose_plan(request).reason());
+    }
+  }
+  return lines;
 }
 
 }  // namespace annulus

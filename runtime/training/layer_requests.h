@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "attention/plan/plan.h"
@@ -18,6 +20,9 @@ struct LayerRequests {
   // The (query, key) pairs counted for one token over all layers and query heads. Adaptive maps count as if they kept
   // the blocks nearest to the diagonal.
   double pairs_per_token() const;
+
+  // Whether a query of any layer sees later keys (sees_later in attention/pattern/pattern.h).
+  bool see_later() const;
 
   // Returns `distinct` for `count` rows of the global batch from `first` on: those of one data-parallel rank.
   std::vector<PlanRequest> of_rows(int64_t first, int64_t count) const;
@@ -36,8 +41,19 @@ struct Stage {
   int64_t tokens() const { return batch * accumulate * context; }  // of a step
 };
 
+// The terms by which `auto` chooses (attention/plan/choice.h), where the ranks compute on `device`, "cpu" or "cuda".
+// Raises as find_machine does.
+TermsPointer attention_terms(const Config& config, std::string_view device);
+
 // Returns the stages of a configuration in order, for this many ranks along the mesh's context axis. Raises
 // Error(kPlan) for a pattern, shape or layout that is impossible, and Error(kInput) for a file that cannot be read.
 std::vector<Stage> training_stages(const Config& config, int context_ranks);
+
+// Lets `auto` choose for this device in stages that were made before it was known.
+void choose_for_device(std::vector<Stage>& stages, const Config& config, std::string_view device);
+
+// Returns a line for each request whose schedule is `auto`, over `ranks` ranks in all: what is chosen, and why. It does
+// not know the documents of the data; each batch chooses again for its own. Adaptive patterns choose at each call.
+std::vector<std::string> schedule_lines(const std::vector<Stage>& stages, int ranks);
 
 }  // namespace annulus

@@ -274,9 +274,7 @@ void Run::announce() {
 }
 
 void Run::warn_of_later_keys(const std::vector<Stage>& stages) {
-  const auto sees = [](const PlanRequest& request) { return sees_later(request.pattern, request.shape); };
-  const std::vector<PlanRequest>& requests = stages.back().layers.distinct;
-  if (!first_ || std::none_of(requests.begin(), requests.end(), sees)) return;
+  if (!first_ || !stages.back().layers.see_later()) return;
   warn(
       "model.pattern lets a query see later keys, so the loss does not show how well the model would generate text: "
       "that needs causal patterns");
@@ -419,6 +417,7 @@ int Run::train() {
   world_.set_timeout(Seconds(config_.timeout));
   set_cache_total(config_.memory.caches << 20);
   std::vector<Stage> stages = options_.stages ? *options_.stages : check_training(config_, world_.size());
+  if (options_.device.is_cuda()) choose_for_device(stages, config_, "cuda");
   if (config_.optimizer.shard_within == "host") {
     const std::string what =
         "number of ranks on a host, which must be the same everywhere (start as many on each "
@@ -448,6 +447,7 @@ int Run::train() {
   }
   for (Stage& stage : stages) stage.weighs = data_->weighs_targets();
   announce();
+  for (const std::string& line : schedule_lines(stages, world_.size())) say(line);
   warn_of_later_keys(stages);
   tell_changes();
   require_memory_for(stages);

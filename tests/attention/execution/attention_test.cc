@@ -128,6 +128,7 @@ PlanRequest causal_ring(int ranks, int64_t length, LayoutKind layout = LayoutKin
   request.shape = {1, 4, 2, length, length, 0};
   request.pattern.causal = true;
   request.layout = layout;
+  request.schedule = ScheduleKind::kRing;
   request.ranks = ranks;
   return request;
 }

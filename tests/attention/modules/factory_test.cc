@@ -9,6 +9,7 @@
 #include <iterator>
 #include <string>
 
+#include "attention/plan/choice.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "tests/attention/modules/positions.h"
@@ -25,22 +26,34 @@ AttentionFactoryOptions options(int64_t length, int ranks, const std::string& pa
   return o;
 }
 
-TEST(Factory, AutoChoosesByLengthAndGivesItsReason) {
-  const auto expect = [](const AttentionFactoryOptions& o, ScheduleKind schedule, const std::string& why) {
+TEST(Factory, AutoTakesTheLeastPredictedTimeAndGivesItsReason) {
+  const auto choose = [](AttentionFactoryOptions o, const std::string& machine) {
+    o.attention.machine = machine;
     const AttentionChoice choice = choose_attention("auto", o);
-    EXPECT_EQ(choice.options.schedule, schedule) << choice.reason;
     EXPECT_EQ(choice.options.pattern, o.attention.pattern) << "auto never changes what is computed";
-    EXPECT_NE(choice.reason.find(why), std::string::npos) << choice.reason;
     EXPECT_EQ(choice.reason.find('\n'), std::string::npos);
+    return choice;
   };
-  const std::string window = "{ kind = 'window', left = 100, right = 0 }";
-  expect(options(1 << 20, 1), ScheduleKind::kAuto, "1048576 positions on 1 rank: one rank");
-  expect(options(8191, 4), ScheduleKind::kAllGather, "8191 positions on 4 ranks: all-gather");
-  expect(options(8192, 4), ScheduleKind::kRing, "a ring");
-  expect(options(8192, 4, "{ kind = 'full' }"), ScheduleKind::kRing, "a ring");
-  expect(options(65535, 4, window), ScheduleKind::kRing, "a ring");
-  expect(options(65536, 4, window), ScheduleKind::kGroupCast, "group-cast");
-  expect(options(65536, 4), ScheduleKind::kRing, "a sparse pattern would cost less");
+  EXPECT_NE(choose(options(1 << 20, 1), "").reason.find("1048576 positions on 1 rank: ring: one rank, nothing is sent"),
+            std::string::npos);
+  for (const std::string machine : {"cpu", "h100"}) {
+    for (const int64_t length : {1000, 65536}) {
+      for (const char* pattern : {"{ kind = 'causal' }", "{ kind = 'window', left = 100, right = 0 }"}) {
+        const AttentionFactoryOptions o = options(length, 4, pattern);
+        PlanRequest request;
+        request.shape = {1, 4, 4, length, length, 0};
+        request.pattern = o.attention.pattern;
+        request.ranks = 4;
+        request.terms = terms_of(machine, "test", "cpu", 2, 4);
+        const PlanChoice expected = choose_plan(request);
+        const AttentionChoice choice = choose(o, machine);
+        EXPECT_EQ(choice.options.schedule, expected.request.schedule);
+        EXPECT_EQ(choice.options.within, expected.request.within);
+        EXPECT_NE(choice.reason.find(expected.reason()), std::string::npos) << choice.reason;
+      }
+    }
+  }
+  EXPECT_NE(choose(options(1000, 4), "h100").reason.find(" predicted on h100 ("), std::string::npos);
 }
 
 // The layout says which rows the caller passes, so another layout would compute something else.
@@ -131,8 +144,6 @@ TEST(Factory, DocumentationListsEveryName) {
     EXPECT_NE(text.find("| `" + std::string(n.name) + "` |"), std::string::npos) << n.name;
     for (const auto& c : n.classes) EXPECT_NE(text.find("`" + std::string(c) + "`"), std::string::npos) << c;
   }
-  EXPECT_NE(text.find(std::to_string(kLongSequence)), std::string::npos);
-  EXPECT_NE(text.find(std::to_string(kVeryLongSequence)), std::string::npos);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <set>
 #include <tuple>
 
+#include "attention/plan/choice.h"
 #include "attention/plan/plan.h"
 #include "attention/plan/traffic.h"
 #include "attention/proof/verifier.h"
@@ -331,11 +332,14 @@ TEST(Within, IsRefusedWithWhatWouldWork) {
 }
 
 TEST(Within, MakesAutoChooseAmongSchedulesWithGroups) {
-  EXPECT_EQ(resolve_schedule(full(ScheduleKind::kAuto, 0)).schedule, ScheduleKind::kRing);
-  EXPECT_EQ(resolve_schedule(full(ScheduleKind::kAuto, 4)).schedule, ScheduleKind::kDoubleRing);
-  PlanRequest local = full(ScheduleKind::kAuto, 4);
-  local.pattern = parse_pattern("{ kind = 'window', left = 3, right = 0 }", "test");
-  EXPECT_EQ(resolve_schedule(local).schedule, ScheduleKind::kGroupCast);
+  const PlanChoice choice = choose_plan(full(ScheduleKind::kAuto, 4));
+  EXPECT_EQ(choice.candidates.size(), 5u);
+  for (const PlanCandidate& candidate : choice.candidates) {
+    EXPECT_EQ(candidate.within, 4);
+    EXPECT_NE(candidate.schedule, ScheduleKind::kRing);
+    EXPECT_NE(candidate.schedule, ScheduleKind::kAllGather);
+  }
+  validate(choice.request);
 }
 
 }  // namespace

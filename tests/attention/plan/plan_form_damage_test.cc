@@ -90,7 +90,8 @@ const Undamaged& any_undamaged() {
       all.push_back({form_of(programs_of(request)), with_mask_of(request)});
     };
     add(ring_of_four());
-    for (const ScheduleKind schedule : {ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast}) {
+    for (const ScheduleKind schedule : {ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast,
+                                        ScheduleKind::kUlysses, ScheduleKind::kMesh}) {
       add(testing::several_blocks(schedule));
     }
     for (const Mistake& mistake : planted_mistakes()) {

@@ -11,7 +11,6 @@
 
 #include "attention/plan/schedules.h"
 #include "attention/plan/tiles.h"
-#include "attention/plan/tilings.h"
 #include "attention/plan/traffic.h"
 #include "attention/proof/plans.h"
 #include "attention/proof/verifier.h"
@@ -202,6 +201,7 @@ TEST(Plan, PlansAThousandRanksAndAMillionTokens) {
   request.shape = {1, 64, 8, 1 << 20, 1 << 20, 0};
   request.pattern = causal_pattern();
   request.layout = LayoutKind::kZigzag;
+  request.schedule = ScheduleKind::kRing;
   request.ranks = 1024;
   const int64_t block = 2 * 8 * 1024, half = block / 2;  // rows of K and V of one rank
   int64_t rank = 0;
@@ -289,106 +289,6 @@ RC_GTEST_PROP(Plan, SchedulesSendOnlyNeededRows, ()) {
   RC_ASSERT(rows_sent(request, pattern, ScheduleKind::kAllGather) == all_gather);
 }
 
-// All ranks' traffic of a forward, and of a backward.
-std::pair<Traffic, Traffic> sent_by_all(const PlanRequest& request) {
-  std::pair<Traffic, Traffic> sum;
-  sum.second.backward = true;
-  for_each_program(request, [&](const Program& program) {
-    for (auto* of : {&sum.first, &sum.second}) {
-      const Traffic t = traffic(program, of->backward ? program.backward : program.forward);
-      of->kv_rows += t.kv_rows, of->grad_rows += t.grad_rows;
-      of->query_rows += t.query_rows, of->result_rows += t.result_rows;
-    }
-  });
-  return sum;
-}
-
-TEST(Plan, UlyssesSendsWhatItsFormulaSays) {
-  for (const int64_t kv_heads : {2, 8, 16}) {
-    for (const int within : {2, 4, 8}) {
-      for (const ScheduleKind schedule : {ScheduleKind::kUlysses, ScheduleKind::kUlyssesRing}) {
-        PlanRequest request;
-        request.shape = {1, 16, kv_heads, 640, 640, 0};
-        request.layout = LayoutKind::kZigzag, request.schedule = schedule, request.ranks = 8, request.within = within;
-        // n (U - 1) / U of a rank's queries leave it, and as many results come back. Its keys go to the other ranks of
-        // its group, and those of each place in the group to the other groups; where there are fewer kv heads than
-        // ranks, several ranks read each.
-        const int64_t n = 640 / 8, copies = std::max<int64_t>(kv_heads, within);
-        const int64_t queries = 8 * n * 16 * (within - 1) / within;
-        const int64_t keys = 2 * 8 * n * copies * (within - 1) / within + 2 * 8 * n * copies * (8 / within - 1);
-        const auto [forward, backward] = sent_by_all(request);
-        for (const Traffic& t : {forward, backward}) {
-          EXPECT_EQ(t.query_rows, queries) << request.text();
-          EXPECT_EQ(t.result_rows, queries) << request.text();
-          EXPECT_EQ(t.kv_rows, keys) << request.text();
-          EXPECT_EQ(t.grad_rows, t.backward ? keys : 0) << request.text();
-        }
-      }
-    }
-  }
-}
-
-// The figures of Mesh-Attention (arXiv 2512.20968) for a full mask: partial outputs in fp32, inputs of two bytes.
-TEST(Plan, MeshSendsLessThanARing) {
-  const auto share_of_ring = [](int ranks, int64_t heads, int64_t kv_heads) {
-    PlanRequest request;
-    request.shape = {1, heads, kv_heads, 64 * ranks, 64 * ranks, 0};
-    request.ranks = ranks;
-    request.schedule = ScheduleKind::kRing;
-    const double ring = static_cast<double>(sent_by_all(request).first.bytes(128, 2, 4));
-    request.schedule = ScheduleKind::kMesh;
-    const double mesh = static_cast<double>(sent_by_all(request).first.bytes(128, 2, 4));
-    double least = mesh;
-    for (const Tiling& tiling : tilings(request)) {
-      least = std::min(least, tiling.bytes(128, 2, 4));
-      request.within = tiling.columns;
-      EXPECT_EQ(tiling.bytes(128, 2, 4), static_cast<double>(sent_by_all(request).first.bytes(128, 2, 4)));
-    }
-    EXPECT_EQ(least, mesh) << "the grid that is chosen sends least";
-    return mesh / ring;
-  };
-  EXPECT_NEAR(share_of_ring(64, 8, 1), 0.68, 0.01);
-  EXPECT_NEAR(share_of_ring(64, 1, 1), 0.28, 0.01);
-  EXPECT_EQ(share_of_ring(16, 8, 1), 1);
-}
-
-TEST(Plan, UlyssesRefusesHeadsThatItCannotDivide) {
-  PlanRequest request;
-  request.shape = {1, 12, 4, 64, 64, 0};
-  request.schedule = ScheduleKind::kUlysses, request.ranks = 8;
-  try {
-    validate(request);
-    FAIL() << "12 heads were divided among 8 ranks";
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("12 heads cannot be divided by 8; set within to one of 2, 4"),
-              std::string::npos)
-        << error.what();
-  }
-  request.within = 3;
-  EXPECT_THROW(validate(request), Error);
-  request.within = 4;
-  EXPECT_TRUE(verify(request).holds());
-}
-
-TEST(Plan, AutoChoosesTheScheduleByNeededRows) {
-  const auto choose = [](const char* pattern, LayoutKind layout) {
-    PlanRequest request;
-    request.shape = {1, 4, 4, 4096, 4096, 0};
-    request.pattern = parse_pattern(pattern, "test");
-    request.layout = layout;
-    request.ranks = 8;
-    return std::string(to_string(resolve_schedule(request).schedule));
-  };
-  EXPECT_EQ(choose("{ kind = \"full\" }", LayoutKind::kContiguous), "ring");
-  EXPECT_EQ(choose("{ kind = \"causal\" }", LayoutKind::kZigzag), "ring");
-  EXPECT_EQ(choose("{ kind = \"causal\" }", LayoutKind::kContiguous), "ring");  // half of all rows are needed
-  EXPECT_EQ(choose("{ kind = \"window\", left = 255, right = 0 }", LayoutKind::kContiguous), "group-cast");
-  EXPECT_EQ(choose("{ kind = \"window\", left = 255, right = 0 }", LayoutKind::kStriped), "ring");
-  EXPECT_EQ(
-      choose("{ kind = \"dilated\", segment_lengths = [512, 2048], dilation_rates = [1, 4] }", LayoutKind::kContiguous),
-      "group-cast");
-}
-
 // Dilated segments and documents that lie within ranks need no communication.
 TEST(Plan, RankLocalPatternsSendNothing) {
   for (const ScheduleKind schedule : {ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast}) {
@@ -414,6 +314,7 @@ TEST(Plan, RankLocalPatternsSendNothing) {
 TEST(Plan, RingSendsEachBlockOnceAndHoldsTwo) {
   PlanRequest request;
   request.shape = {1, 2, 2, 64, 64, 0};
+  request.schedule = ScheduleKind::kRing;
   request.layout = LayoutKind::kZigzag;
   request.ranks = 8;
   for (int r = 0; r < 8; ++r) {
@@ -457,6 +358,7 @@ TEST(Plan, ZigzagBalancesCausalWork) {
   PlanRequest request;
   request.shape = {1, 1, 1, 4096, 4096, 0};
   request.pattern.causal = true;
+  request.schedule = ScheduleKind::kRing;
   request.layout = LayoutKind::kZigzag;
   request.ranks = 8;
   std::set<int64_t> work;
@@ -497,6 +399,7 @@ TEST(Plan, OnlyEqualRequestsShareCachedPrograms) {
   differs([](PlanRequest& r) { r.layout = LayoutKind::kZigzag; });
   differs([](PlanRequest& r) { r.schedule = ScheduleKind::kAllGather; });
   differs([](PlanRequest& r) { r.ranks = 4; });
+  differs([](PlanRequest& r) { r.within = 3; });
   differs([](PlanRequest& r) { r.uneven_lengths = {50, 30, 20}; });
   differs([](PlanRequest& r) { r.keep_last = false; });
   // `even` changes no plan, so ranks may differ in it, but it is checked although the plan is there.

@@ -1,0 +1,292 @@
+// Chooses plans by their predicted time; see choice.h.
+#include "attention/plan/choice.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+#include "attention/plan/needs.h"
+#include "attention/plan/schedules.h"
+#include "common/environment.h"
+#include "common/error.h"
+#include "common/text.h"
+
+namespace annulus {
+namespace {
+
+constexpr int kAllRanks = 16;  // of up to so many ranks all programs are made
+constexpr int kSomeRanks = 8;  // otherwise those of so many
+
+// Predictions are not exact: of candidates whose times differ by less than this share, the one that holds the fewest
+// bytes is taken.
+constexpr double kAlike = 0.02;
+
+// The candidates for one layout, in the order in which equal times are decided.
+std::vector<PlanCandidate> candidates_of(const PlanRequest& request) {
+  using K = ScheduleKind;
+  std::vector<PlanCandidate> all;
+  const auto add = [&](K schedule, int within) {
+    PlanCandidate candidate;
+    candidate.schedule = schedule;
+    candidate.within = within;
+    candidate.layout = request.layout;
+    const auto same = [&](const PlanCandidate& c) { return c.schedule == schedule && c.within == within; };
+    if (std::none_of(all.begin(), all.end(), same)) all.push_back(std::move(candidate));
+  };
+  if (request.schedule != K::kAuto) {
+    add(request.schedule, request.within);
+    return all;
+  }
+  const int host = request.terms->machine.on_a_host(request.ranks);
+  const bool hosts = host < request.ranks && request.ranks % host == 0;
+  if (request.ranks == 1) {
+    add(K::kRing, 0);
+    return all;
+  }
+  if (request.within > 0) {  // among the schedules that have groups
+    for (const K schedule : {K::kGroupCast, K::kDoubleRing, K::kUlysses, K::kUlyssesRing, K::kMesh}) {
+      add(schedule, request.within);
+    }
+    return all;
+  }
+  for (const K schedule : {K::kGroupCast, K::kRing, K::kAllGather}) add(schedule, 0);
+  if (hosts) add(K::kGroupCast, host);
+  if (hosts) add(K::kDoubleRing, host);
+  add(K::kUlysses, 0);
+  if (hosts) add(K::kUlysses, host);
+  // Inner groups among which the heads can be divided; that others are refused shows in `ulysses`.
+  const auto most = static_cast<int>(std::min<int64_t>(hosts ? host : request.ranks - 1, request.shape.heads));
+  for (int within = most; within > 1; --within) {
+    if (request.ranks % within != 0 || (hosts && host % within != 0) || request.shape.heads % within != 0) continue;
+    add(K::kUlyssesRing, within);
+  }
+  add(K::kMesh, 0);
+  if (hosts) add(K::kMesh, host);
+  return all;
+}
+
+// The pairs of each rank's queries.
+std::vector<double> work_of_ranks(Needs& needs) {
+  std::vector<double> work;
+  for (int rank = 0; rank < needs.ranks(); ++rank) {
+    double pairs = 0;
+    for (const QueryPart& part : needs.parts(rank)) {
+      Slice slice = *part.slice;
+      slice.queries = part.queries;
+      slice.mask = -1;
+      pairs += static_cast<double>(count_pairs({.shape = {}, .slices = {slice}}));
+    }
+    work.push_back(pairs);
+  }
+  return work;
+}
+
+std::vector<int> ranks_to_look_at(Needs& needs) {
+  const int P = needs.ranks();
+  std::vector<int> ranks(static_cast<size_t>(P));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  if (P <= kAllRanks) return ranks;
+  const std::vector<double> work = work_of_ranks(needs);
+  std::stable_sort(ranks.begin(), ranks.end(),
+                   [&](int a, int b) { return work[static_cast<size_t>(a)] > work[static_cast<size_t>(b)]; });
+  std::vector<int> some(ranks.begin(), ranks.begin() + 2);
+  for (int i = 0; i < kSomeRanks - 2; ++i) some.push_back(static_cast<int>(int64_t{i} * (P - 1) / (kSomeRanks - 3)));
+  std::sort(some.begin(), some.end());
+  some.erase(std::unique(some.begin(), some.end()), some.end());
+  return some;
+}
+
+// Predicts times and memory of one candidate, or says why it is refused.
+void price(PlanCandidate& candidate, const PlanRequest& request, Needs& needs, const Layout& queries,
+           const Layout& keys, const std::vector<int>& ranks) {
+  const PlanTerms& terms = *request.terms;
+  const RowBytes bytes{terms.head_dim, terms.element_bytes};
+  std::vector<RankSteps> forward, backward;
+  for (const int rank : ranks) {
+    const Program program = program_of(request, needs, queries, keys, rank);
+    forward.push_back({rank, step_costs(program, false, terms.machine, bytes)});
+    candidate.bytes = std::max(candidate.bytes, bytes_held(program, false, bytes));
+    if (!terms.backward) continue;
+    backward.push_back({rank, step_costs(program, true, terms.machine, bytes)});
+    candidate.bytes = std::max(candidate.bytes, bytes_held(program, true, bytes));
+  }
+  candidate.forward = slowest(sweep(forward, request.ranks, terms.machine));
+  candidate.backward = slowest(sweep(backward, request.ranks, terms.machine));
+  const double most = terms.most_bytes();
+  if (most > 0 && candidate.bytes > most) {
+    candidate.refused = "a rank would hold " + bytes_text(candidate.bytes) + ", more than the " + bytes_text(most) +
+                        " that it has on " + terms.machine.name;
+  }
+}
+
+// Puts the chosen one first, then the others by their times, then those refused.
+void sort_candidates(std::vector<PlanCandidate>& candidates) {
+  std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
+    if (a.refused.empty() != b.refused.empty()) return a.refused.empty();
+    return a.refused.empty() && a.seconds() < b.seconds();
+  });
+  const double most = candidates.front().seconds() * (1 + kAlike);
+  const auto past = std::find_if(candidates.begin(), candidates.end(),
+                                 [&](const PlanCandidate& c) { return !c.refused.empty() || c.seconds() > most; });
+  const auto chosen =
+      std::min_element(candidates.begin(), past, [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
+  std::rotate(candidates.begin(), chosen, chosen == past ? chosen : chosen + 1);
+}
+
+[[noreturn]] void refuse_all(const PlanRequest& request, const std::vector<PlanCandidate>& candidates) {
+  const PlanCandidate* least = nullptr;
+  for (const PlanCandidate& c : candidates) {
+    if (c.bytes > 0 && (least == nullptr || c.bytes < least->bytes)) least = &c;
+  }
+  if (least == nullptr) throw Error(ErrorKind::kPlan, "plan", candidates.front().refused);
+  const double most = request.terms->most_bytes();
+  throw Error(
+      ErrorKind::kPlan, "plan",
+      (request.schedule == ScheduleKind::kAuto ? "no schedule fits" : least->name() + " does not fit") +
+          std::string(" the memory of ") + request.terms->machine.name + ": with " + least->name() + " " +
+          (request.schedule == ScheduleKind::kAuto ? "a rank holds least, " : "a rank holds ") +
+          bytes_text(least->bytes) + ", and it has " + bytes_text(most) +
+          (request.schedule == ScheduleKind::kAuto
+               ? "; use about " + counted(static_cast<int64_t>(least->bytes / most * request.ranks) + 1, "rank") +
+                     ", or a shorter sequence"
+               : "; use schedule auto, which chooses among those that fit, or more ranks"));
+}
+
+std::string parts_text(const PlanCandidate& c) {
+  const double compute = c.forward.compute + c.backward.compute;
+  const double exposed = c.forward.exposed + c.backward.exposed, waiting = c.forward.latency + c.backward.latency;
+  return "compute " + seconds_text(compute) + ", exposed transfers " + seconds_text(exposed - waiting) +
+         ", latency and waiting " + seconds_text(waiting);
+}
+
+std::string against(const PlanCandidate& c, const PlanCandidate& best) {
+  const double ratio = best.seconds() > 0 ? c.seconds() / best.seconds() : 1;
+  const std::string text =
+      std::abs(ratio - 1) < 0.005 ? "takes as long" : "takes " + rounded(ratio, 2) + " times as long";
+  if (ratio > 1 + kAlike || c.bytes <= best.bytes) return text;
+  return text + " and holds " + rounded(c.bytes / best.bytes, 2) + " times as much";
+}
+
+}  // namespace
+
+TermsPointer terms_of(const std::string& machine, std::string_view where, std::string_view device, int64_t head_dim,
+                      int64_t element_bytes, bool backward) {
+  const char* const set = machine.empty() ? text_from_environment("ANNULUS_MACHINE") : nullptr;
+  const std::string name = set != nullptr ? set : machine;
+  static std::mutex mutex;
+  static auto& known = *new std::map<std::tuple<std::string, bool, int64_t, int64_t, bool>, TermsPointer>;
+  const std::lock_guard lock(mutex);
+  TermsPointer& terms = known[{name, name.empty() && device == "cuda", head_dim, element_bytes, backward}];
+  if (terms == TermsPointer()) {
+    terms = PlanTerms{.machine = find_machine(name, set != nullptr ? "ANNULUS_MACHINE" : where, device),
+                      .head_dim = head_dim,
+                      .element_bytes = element_bytes,
+                      .backward = backward,
+                      .memory = 0};
+  }
+  return terms;
+}
+
+std::string seconds_text(double seconds) {
+  if (seconds >= 1 || seconds == 0) return significant(seconds, 3) + " s";
+  return seconds >= 1e-3 ? significant(seconds * 1e3, 3) + " ms" : significant(seconds * 1e6, 3) + " us";
+}
+
+std::string PlanCandidate::name() const {
+  return std::string(to_string(schedule)) + (within > 0 ? ", within " + std::to_string(within) : "");
+}
+
+PlanChoice choose_plan(const PlanRequest& request, const std::vector<LayoutKind>& layouts) {
+  validate(request);
+  return choose_plan(request, *cached_pattern(request), layouts);
+}
+
+PlanChoice choose_plan(const PlanRequest& request, const Pattern& pattern, const std::vector<LayoutKind>& layouts) {
+  PlanChoice choice;
+  for (const LayoutKind layout : layouts.empty() ? std::vector{request.layout} : layouts) {
+    PlanRequest placed = request;
+    placed.layout = layout;
+    std::vector<PlanCandidate> candidates = candidates_of(placed);
+    // One rank sends nothing, so there is nothing to compare.
+    if (request.ranks == 1 && layouts.size() <= 1 && request.terms->most_bytes() == 0) {
+      choice.candidates = std::move(candidates);
+      break;
+    }
+    try {
+      validate(placed);
+    } catch (const Error& error) {  // lengths that this layout cannot divide evenly
+      if (layouts.size() < 2) throw;
+      candidates.resize(1);
+      candidates.front().refused = error.message();
+      choice.candidates.push_back(std::move(candidates.front()));
+      continue;
+    }
+    const Layout queries = query_layout(placed), keys = key_layout(placed);
+    Needs needs(pattern, queries, keys);
+    const std::vector<int> ranks = ranks_to_look_at(needs);
+    for (PlanCandidate& candidate : candidates) {
+      placed.schedule = candidate.schedule;
+      placed.within = candidate.within;
+      try {
+        if (moves_queries(candidate.schedule) && !pattern.masks.empty()) {
+          candidate.refused = "each rank holds the bits of its own queries' mask alone";
+        } else {
+          price(candidate, placed, needs, queries, keys, ranks);
+        }
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::kPlan || request.schedule != ScheduleKind::kAuto) throw;
+        candidate.refused = error.message();
+      }
+      choice.candidates.push_back(std::move(candidate));
+    }
+  }
+  sort_candidates(choice.candidates);
+  if (!choice.chosen().refused.empty()) refuse_all(request, choice.candidates);
+  choice.request = request;
+  choice.request.schedule = choice.chosen().schedule;
+  choice.request.within = choice.chosen().within;
+  choice.request.layout = choice.chosen().layout;
+  return choice;
+}
+
+std::string PlanChoice::reason() const {
+  const PlanCandidate& best = chosen();
+  if (request.ranks == 1) return best.name() + ": one rank, nothing is sent";
+  std::string text = best.name() + ", " + seconds_text(best.seconds()) + " predicted on " +
+                     request.terms->machine.name + " (" + parts_text(best) + ")";
+  const bool one_layout = std::all_of(candidates.begin(), candidates.end(),
+                                      [&](const PlanCandidate& c) { return c.layout == best.layout; });
+  for (size_t i = 1; i < candidates.size(); ++i) {
+    const PlanCandidate& c = candidates[i];
+    text += "; " + c.name() + (one_layout ? "" : " over " + std::string(to_string(c.layout))) +
+            (c.refused.empty() ? " " + against(c, best) : ": " + c.refused);
+  }
+  return text;
+}
+
+std::vector<std::string> PlanChoice::lines() const {
+  std::vector<std::string> lines;
+  const PlanCandidate& best = chosen();
+  size_t width = 0;
+  const auto title = [](const PlanCandidate& c) { return c.name() + ", " + std::string(to_string(c.layout)); };
+  for (const PlanCandidate& c : candidates) width = std::max(width, title(c).size());
+  for (const PlanCandidate& c : candidates) {
+    std::string line = title(c);
+    line.resize(width + 2, ' ');
+    if (!c.refused.empty()) {
+      lines.push_back(line + "refused: " + c.refused);
+      continue;
+    }
+    line += seconds_text(c.seconds());
+    line.resize(std::max(line.size() + 1, width + 13), ' ');
+    lines.push_back(line + "(" + parts_text(c) + "; holds " + bytes_text(c.bytes) + ")  " +
+                    (&c == &best ? "chosen" : against(c, best)));
+  }
+  return lines;
+}
+
+}  // namespace annulus

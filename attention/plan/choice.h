@@ -1,0 +1,58 @@
+// The choice of a plan by its predicted time, and why: what `auto` stands for. `annulus plan`, the log of a run,
+// `attend` and the reports for Python say it. Thread safety: functions without state.
+//
+// Of each candidate the programs of all ranks are made, or, of more than 16, those of a few: the first, the last, those
+// with the most work, and some between them. The steps that the schedules make are priced by the request's terms
+// (time.h). Of those whose times differ by less than 2 % the one that holds the fewest bytes is taken. Every rank
+// computes the same from the same request.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attention/plan/plan.h"
+#include "attention/plan/time.h"
+
+namespace annulus {
+
+// A way to run the request.
+struct PlanCandidate {
+  ScheduleKind schedule = ScheduleKind::kRing;
+  int within = 0;
+  LayoutKind layout = LayoutKind::kContiguous;
+  std::string refused;         // why it cannot run, or does not fit; empty if it can be chosen
+  RankTime forward, backward;  // of the rank that ends last; the backward is 0 if none follows
+  double bytes = 0;            // held by the rank that holds most
+
+  double seconds() const { return forward.seconds + backward.seconds; }
+  std::string name() const;  // "ulysses-ring, within 8"
+};
+
+struct PlanChoice {
+  PlanRequest request;                    // with the schedule, `within` and layout that were chosen
+  std::vector<PlanCandidate> candidates;  // the chosen one, then the others by their times, then those refused
+
+  const PlanCandidate& chosen() const { return candidates.front(); }
+  // One line: "ring, 2.1 ms predicted on h100 (...); group-cast takes 1.2 times as long; ulysses: 6 heads ...".
+  std::string reason() const;
+  // The same as a table, one line for each candidate.
+  std::vector<std::string> lines() const;
+};
+
+// Chooses the schedule and `within` of a request with kAuto, and its layout among `layouts`; without any, its own. For
+// another schedule there is one candidate. Raises Error(kPlan) as validate does, and if no candidate fits the memory of
+// the request's terms, with what would.
+PlanChoice choose_plan(const PlanRequest& request, const std::vector<LayoutKind>& layouts = {});
+// The same for the slices of a pattern, as make_program takes them.
+PlanChoice choose_plan(const PlanRequest& request, const Pattern& pattern, const std::vector<LayoutKind>& layouts = {});
+
+// The terms of a request: the machine is found as find_machine does, where an empty name stands for that in
+// ANNULUS_MACHINE, if it is set. Machines are read once in a process. Raises as find_machine does. Thread safe.
+TermsPointer terms_of(const std::string& machine, std::string_view where, std::string_view device, int64_t head_dim,
+                      int64_t element_bytes, bool backward = true);
+
+// A number of seconds for people: "2.1 ms".
+std::string seconds_text(double seconds);
+
+}  // namespace annulus

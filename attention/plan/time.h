@@ -1,0 +1,73 @@
+// The time that a plan takes on a machine, predicted. As for memory, each part says what it takes (step_costs), and one
+// sweep over the steps puts the parts in order: each rank has a clock, and a transfer waits for both of its ends.
+// Used by choice.h, `annulus plan` and `annulus bench plan`. Thread safety: functions without state.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "attention/plan/machine.h"
+#include "attention/plan/plan.h"
+
+namespace annulus {
+
+// The sizes from which the bytes of rows follow (row_content of traffic.h).
+struct RowBytes {
+  int64_t head_dim = 128;
+  int64_t element_bytes = 2;
+
+  int64_t accumulator_bytes() const { return element_bytes == 8 ? 8 : 4; }
+  int64_t of(BufferKind kind, bool backward) const;
+};
+
+// What one step of a rank takes by itself.
+struct StepCost {
+  struct Part {
+    int peer = 0;
+    double bytes = 0;
+    friend bool operator==(const Part&, const Part&) = default;
+  };
+  double compute = 0;  // seconds of kernels
+  // Seconds of what no transfer overlaps: packing rows, additions, and in the last step what is done once with the
+  // rank's own tensors.
+  double add = 0;
+  std::vector<Part> sends, receives;
+};
+
+// Returns the costs of a program's steps in one direction. Pairs that a mask hides count as if it did not.
+std::vector<StepCost> step_costs(const Program& program, bool backward, const MachineProfile& machine,
+                                 const RowBytes& bytes);
+
+// Returns the most bytes that a rank holds in one direction: what the plan stores, and the tensors of its own queries.
+double bytes_held(const Program& program, bool backward, const RowBytes& bytes);
+
+// Where a rank's time goes: seconds = compute + add + exposed.
+struct RankTime {
+  double seconds = 0;  // until the rank has ended its last step
+  double compute = 0;
+  double add = 0;
+  double exposed = 0;  // of transfers, and of waiting for other ranks, that no computation hides
+  double latency = 0;  // the part of `exposed` that would remain with links of unlimited bandwidth
+  double busy = 0;     // of the rank's links, hidden or not: its own bytes and messages, both ends
+  double bytes = 0;    // sent
+};
+
+// The steps of one rank.
+struct RankSteps {
+  int rank = 0;
+  std::vector<StepCost> steps;
+};
+
+// Predicts the time of each of these ranks. If they are not all of `ranks`, the others are assumed to begin each step
+// when the rank that waits for them does.
+//
+// All transfers of a step begin when both ranks have begun it or, without overlap, have computed its tiles. The rows
+// that a rank sends share its link, and so do the rows that it receives; ranks that share a NIC share its bandwidth.
+// Inside a host and between hosts are separate links, which work at the same time. A step ends with the computation and
+// with the last transfer, whichever is later, and then its additions run.
+std::vector<RankTime> sweep(const std::vector<RankSteps>& some, int ranks, const MachineProfile& machine);
+
+// The rank that ends last; all zero if there is none.
+RankTime slowest(const std::vector<RankTime>& times);
+
+}  // namespace annulus

@@ -1,0 +1,204 @@
+// Tests of the choice by predicted time: which schedule `auto` takes on which machine, that all ranks come to the same,
+// what it says, and what it refuses.
+#include "attention/plan/choice.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "common/error.h"
+#include "tests/attention/plan/any_request.h"
+
+namespace annulus::choice_test {
+namespace {
+
+PlanRequest request_of(const char* pattern, int64_t length, int ranks, LayoutKind layout = LayoutKind::kZigzag) {
+  PlanRequest request;
+  request.shape = {1, 8, 2, length, length, 0};
+  request.pattern = parse_pattern(pattern, "test");
+  request.layout = layout;
+  request.ranks = ranks;
+  return request;
+}
+
+MachineProfile with_links(double bandwidth, double latency) {
+  MachineProfile machine = built_in_machine("h100");
+  machine.inside.bandwidth = machine.between.bandwidth = bandwidth;
+  machine.inside.latency = machine.between.latency = latency;
+  return machine;
+}
+
+// A candidate's time is that of its plan: the same sweep over the programs that make_programs returns.
+TEST(Choice, PredictsTheTimeOfThePlanThatRuns) {
+  for (const ScheduleKind schedule : {ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast}) {
+    PlanRequest request = request_of("{ kind = \"causal\" }", 4096, 4);
+    request.schedule = schedule;
+    const PlanChoice choice = choose_plan(request);
+    ASSERT_EQ(choice.candidates.size(), 1u);
+    EXPECT_EQ(choice.request.schedule, schedule);
+    std::vector<RankSteps> steps;
+    for (const Program& program : make_programs(request)) {
+      steps.push_back({program.rank, step_costs(program, false, request.terms->machine, {128, 2})});
+    }
+    EXPECT_EQ(choice.chosen().forward.seconds, slowest(sweep(steps, 4, request.terms->machine)).seconds);
+    EXPECT_GT(choice.chosen().backward.seconds, 0);
+  }
+}
+
+TEST(Choice, TakesTheLeastTimeOnEachMachine) {
+  const auto chosen = [](PlanRequest request, const MachineProfile& machine) {
+    request.terms = PlanTerms{.machine = machine, .head_dim = 128, .element_bytes = 2, .backward = true, .memory = 0};
+    const PlanChoice choice = choose_plan(request);
+    EXPECT_EQ(resolve_schedule(request), choice.request);
+    for (const PlanCandidate& c : choice.candidates) {
+      EXPECT_TRUE(!c.refused.empty() || c.seconds() * 1.02 >= choice.chosen().seconds()) << c.name();
+    }
+    return choice.chosen().schedule;
+  };
+  // A narrow link: what is not needed must not be sent. A window needs the rows of one neighbour.
+  const PlanRequest window =
+      request_of("{ kind = \"window\", left = 255, right = 0 }", 65536, 8, LayoutKind::kContiguous);
+  EXPECT_NE(chosen(window, with_links(1e9, 1e-6)), ScheduleKind::kAllGather);
+  // A ring hides its transfers behind computation, where all rows are needed.
+  const PlanRequest full = request_of("{ kind = \"full\" }", 262144, 8);
+  EXPECT_EQ(chosen(full, with_links(100e9, 1e-6)), ScheduleKind::kRing);
+  // Where latency is all, few steps are best.
+  const PlanRequest small = request_of("{ kind = \"full\" }", 512, 8);
+  EXPECT_NE(chosen(small, with_links(400e9, 1e-3)), ScheduleKind::kRing);
+}
+
+// Over fast links all schedules take as long, and a ring holds two blocks of keys beside its own.
+TEST(Choice, TakesTheFewestBytesAmongThoseThatTakeAsLong) {
+  PlanRequest request = request_of("{ kind = \"full\" }", 262144, 8);
+  request.terms =
+      PlanTerms{.machine = with_links(1e15, 0), .head_dim = 128, .element_bytes = 2, .backward = true, .memory = 0};
+  const PlanChoice choice = choose_plan(request);
+  EXPECT_EQ(choice.chosen().schedule, ScheduleKind::kRing);
+  EXPECT_NE(choice.reason().find("all-gather takes as long and holds "), std::string::npos) << choice.reason();
+}
+
+TEST(Choice, SaysWhyTheOthersLost) {
+  PlanRequest request = request_of("{ kind = \"causal\" }", 65536, 6);
+  request.terms = PlanTerms{
+      .machine = built_in_machine("h100"), .head_dim = 128, .element_bytes = 2, .backward = true, .memory = 0};
+  const PlanChoice choice = choose_plan(request);
+  const std::string reason = choice.reason();
+  EXPECT_EQ(reason.find('\n'), std::string::npos);
+  EXPECT_EQ(reason.rfind(choice.chosen().name() + ", ", 0), 0u) << reason;
+  EXPECT_NE(reason.find(" predicted on h100 (compute "), std::string::npos) << reason;
+  for (const PlanCandidate& c : choice.candidates) {
+    EXPECT_NE(reason.find(c.name()), std::string::npos) << reason;
+    EXPECT_NE(reason.find(c.refused), std::string::npos) << reason;
+  }
+  EXPECT_EQ(choice.lines().size(), choice.candidates.size());
+  const auto ulysses = std::find_if(choice.candidates.begin(), choice.candidates.end(), [](const PlanCandidate& c) {
+    return c.schedule == ScheduleKind::kUlysses && c.within == 0;
+  });
+  ASSERT_NE(ulysses, choice.candidates.end());
+  EXPECT_FALSE(ulysses->refused.empty()) << "8 heads cannot be divided among 6 ranks";
+}
+
+TEST(Choice, OffersInnerGroupsOverSeveralHosts) {
+  PlanRequest request = request_of("{ kind = \"causal\" }", 65536, 16);
+  request.terms = PlanTerms{
+      .machine = built_in_machine("h100"), .head_dim = 128, .element_bytes = 2, .backward = true, .memory = 0};
+  const auto has = [&](ScheduleKind schedule, int within) {
+    const PlanChoice choice = choose_plan(request);
+    return std::any_of(choice.candidates.begin(), choice.candidates.end(),
+                       [&](const PlanCandidate& c) { return c.schedule == schedule && c.within == within; });
+  };
+  EXPECT_TRUE(has(ScheduleKind::kGroupCast, 0));
+  EXPECT_TRUE(has(ScheduleKind::kGroupCast, 8));
+  EXPECT_TRUE(has(ScheduleKind::kDoubleRing, 8));
+  EXPECT_TRUE(has(ScheduleKind::kUlyssesRing, 4));
+  EXPECT_FALSE(has(ScheduleKind::kUlyssesRing, 16));
+  request.within = 4;  // the caller's
+  EXPECT_TRUE(has(ScheduleKind::kGroupCast, 4));
+  EXPECT_FALSE(has(ScheduleKind::kGroupCast, 8));
+}
+
+TEST(Choice, ChoosesTheLayoutWhereItMay) {
+  PlanRequest request = request_of("{ kind = \"causal\" }", 262144, 8);
+  request.terms = PlanTerms{
+      .machine = built_in_machine("h100"), .head_dim = 128, .element_bytes = 2, .backward = true, .memory = 0};
+  const PlanChoice choice = choose_plan(request, {LayoutKind::kContiguous, LayoutKind::kZigzag});
+  EXPECT_EQ(choice.request.layout, LayoutKind::kZigzag) << choice.reason();  // half of the work is idle otherwise
+  request.layout = LayoutKind::kContiguous;
+  EXPECT_EQ(choose_plan(request).request.layout, LayoutKind::kContiguous) << "a layout that is given stays";
+  request.even = true;  // zigzag needs a multiple of 16
+  request.shape.q_len = request.shape.k_len = 1032;
+  const PlanChoice even = choose_plan(request, {LayoutKind::kZigzag, LayoutKind::kContiguous});
+  EXPECT_EQ(even.request.layout, LayoutKind::kContiguous);
+}
+
+TEST(Choice, RefusesWhatDoesNotFitTheMemory) {
+  PlanRequest request = request_of("{ kind = \"full\" }", 65536, 8);
+  const auto bounded = [&](double memory) {
+    request.terms = PlanTerms{
+        .machine = built_in_machine("h100"), .head_dim = 128, .element_bytes = 2, .backward = true, .memory = memory};
+  };
+  bounded(1e12);
+  const PlanChoice all = choose_plan(request);
+  const auto held = [&](ScheduleKind schedule) {
+    return std::find_if(all.candidates.begin(), all.candidates.end(),
+                        [&](const PlanCandidate& c) { return c.schedule == schedule; })
+        ->bytes;
+  };
+  ASSERT_LT(held(ScheduleKind::kRing), held(ScheduleKind::kAllGather));
+  bounded(held(ScheduleKind::kRing));
+  const PlanChoice some = choose_plan(request);
+  EXPECT_EQ(some.chosen().schedule, ScheduleKind::kRing);
+  EXPECT_NE(some.reason().find("all-gather: a rank would hold "), std::string::npos) << some.reason();
+  const auto refused = [&](const std::string& expected) {
+    try {
+      choose_plan(request);
+      ADD_FAILURE();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kPlan);
+      EXPECT_NE(std::string(error.what()).find(expected), std::string::npos) << error.what();
+    }
+  };
+  bounded(2e6);
+  refused("no schedule fits the memory of h100: with ");
+  refused(", and it has 2.0 MB; use about ");
+  request.schedule = ScheduleKind::kRing;
+  refused("ring does not fit the memory of h100: with ring a rank holds ");
+}
+
+TEST(Choice, TermsArePartOfWhatRanksCompare) {
+  PlanRequest a = request_of("{ kind = \"causal\" }", 4096, 4), b = a;
+  EXPECT_EQ(a.terms->machine.name, "cpu");
+  const auto terms = [](const char* name, int64_t head_dim) {
+    return PlanTerms{
+        .machine = built_in_machine(name), .head_dim = head_dim, .element_bytes = 2, .backward = true, .memory = 0};
+  };
+  a.terms = terms("h100", 128), b.terms = terms("h100", 128);
+  EXPECT_EQ(a, b);
+  EXPECT_EQ(a.text(), b.text());
+  b.terms = terms("h200", 128);
+  EXPECT_NE(a, b);
+  EXPECT_NE(a.text(), b.text());
+  b.terms = terms("h100", 64);
+  EXPECT_NE(a.text(), b.text());
+  a.schedule = b.schedule = ScheduleKind::kRing;
+  EXPECT_EQ(a.text(), b.text()) << "they change only what auto stands for";
+}
+
+RC_GTEST_PROP(Choice, IsTheSameEachTimeAndMakesItsPlan, ()) {
+  PlanRequest request = testing::any_request();
+  request.schedule = ScheduleKind::kAuto;
+  MachineProfile machine = built_in_machine(*rc::gen::element<std::string>("h100", "cpu"));
+  machine.ranks_per_host = *rc::gen::inRange(0, 5);
+  request.terms = PlanTerms{
+      .machine = machine, .head_dim = 16, .element_bytes = 4, .backward = *rc::gen::arbitrary<bool>(), .memory = 0};
+  const PlanChoice choice = choose_plan(request), again = choose_plan(request);
+  RC_ASSERT(choice.request == again.request);
+  RC_ASSERT(choice.reason() == again.reason());
+  RC_ASSERT(choice.request.schedule != ScheduleKind::kAuto);
+  for (int r = 0; r < request.ranks; ++r) RC_ASSERT(make_program(request, r) == make_program(choice.request, r));
+}
+
+}  // namespace
+}  // namespace annulus::choice_test
