@@ -45,6 +45,7 @@ std::unique_ptr<Benchmark> make_calibrate_benchmark();
 std::unique_ptr<Benchmark> make_comm_benchmark();
 std::unique_ptr<Benchmark> make_counts_benchmark();
 std::unique_ptr<Benchmark> make_gpu_benchmark();
+std::unique_ptr<Benchmark> make_layouts_benchmark();
 std::unique_ptr<Benchmark> make_longest_benchmark();
 std::unique_ptr<Benchmark> make_operator_benchmark();
 std::unique_ptr<Benchmark> make_patterns_benchmark();

@@ -53,6 +53,12 @@ class AttendTest(cli.CliTest):
         self.attend(4, "--layout", "zigzag", "--even", "--backward")
         self.check()
 
+    def test_balanced_documents(self):
+        self.make(1, 67, 67, 4, 2, 8, "f64")
+        pattern = '{ kind = "causal", documents = [50, 3, 14] }'
+        out = self.attend(3, "--layout", "balanced", "--pattern", pattern, "--schedule", "group-cast", "--backward", "--check")
+        self.assertIn("group-cast, balanced", out)
+
     def test_layout_that_was_left_out_is_zigzag_and_said_once(self):
         self.make(1, 67, 67, 4, 2, 8, "f64")
         files = ["--input", "in.safetensors", "--output", "out.safetensors"]

@@ -399,6 +399,8 @@ PlanRequest select_blocks(const PlanRequest& request, const at::Tensor& q, const
   if (!is_adaptive(request.pattern)) return request;
   validate(request.pattern, request.shape);
   PlanRequest selected = request;
+  // The selection does not move positions: they are where the tensors have them.
+  if (!selected.balance_by && selected.layout == LayoutKind::kBalanced) selected.balance_by = request.pattern;
   selected.pattern = with_causal_members(std::move(selected.pattern));
   // The selection is not differentiated; gradients flow through the attention only.
   select_all(selected.pattern, request, q.detach(), k.detach(), comm, label);

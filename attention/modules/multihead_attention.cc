@@ -173,12 +173,16 @@ at::Tensor MultiheadAttentionImpl::attend(const at::Tensor& x, const at::Tensor&
     call.request.pattern.key_documents = scope.key_documents;
   }
   call.request.layout = o.layout;
+  call.request.balance_by = o.balance_by;
   call.request.schedule = o.schedule;
   call.request.within = o.within;
   const SequenceParts parts = agree_on_call(
       [&]() -> CallTerms {
         check_inputs(x, memory);
-        return {x.size(1), memory.size(1), {{"layout", std::string(to_string(o.layout))}, {"module", o.text()}}};
+        return {x.size(1),
+                memory.size(1),
+                {{"layout", std::string(to_string(o.layout)) + (o.balance_by ? " by " + o.balance_by->text() : "")},
+                 {"module", o.text()}}};
       },
       scope.comm, {call.label, 0});
   call.request.shape = {.batch = x.size(0),

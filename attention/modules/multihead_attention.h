@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <iosfwd>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,7 @@ struct MultiheadAttentionOptions {
   PatternSpec pattern = {};  // full by default; map = "file" must be loaded by read_block_maps (runtime/tensor_files/)
   // The positions of this rank's rows of x and memory, which the module cannot check.
   LayoutKind layout = LayoutKind::kContiguous;
+  std::optional<PatternSpec> balance_by = std::nullopt;  // PlanRequest::balance_by, if layers have different patterns
   // These affect the result only by rounding.
   ScheduleKind schedule = ScheduleKind::kAuto;
   int within = 0;            // how many consecutive ranks form an inner group (PlanRequest::within)

@@ -20,13 +20,6 @@ std::string list(const std::vector<int64_t>& lengths) {
   return text;
 }
 
-std::vector<int64_t> dealt(LayoutKind layout, int64_t length, int ranks) {
-  const Layout made = make_layout(layout, length, ranks);
-  std::vector<int64_t> lengths;
-  for (int r = 0; r < ranks; ++r) lengths.push_back(made.count(r));
-  return lengths;
-}
-
 }  // namespace
 
 SequenceParts agree_on_call(const std::function<CallTerms()>& find, Communicator& comm, OpLabel label) {
@@ -52,8 +45,8 @@ void place_sequence(PlanRequest& request, const SequenceParts& parts) {
   request.shape.q_len = std::accumulate(parts.queries.begin(), parts.queries.end(), int64_t{0});
   request.shape.k_len = std::accumulate(parts.keys.begin(), parts.keys.end(), int64_t{0});
   request.uneven_lengths.clear();
-  const std::vector<int64_t> queries = dealt(request.layout, request.shape.q_len, ranks);
-  const std::vector<int64_t> keys = dealt(request.layout, request.shape.k_len, ranks);
+  const std::vector<int64_t> queries = layout_counts(request.layout, request.shape.q_len, ranks);
+  const std::vector<int64_t> keys = layout_counts(request.layout, request.shape.k_len, ranks);
   if (parts.queries == queries && parts.keys == keys) return;
   if (request.layout == LayoutKind::kContiguous && parts.queries == parts.keys) {
     request.uneven_lengths = parts.queries;

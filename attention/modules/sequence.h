@@ -35,8 +35,8 @@ struct CallTerms {
 SequenceParts agree_on_call(const std::function<CallTerms()>& find, Communicator& comm, OpLabel label);
 
 // Sets ranks, lengths and keep_last of the request. The contiguous layout accepts any parts that are equal for queries
-// and keys; otherwise the parts must be those of make_layout. Raises Error(kPlan), the same on every rank, if they are
-// not.
+// and keys; otherwise the parts must be those of layout_counts. Raises Error(kPlan), the same on every rank, if they
+// are not.
 void place_sequence(PlanRequest& request, const SequenceParts& parts);
 
 }  // namespace annulus

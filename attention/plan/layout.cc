@@ -22,7 +22,7 @@ void append(std::vector<Span>& spans, Span span) {
 }  // namespace
 
 const std::vector<std::string>& layout_names() {
-  static const std::vector<std::string> names = {"contiguous", "zigzag", "striped"};
+  static const std::vector<std::string> names = {"contiguous", "zigzag", "striped", "balanced"};
   return names;
 }
 
@@ -67,9 +67,18 @@ Layout make_layout(LayoutKind kind, int64_t length, int ranks) {
       case LayoutKind::kStriped:
         append(spans, {r, ranks, length > r ? (length - r + ranks - 1) / ranks : 0});
         break;
+      case LayoutKind::kBalanced:
+        throw Error(ErrorKind::kInternal, "layout", "the layout balanced was asked for without a pattern");
     }
   }
   return layout;
+}
+
+std::vector<int64_t> layout_counts(LayoutKind kind, int64_t length, int ranks) {
+  const Layout made = make_layout(kind == LayoutKind::kBalanced ? LayoutKind::kContiguous : kind, length, ranks);
+  std::vector<int64_t> counts;
+  for (int r = 0; r < ranks; ++r) counts.push_back(made.count(r));
+  return counts;
 }
 
 Layout make_uneven_layout(const std::vector<int64_t>& lengths, int64_t length) {

@@ -12,10 +12,10 @@
 
 namespace annulus {
 
-enum class LayoutKind { kContiguous, kZigzag, kStriped };
+enum class LayoutKind { kContiguous, kZigzag, kStriped, kBalanced };
 
-// "contiguous", "zigzag", "striped", in the order of LayoutKind. parse_layout raises Error(kUsage), which suggests the
-// nearest, for another name; `where` is as in parse_pattern.
+// "contiguous", "zigzag", "striped", "balanced", in the order of LayoutKind. parse_layout raises Error(kUsage), which
+// suggests the nearest, for another name; `where` is as in parse_pattern.
 const std::vector<std::string>& layout_names();
 std::string_view to_string(LayoutKind kind);
 LayoutKind parse_layout(std::string_view name, std::string_view where);
@@ -38,8 +38,13 @@ struct Layout {
 //   contiguous  rank r owns chunk r of P
 //   zigzag      rank r owns chunks r and 2P-1-r of 2P; balances causal attention exactly if 2P divides S
 //   striped     rank r owns positions r, r + P, r + 2P, ...
-// Raises Error(kPlan) if ranks < 1.
+// The fourth, balanced, depends on the pattern and is dealt by query_layout (plan.h), which all that have a request
+// call. Raises Error(kPlan) if ranks < 1, and Error(kInternal) for balanced.
 Layout make_layout(LayoutKind kind, int64_t length, int ranks);
+
+// Returns the number of positions of each rank, which depends on nothing else in any layout; balanced has those of
+// contiguous. Raises Error(kPlan) if ranks < 1.
+std::vector<int64_t> layout_counts(LayoutKind kind, int64_t length, int ranks);
 
 // Gives each rank a contiguous part of lengths[rank] positions. Raises Error(kPlan) if a length is not in [0, length]
 // or they do not sum to `length`.

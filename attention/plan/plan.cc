@@ -41,6 +41,10 @@ Layout layout_of(const PlanRequest& request, int64_t length) {
                                         : make_uneven_layout(request.uneven_lengths, length);
 }
 
+bool is_balanced(const PlanRequest& request) {
+  return request.layout == LayoutKind::kBalanced && request.uneven_lengths.empty();
+}
+
 // Enforces the rule `equal_segments` of other libraries, which require that every rank gets whole segments of the
 // greatest length.
 void require_equal_segments(const PatternSpec& spec, const PlanRequest& request) {
@@ -150,6 +154,7 @@ std::string PlanRequest::text() const {
                      ", pattern " + pattern.text() + ", ";
   if (uneven_lengths.empty()) {
     text += "layout " + std::string(to_string(layout));
+    if (layout == LayoutKind::kBalanced && balance_by) text += " by " + balance_by->text();
   } else {
     text += "lengths";
     for (const int64_t n : uneven_lengths) text += " " + std::to_string(n);
@@ -162,8 +167,15 @@ std::string PlanRequest::text() const {
   return text + (keep_last ? "" : ", nothing kept");
 }
 
-Layout query_layout(const PlanRequest& request) { return layout_of(request, request.shape.q_len); }
-Layout key_layout(const PlanRequest& request) { return layout_of(request, request.shape.k_len); }
+Layout query_layout(const PlanRequest& request) {
+  return is_balanced(request) ? *cached_balanced_layout(request) : layout_of(request, request.shape.q_len);
+}
+
+Layout key_layout(const PlanRequest& request) {
+  if (!is_balanced(request)) return layout_of(request, request.shape.k_len);
+  if (request.shape.k_len == request.shape.q_len) return query_layout(request);
+  return make_layout(LayoutKind::kContiguous, request.shape.k_len, request.ranks);
+}
 
 int64_t RowBlock::positions_count() const { return total(positions); }
 
@@ -220,6 +232,7 @@ void validate(const PlanRequest& request) {
     make_uneven_layout(request.uneven_lengths, request.shape.q_len);
   }
   validate(request.pattern, request.shape);
+  if (is_balanced(request) && request.balance_by) validate(*request.balance_by, request.shape);
   require_equal_segments(request.pattern, request);
   if (request.uneven_lengths.empty() && request.even) {
     require_even(request.layout, request.shape.q_len, request.ranks, "a sequence");

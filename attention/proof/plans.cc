@@ -1,9 +1,11 @@
 // Makes and caches plans; see plans.h.
 #include "attention/proof/plans.h"
 
+#include <bit>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -95,12 +97,15 @@ const RankShare& RankPlan::share(const Pattern* pattern) const {
 }
 
 uint64_t PlanKey::hash() const {
-  return request.shape.hash() ^ request.pattern.hash() ^ static_cast<uint64_t>(int64_t{request.ranks} << 24 | rank);
+  return request.shape.hash() ^ request.pattern.hash() ^
+         (request.balance_by ? std::rotl(request.balance_by->hash(), 1) : 0) ^
+         static_cast<uint64_t>(int64_t{request.ranks} << 24 | rank);
 }
 
 int64_t PlanKey::bytes() const {
   return static_cast<int64_t>(sizeof *this + request.uneven_lengths.size() * sizeof(int64_t)) +
-         request.pattern.bytes(/*maps=*/false);  // the plan's own request counts them
+         request.pattern.bytes(/*maps=*/false) +  // the plan's own request counts them
+         (request.balance_by ? request.balance_by->bytes(/*maps=*/false) : 0);
 }
 
 std::shared_ptr<const RankPlan> cached_plan(const PlanRequest& request, int rank) {
@@ -134,7 +139,8 @@ PlanningTime::~PlanningTime() { seconds_on_path += now() - begin_; }
 
 int64_t plan_bytes(const RankPlan& plan) {
   const int64_t shares = 2 * int64_t{plan.program.request.ranks} * static_cast<int64_t>(sizeof(PairDigest));
-  return static_cast<int64_t>(sizeof plan) + program_bytes(plan.program) + shares;
+  const std::optional<PatternSpec>& dealt_by = plan.program.request.balance_by;
+  return static_cast<int64_t>(sizeof plan) + program_bytes(plan.program) + shares + (dealt_by ? dealt_by->bytes() : 0);
 }
 
 }  // namespace annulus

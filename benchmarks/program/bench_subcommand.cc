@@ -37,7 +37,7 @@ struct Measurement {
   std::unique_ptr<Benchmark> (*make)();
 };
 
-constexpr std::array<Measurement, 13> kMeasurements = {{
+constexpr std::array<Measurement, 14> kMeasurements = {{
     {"ring", "CPU seconds of a ring over those of one process; its bytes, waiting and memory", 4,
      "--rounds R --length L", make_ring_benchmark},
     {"train", "tokens per CPU second for a 3M-parameter Llama; CPU time outside matrix products and attention", 1,
@@ -62,6 +62,8 @@ constexpr std::array<Measurement, 13> kMeasurements = {{
      "--rounds R --shorten 16", make_seeds_benchmark},
     {"counts", "bytes, messages, allocations and plans of small cases, which tests compare with those kept", 1, "",
      make_counts_benchmark},
+    {"layouts", "pairs and sent rows of layouts of packed rows, counted over drawn lengths of documents", 1,
+     "--ranks 8 --length 131072 --batches R", make_layouts_benchmark},
     {"gpu", "on a GPU: attention over LibTorch's operator, a ring over one call, patterns, training steps", 1, "",
      make_gpu_benchmark},
 }};

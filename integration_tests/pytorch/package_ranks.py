@@ -26,8 +26,9 @@ if "TORCHELASTIC_RUN_ID" in os.environ:
 rank, size = annulus.rank(group), annulus.size(group)
 torch.manual_seed(3)
 
-for layout in ("contiguous", "zigzag", "striped"):
-    for length in (2, 8, 67):
+by_documents = annulus.Sharding("balanced", group, pattern={"kind": "causal", "documents": [9, 3, 1]}).layout
+for layout in ("contiguous", "zigzag", "striped", by_documents):
+    for length in (13,) if layout == by_documents else (2, 8, 67):
         for dtype in (torch.float64, torch.bfloat16, torch.int32, torch.bool, torch.complex64, torch.complex128):
             whole = torch.randn(2, length, 3, dtype=torch.complex128) * 100
             whole = (whole if dtype.is_complex else whole.real).to(dtype)
@@ -74,6 +75,32 @@ if size > 1:
         raise AssertionError("taken")
     except annulus.AnnulusError as e:
         assert "does not hold the bits of query" in str(e), e
+
+# Balanced by packed documents, which attention is given in its pattern or as cu_seqlens; another layer has a window.
+bounds = torch.tensor([0, 90, 97, 140])
+cut = annulus.Sharding("balanced", group, pattern="{ kind = 'causal' }", cu_seqlens=bounds)
+assert annulus.sharding_of(cut.shard(q)).layout == cut.layout
+dealt = [annulus.positions(140, cut.layout, rank=r, size=size).tolist() for r in range(size)]
+assert sorted(sum(dealt, [])) == list(range(140)) and max(map(len, dealt)) - min(map(len, dealt)) <= 1, dealt
+for pattern in ({"kind": "causal"}, {"kind": "window", "left": 9, "right": 0}):
+    want = torch_reference.attention(q, q, q, dict(pattern, documents=[90, 7, 43]))
+    part = cut.shard(q)
+    out = cut.unshard(cut.attention(part, part, part, pattern, cu_seqlens=bounds))
+    exactness.agree(out, want)
+    (got,) = torch.autograd.grad((out * weight).sum() / size, q)
+    (wanted,) = torch.autograd.grad((want * weight).sum(), q)
+    exactness.agree(annulus.all_reduce(got, group=group), wanted)
+mask = annulus.TokenMask(shown, sharding=cut)
+part = cut.shard(q)
+out = cut.unshard(cut.attention(part, part, part, "{ kind = 'full' }", mask=mask))
+exactness.agree(out, torch.nn.functional.scaled_dot_product_attention(rows, rows, rows, attn_mask=shown).transpose(1, 2))
+if size > 1:
+    for call in (lambda: annulus.shard(q, "balanced", group), lambda: annulus.attention(part, part, part, group=group, layout="balanced")):
+        try:
+            call()
+            raise AssertionError("taken")
+        except annulus.AnnulusError as e:
+            assert "balanced" in str(e), e
 
 # Contiguous parts may have any length; other layouts report the lengths that they expect.
 mine = torch.full((1, rank), rank)

@@ -38,6 +38,26 @@ class Package(unittest.TestCase):
         self.assertEqual(annulus.positions(11, "zigzag", rank=0, size=4).tolist(), [0, 9, 10])
         self.assertEqual(annulus.positions(11, "striped", rank=3, size=4).tolist(), [3, 7])
 
+    def test_balanced_layouts_assign_each_position_once_and_share_the_pairs(self):
+        bounds = torch.tensor([0, 2000, 2100, 2150, 4096])
+        cut = annulus.Sharding("balanced", pattern={"kind": "causal"}, cu_seqlens=bounds)
+        pairs = torch.cat([torch.arange(1, n + 1) for n in bounds.diff().tolist()])
+        for size in (1, 2, 4, 7):
+            dealt = [annulus.positions(4096, cut.layout, rank=r, size=size) for r in range(size)]
+            self.assertEqual(sorted(torch.cat(dealt).tolist()), list(range(4096)))
+            self.assertLessEqual(max(int(pairs[own].sum()) for own in dealt), 1.05 * pairs.sum() / size)
+        self.assertEqual(annulus.Sharding(cut.layout), cut)
+        for given, said in (
+            (("balanced",), "is dealt by the pairs of a pattern"),
+            (("zigzag", None, None, "{ kind = 'causal' }"), "leave them out"),
+            (("balanced", None, None, None, bounds), "give the pattern as well"),
+            (("balanced", None, None, "{ kind = 'blocks', map = 'file', file = 'm.npy' }"), "must not name a file"),
+        ):
+            with self.assertRaisesRegex(annulus.AnnulusError, said):
+                annulus.Sharding(*given)
+        with self.assertRaisesRegex(annulus.AnnulusError, "4096"):  # the documents are those of other rows
+            annulus.positions(4000, cut.layout, rank=0, size=2)
+
     def test_labels_do_not_cross_documents(self):
         labels = torch.arange(6).view(1, 6)
         self.assertEqual(annulus.shift_labels(labels).tolist(), [[1, 2, 3, 4, 5, -100]])

@@ -97,7 +97,7 @@ class EvaluateSubcommand : public Subcommand {
     app.add_flag("--sharded", options_.sharded,
                  "each rank keeps a part of the weights, and gathers those of a layer when it needs them");
     app.add_option("--layout", options_.attention.layout,
-                   "how positions are divided among ranks: zigzag (default), contiguous or striped");
+                   "how positions are divided among ranks: zigzag (default), contiguous, striped or balanced");
     add_schedule_options(app, options_.attention.schedule, options_.attention.within, options_.attention.machine);
     app.add_option("--timeout", options_.timeout, "seconds that a communication may take (default: 300)");
     app.footer(

@@ -45,7 +45,7 @@ class LogitsSubcommand : public Subcommand {
                    "auto (default), cpu, reference, efficient, cudnn, flash2 or flash3");
     app.option_defaults()->group("Ranks");
     app.add_option("--layout", options_.rows.layout,
-                   "how positions are divided among ranks: zigzag (default), contiguous or striped");
+                   "how positions are divided among ranks: zigzag (default), contiguous, striped or balanced");
     add_schedule_options(app, options_.rows.schedule, options_.rows.within, options_.rows.machine);
     app.add_option("--timeout", options_.timeout,
                    "seconds that a communication, and writing the output, may take (default: 300)");

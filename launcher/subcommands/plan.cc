@@ -54,8 +54,9 @@ class PlanSubcommand : public Subcommand {
     app.add_option("--ranks", ranks_, "number of ranks to plan for");
     add_numbers(app, "--lengths", request_.uneven_lengths,
                 "contiguous parts of these lengths, one for each rank: 5,9,2; instead of --ranks and --length");
-    app.add_option("--layout", layout_,
-                   "contiguous, zigzag (default) or striped; auto: the one that is predicted to take least time");
+    app.add_option(
+        "--layout", layout_,
+        "contiguous, zigzag (default), striped or balanced; auto: the one that is predicted to take least time");
     app.add_flag("--even", request_.even, "refuse lengths that do not give every rank the same share");
     add_schedule_options(app, schedule_, request_.within, machine_);
     app.footer(
@@ -76,7 +77,8 @@ class PlanSubcommand : public Subcommand {
     request_.shape.kv_heads = kv_heads_.value_or(request_.shape.heads);
     request_.pattern = parse_pattern(pattern_, "--pattern");
     const std::string layout = layout_.value_or("zigzag");
-    if (layout == "auto") layouts_ = {LayoutKind::kZigzag, LayoutKind::kContiguous, LayoutKind::kStriped};
+    if (layout == "auto")
+      layouts_ = {LayoutKind::kZigzag, LayoutKind::kContiguous, LayoutKind::kStriped, LayoutKind::kBalanced};
     request_.layout = layout == "auto" ? layouts_.front() : parse_layout(layout, "--layout");
     request_.schedule = parse_schedule(schedule_, "--schedule");
     request_.terms = terms_of(machine_, "--machine", "cpu", head_dim_, element_bytes_);

@@ -10,8 +10,8 @@ from torch import Tensor
 from ._errors import AnnulusError, errors
 from ._operators import Group, group_name, rank, size
 from ._masks import TokenMask
-from ._patterns import Pattern, QueryOffset, kept_ranges, offset_number, restricted
-from ._sharding import Cut, Tensors, cut_of, each, positions, settled, shard, unshard
+from ._patterns import Pattern, QueryOffset, kept_ranges, offset_number, pattern_text, restricted
+from ._sharding import BALANCED, Cut, Tensors, chosen_layout, cut_of, each, named, positions, settled, shard, unshard
 
 
 @overload
@@ -57,7 +57,7 @@ def attention(
         `annulus.sharding_of(tokens)` for `tokens` that `annulus.shard` returned.
     group: a ProcessGroup, a one-dimensional DeviceMesh or the name of a group. None means the ranks of mpirun if it
         started Python, otherwise this process alone.
-    layout: "contiguous", "zigzag" or "striped": how the sequence was sharded (`annulus.shard`). Over several ranks it is
+    layout: "contiguous", "zigzag", "striped", or that of a balanced `annulus.Sharding`: how the sequence was sharded (`annulus.shard`). Over several ranks it is
         required without `sharding`, unless q, k or v is itself a tensor that `annulus.shard` returned, because others do not
         carry it.
     schedule: "ring", "all-gather", "group-cast", "double-ring", "ulysses", "ulysses-ring", "mesh", or "auto": the one predicted to
@@ -115,14 +115,34 @@ class Sharding:
 
     length: the number of positions of the whole rows, where it is known, as in `sharding_of`. Queries with other positions are
     then refused.
+
+    "balanced" gives each rank as many counted pairs as the others, whatever the documents of packed rows, and needs the pattern
+    whose pairs are counted, with the boundaries of its documents; it is another layout for each batch with other documents:
+
+        cut = annulus.Sharding("balanced", group, pattern="{ kind = 'causal' }", cu_seqlens=cu_seqlens)
+
+    Layers with other patterns may attend by it as well. Its attribute `layout` is the name with the pattern, which all functions
+    take where they take a layout. Raises AnnulusError for a pattern or cu_seqlens with another layout.
     """
 
     layout: str = "zigzag"
     group: Group = None
     length: int | None = None
+    pattern: dataclasses.InitVar[Pattern | None] = None
+    cu_seqlens: dataclasses.InitVar[Tensor | None] = None
 
-    def __post_init__(self) -> None:
-        positions(0, self.layout, rank=0, size=1)  # raises for an unknown layout
+    def __post_init__(self, pattern: Pattern | None, cu_seqlens: Tensor | None) -> None:
+        if self.layout == "balanced" and pattern is not None:
+            with errors():
+                object.__setattr__(self, "layout", torch.ops.annulus.balanced_by(pattern_text(pattern), cu_seqlens))
+        elif pattern is not None or cu_seqlens is not None:
+            raise AnnulusError(
+                "[layout] pattern and cu_seqlens say how a balanced layout is dealt, but the layout is "
+                f"{named(self.layout)!r}" + (": give the pattern as well" if self.layout == "balanced" else ": leave them out")
+            )
+        chosen_layout(self.layout, None)  # raises for a balanced one without a pattern
+        if not self.layout.startswith(BALANCED):
+            positions(0, self.layout, rank=0, size=1)  # raises for an unknown layout
 
     def shard(self, tensors: Tensors, *, dim: int = 1) -> Tensors:
         """Calls `annulus.shard` with this layout and group."""
@@ -146,7 +166,7 @@ class Sharding:
             return
         if q.shape[1] != (rows := len(self.positions())):
             raise AnnulusError(
-                f"[layout] q has {q.shape[1]} rows, but of {self.length} positions cut {self.layout} this rank has {rows}: pass "
+                f"[layout] q has {q.shape[1]} rows, but of {self.length} positions cut {named(self.layout)} this rank has {rows}: pass "
                 "the sharding of the tensor that q was computed from"
             )
 

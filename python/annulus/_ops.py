@@ -82,6 +82,12 @@ class Operators(Protocol):
     def release_mask(self, number: int) -> None:
         """Releases a mask, unless a backward still needs it."""
 
+    def layout_positions(self, layout: str, length: int, rank: int, size: int) -> Tensor:
+        """The positions of one rank of `size`, int64. `annulus.Sharding` calls these two."""
+
+    def balanced_by(self, pattern: str, cu_seqlens: Tensor | None = None) -> str:
+        """The layout that is dealt by the pairs of a pattern, with the documents of cu_seqlens."""
+
     def stats(self, group: str = "") -> str:
         """What was sent over `group`, and planned, as JSON."""
 

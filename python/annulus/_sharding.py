@@ -13,12 +13,18 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ._errors import AnnulusError
+from ._errors import AnnulusError, errors
 from ._operators import Group, all_reduce, group_name, rank, size
 
 Tensors = TypeVar("Tensors", bound="Tensor | Mapping[str, Any] | list | tuple | None")
 
 LAYOUTS = ("contiguous", "zigzag", "striped")
+BALANCED = "balanced by "  # and a pattern, in the layout of an annulus.Sharding("balanced", ...)
+
+
+def named(layout: str | None) -> str | None:
+    """Returns a layout for a message: the pattern of a balanced one may name thousands of documents."""
+    return layout if layout is None or len(layout) < 100 else layout[:100] + "..."
 
 
 def chosen_layout(layout: str | None, group: Group, stacklevel: int = 3) -> str:
@@ -30,6 +36,12 @@ def chosen_layout(layout: str | None, group: Group, stacklevel: int = 3) -> str:
             'pass layout="zigzag" or another one, or use annulus.Sharding',
             FutureWarning,
             stacklevel=stacklevel,
+        )
+    if layout == "balanced":
+        raise AnnulusError(
+            "[layout] a balanced layout is dealt by the pairs of a pattern, so its name is not enough: make "
+            'annulus.Sharding("balanced", group, pattern=...), with cu_seqlens=... for packed rows, and cut and attend by it, or '
+            "pass its .layout"
         )
     return layout or "zigzag"
 
@@ -74,8 +86,8 @@ def settled(known: Mapping[str, _Cut | None], group: Group, layout: str | None) 
         there, here = size(cut.group), size(group)
         if max(there, here) > 1:
             raise AnnulusError(
-                f"[layout] {name}: its rows were cut {cut.layout} among the {there} ranks of the group "
-                f"{group_name(cut.group)!r}, but this call takes them as {layout} among the {here} of {group_name(group)!r}, "
+                f"[layout] {name}: its rows were cut {named(cut.layout)} among the {there} ranks of the group "
+                f"{group_name(cut.group)!r}, but this call takes them as {named(layout)} among the {here} of {group_name(group)!r}, "
                 "which would give positions to the wrong rows: pass what they were cut by, or cut and attend by one "
                 "annulus.Sharding"
             )
@@ -87,10 +99,19 @@ def positions(length: int, layout: str, *, rank: int, size: int) -> Tensor:
 
     contiguous: chunk `rank` of `size`; zigzag: chunks `rank` and `2 size - 1 - rank` of `2 size`; striped: every
     size-th position from `rank` on. Any length and any number of ranks are valid. For example, of 8 positions rank 0 of 2
-    has 0 1 2 3 (contiguous), 0 1 6 7 (zigzag) or 0 2 4 6 (striped).
+    has 0 1 2 3 (contiguous), 0 1 6 7 (zigzag) or 0 2 4 6 (striped). The layout of an annulus.Sharding("balanced", ...) is one,
+    too, but not in a compiled function.
     """
-    if layout not in LAYOUTS:
-        raise AnnulusError(f"[layout] the layout must be one of {', '.join(LAYOUTS)}, but is {layout!r}")
+    if layout.startswith(BALANCED) and size > 1:
+        if torch.compiler.is_compiling():
+            raise AnnulusError("[layout] cut rows by a balanced layout before a compiled function")
+        with errors():
+            return torch.ops.annulus.layout_positions(layout, length, rank, size)
+    if layout not in LAYOUTS and not layout.startswith(BALANCED):
+        raise AnnulusError(
+            f"[layout] the layout must be one of {', '.join(LAYOUTS)}, or that of an annulus.Sharding(\"balanced\", ...), but is "
+            f"{layout!r}"
+        )
 
     def chunk(i: int, chunks: int) -> Tensor:
         return torch.arange(i * length // chunks, (i + 1) * length // chunks)
@@ -184,10 +205,11 @@ def unshard(tensors: Tensors, layout: str | None = None, group: Group = None, *,
         if layout == "contiguous":
             taken = torch.arange(lengths[own]) + sum(lengths[:own])
         else:
-            dealt = [len(positions(total, layout, rank=r, size=ranks)) for r in range(ranks)]
+            like = "contiguous" if layout.startswith(BALANCED) else layout  # deals as many
+            dealt = [len(positions(total, like, rank=r, size=ranks)) for r in range(ranks)]
             if dealt != lengths:  # the same on all ranks
                 raise AnnulusError(
-                    f"[layout] the ranks hold {lengths} positions, but the layout {layout!r} cuts {total} into {dealt}"
+                    f"[layout] the ranks hold {lengths} positions, but the layout {named(layout)!r} cuts {total} into {dealt}"
                 )
             taken = positions(total, layout, rank=own, size=ranks)
         # A dtype of all_reduce that represents every value of the tensor exactly.

@@ -148,6 +148,26 @@ std::shared_ptr<const PatternSpec> pattern_of(const std::string& text) {
       text, [&] { return parse_pattern(text, "pattern"); }, [](const PatternSpec& p) { return p.bytes(); });
 }
 
+void set_layout(PlanRequest& request, const std::string& text) {
+  constexpr std::string_view kBy = "balanced by ";
+  if (!text.starts_with(kBy)) {
+    request.layout = parse_layout(text, "layout");
+    return;
+  }
+  request.layout = LayoutKind::kBalanced;
+  const std::shared_ptr<const PatternSpec> by = pattern_of(text.substr(kBy.size()));
+  require(!reads_a_file(*by),
+          "the pattern of a balanced layout must not name a file, whose content the ranks would have to read before "
+          "they cut rows: give the lengths of its documents, or a pattern with about the same work for each token");
+  request.balance_by = *by;
+}
+
+PatternSpec pattern_with(const std::string& text, const std::optional<Tensor>& cu_seqlens) {
+  PatternSpec pattern = *pattern_of(text);
+  if (!cu_seqlens || !cu_seqlens->defined()) return pattern;
+  return within_documents(std::move(pattern), document_lengths(*cu_seqlens));
+}
+
 PatternSpec pattern_for(const std::string& text, const std::optional<Tensor>& cu_seqlens, const AttentionShape& shape,
                         const std::optional<std::vector<Span>>& held) {
   const std::shared_ptr<const PatternSpec> given = pattern_of(text);
@@ -229,7 +249,7 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
         require(!settings.layout.empty() || comm.size() == 1,
                 "give the layout in which the rows are cut among the " + std::to_string(comm.size()) +
                     " ranks, such as layout=\"zigzag\", or call the attention of an annulus.Sharding");
-        if (!settings.layout.empty()) call.request.layout = parse_layout(settings.layout, "layout");
+        if (!settings.layout.empty()) set_layout(call.request, settings.layout);
         set_schedule(call.request, settings.schedule, settings.within);
         given = *pattern_of(settings.pattern);
         if (packed) {

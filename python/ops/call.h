@@ -50,6 +50,13 @@ void set_schedule(PlanRequest& request, const std::string& schedule, int64_t wit
 // Parses a pattern, cached, because users pass the same text in every call. Raises Error(kUsage).
 std::shared_ptr<const PatternSpec> pattern_of(const std::string& text);
 
+// Sets a request's layout from its name, or from "balanced by " with the pattern by whose pairs it is dealt
+// (PlanRequest::balance_by). Raises Error(kUsage) for another name, or a pattern that names a file.
+void set_layout(PlanRequest& request, const std::string& text);
+
+// Returns the pattern of a text with the documents of cu_seqlens, which are not compared with any length.
+PatternSpec pattern_with(const std::string& text, const std::optional<at::Tensor>& cu_seqlens);
+
 // Returns the pattern of a text for one shape, with the documents of cu_seqlens, with block maps and masks loaded from
 // files, and with masks that Python has made. Those from files hold the bits of the queries in `held`, by default of
 // all.

@@ -1,8 +1,9 @@
-// Operators of torch.ops.annulus that make masks of tokens from tensors and release them; see masks.h. python/annulus
-// calls them.
+// Operators of torch.ops.annulus that make masks of tokens from tensors and release them (masks.h), and those that say
+// which positions a rank has. python/annulus calls them.
 #include "python/ops/masks.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/tensor.h>
 #include <torch/library.h>
 
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include <utility>
 
 #include "attention/plan/layout.h"
+#include "attention/plan/plan.h"
 #include "common/text.h"
 #include "python/ops/call.h"
 #include "python/ops/world.h"
@@ -45,8 +47,21 @@ MaskPointer find_mask(const std::string& digest) {
   return nullptr;
 }
 
+Layout layout_of(const std::string& text, int64_t queries, int64_t keys, int64_t ranks) {
+  PlanRequest request{
+      .shape = aligned({.batch = 1, .heads = 1, .kv_heads = 1, .q_len = queries, .k_len = keys, .query_offset = 0}),
+      .pattern = {},
+      .ranks = static_cast<int>(ranks)};
+  set_layout(request, text);
+  require(
+      request.layout != LayoutKind::kBalanced || request.balance_by,
+      "a balanced layout is dealt by a pattern: make annulus.Sharding(\"balanced\", group, pattern=...), and cut by "
+      "that");
+  return query_layout(request);
+}
+
 // The queries whose rows this rank has.
-std::vector<Span> own_queries(int64_t queries, const std::string& group, const std::string& layout,
+std::vector<Span> own_queries(int64_t queries, int64_t keys, const std::string& group, const std::string& layout,
                               const std::optional<std::vector<int64_t>>& lengths) {
   const Place place = place_in(group);
   if (place.size == 1) return {Span::range(0, queries)};
@@ -60,7 +75,24 @@ std::vector<Span> own_queries(int64_t queries, const std::string& group, const s
   require(!layout.empty(), "give the layout in which the queries are cut among the " + std::to_string(place.size) +
                                " ranks, such as layout=\"zigzag\", or the annulus.Sharding: a rank holds the bits of "
                                "its own queries");
-  return make_layout(parse_layout(layout, "layout"), queries, static_cast<int>(place.size)).spans[rank];
+  return layout_of(layout, queries, keys, place.size).spans[rank];
+}
+
+// This rank's positions in the order of its rows, int64.
+Tensor layout_positions(std::string layout, int64_t length, int64_t rank, int64_t size) {
+  require(length >= 0 && size >= 1 && rank >= 0 && rank < size,
+          "expected a length of at least 0 and a rank below size, but they are " + std::to_string(length) + ", " +
+              std::to_string(rank) + " and " + std::to_string(size));
+  return at::tensor(layout_of(layout, length, length, size).positions(static_cast<int>(rank)),
+                    at::TensorOptions(at::kLong));
+}
+
+// The layout "balanced by" a pattern with the documents of cu_seqlens.
+std::string balanced_by(std::string pattern, std::optional<Tensor> cu_seqlens) {
+  PlanRequest request;
+  const std::string text = "balanced by " + pattern_with(pattern, cu_seqlens).text();
+  set_layout(request, text);  // checks it
+  return text;
 }
 
 // Returns the mask's digest, and the number by which release_mask knows it.
@@ -83,9 +115,9 @@ std::tuple<std::string, int64_t> token_mask(const Tensor& shown, std::string gro
     rows = here.select(0, number / heads).select(0, number % heads).narrow(0, first, count).contiguous();
     return static_cast<const uint8_t*>(rows.const_data_ptr());
   };
-  auto mask =
-      std::make_shared<const TokenMask>(make_token_mask(here.size(0), heads, here.size(2), here.size(3), read,
-                                                        own_queries(here.size(2), group, layout, lengths), "the mask"));
+  auto mask = std::make_shared<const TokenMask>(
+      make_token_mask(here.size(0), heads, here.size(2), here.size(3), read,
+                      own_queries(here.size(2), here.size(3), group, layout, lengths), "the mask"));
   Masks& all = masks();
   const std::lock_guard lock(all.mutex);
   std::erase_if(all.by_digest, [](const auto& entry) { return entry.second.expired(); });
@@ -133,6 +165,10 @@ TORCH_LIBRARY_FRAGMENT(annulus, m) {
   m.def("token_mask(Tensor shown, *, str group=\"\", str layout=\"\", int[]? lengths=None) -> (str digest, int number)",
         token_mask);
   m.def("release_mask(int number) -> ()", release_mask);
+  // The positions of one rank of `size` in rows of this length, and the name of a layout that is dealt by a pattern,
+  // with the documents of cu_seqlens, for any argument `layout`. Not collective.
+  m.def("layout_positions(str layout, int length, int rank, int size) -> Tensor", layout_positions);
+  m.def("balanced_by(str pattern, Tensor? cu_seqlens=None) -> str", balanced_by);
 }
 
 }  // namespace annulus::torch_ops

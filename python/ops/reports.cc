@@ -54,7 +54,7 @@ PlanRequest request_of(const std::string& pattern, int64_t length, int64_t ranks
                            .q_len = length,
                            .k_len = key_length.value_or(length),
                            .query_offset = query_offset});
-  request.layout = parse_layout(layout, "layout");
+  set_layout(request, layout);
   set_schedule(request, schedule, within);
   require(ranks >= 1 && ranks <= 1 << 20, "ranks must be from 1 to 1048576, but is " + std::to_string(ranks));
   request.ranks = static_cast<int>(ranks);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -18,25 +19,30 @@ int64_t BatchShape::length() const {
 Batch fill_batch(const Dataset& data, const BatchShape& shape, std::vector<DrawnRow> rows, int64_t* to) {
   Batch batch{.rows = std::move(rows)};
   const int64_t length = shape.length();
+  const std::vector<Span> positions = shape.place ? shape.place(batch.rows) : shape.positions;
+  const auto add = [](int64_t sum, const Span& span) { return sum + span.count; };
+  if (std::accumulate(positions.begin(), positions.end(), int64_t{0}, add) != length) {
+    throw Error(ErrorKind::kInternal, "data", "a batch was placed at another number of positions than its share has");
+  }
   int64_t* targets = to + shape.plane();
-  int64_t* restarted = targets + shape.plane();
+  int64_t* rotary = targets + shape.plane();
   float* weights = shape.weighs ? reinterpret_cast<float*>(to + (shape.planes() - 1) * shape.plane()) : nullptr;
   for (const DrawnRow& row : batch.rows) {
-    data.read(row, shape.positions, to, targets, weights);
+    data.read(row, positions, to, targets, weights);
     const int64_t counted = length - std::count(targets, targets + length, kNoTarget);
     batch.targets += counted;
     batch.weight += weights == nullptr ? static_cast<double>(counted) : std::accumulate(weights, weights + length, 0.0);
     if (weights != nullptr) weights += length;
     to += length;
     targets += length;
-    if (!shape.restart) continue;
-    const std::vector<int64_t> parts = row.parts();
+    if (!shape.rotary()) continue;
+    const std::vector<int64_t> parts = shape.restart ? row.parts() : std::vector{std::numeric_limits<int64_t>::max()};
     int64_t begin = 0;
     auto part = parts.begin();
-    for (const Span& span : shape.positions) {
+    for (const Span& span : positions) {
       for (int64_t i = 0; i < span.count; ++i) {
         while (span.at(i) >= begin + *part) begin += *part++;
-        *restarted++ = span.at(i) - begin;
+        *rotary++ = span.at(i) - begin;
       }
     }
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <vector>
 
@@ -17,15 +18,20 @@ struct BatchShape {
   int64_t first_row = 0;  // the first of them that is this rank's
   int64_t own_rows = 0;
   std::vector<Span> positions;  // this rank's positions in a row, rising
-  bool restart = false;         // also give rotary positions, which restart with every part
-  bool weighs = false;          // also give the weights of targets
+  // If the layout follows the documents: returns the positions for a batch with these rows of this rank, as many as
+  // `positions`. It is called by the threads that read.
+  std::function<std::vector<Span>(const std::vector<DrawnRow>& own)> place = {};
+  bool restart = false;  // rotary positions restart with every part
+  bool weighs = false;   // also give the weights of targets
 
+  // Whether rotary positions are given, because they are not the same for all batches.
+  bool rotary() const { return restart || place; }
   // Returns the number of positions.
   int64_t length() const;
   int64_t plane() const { return own_rows * length(); }
-  // Planes [own_rows, positions]: tokens, targets, with `restart` rotary positions, and with `weighs` weights. These
-  // are fp32 and fill the first half of their plane.
-  int64_t planes() const { return 2 + (restart ? 1 : 0) + (weighs ? 1 : 0); }
+  // Planes [own_rows, positions]: tokens, targets, with rotary() rotary positions, and with `weighs` weights. These are
+  // fp32 and fill the first half of their plane.
+  int64_t planes() const { return 2 + (rotary() ? 1 : 0) + (weighs ? 1 : 0); }
   int64_t values() const { return planes() * plane(); }
 };
 

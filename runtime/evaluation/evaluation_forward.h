@@ -70,8 +70,8 @@ struct EvaluationJob::Forward {
     const Timed timed(*this);
     const LayerRequests layers =
         row_requests(section, options.attention, of.tokens.size(0), of.tokens.size(1), world.size(), "evaluate");
-    const TokenScores scores =
-        score_tokens(held.model(), rows.hidden(layers, of, label), targets, row_layout(layers), world.host(), label);
+    const TokenScores scores = score_tokens(held.model(), rows.hidden(layers, of, label), targets,
+                                            row_layout(layers, of), world.host(), label);
     tokens += of.tokens.numel();
     return scores;
   }

@@ -172,11 +172,8 @@ void KvCache::clear() {
 bool KvCache::divides(int64_t n) const {
   if (length_ > 0 || n == 0) return false;
   if (std::any_of(kinds_.begin(), kinds_.end(), [](const LayerKind& kind) { return kind.adaptive; })) return false;
-  const Layout layout = make_layout(settings_.layout, n, comm_.size());
-  for (int rank = 0; rank < comm_.size(); ++rank) {
-    if (layout.count(rank) == 0) return false;
-  }
-  return true;
+  const std::vector<int64_t> counts = layout_counts(settings_.layout, n, comm_.size());
+  return std::find(counts.begin(), counts.end(), 0) == counts.end();
 }
 
 // Adds positions, which are after all of the rank's own.
@@ -221,6 +218,7 @@ LayerRequests KvCache::begin_divided(int64_t n) {
                                .uneven_lengths = {},
                                .keep_last = false});
   }
+  layers.share_layout();
   const Layout layout = query_layout(layers.distinct[0]);
   for (int rank = 0; rank < comm_.size(); ++rank) {
     for (const Span& span : layout.spans[static_cast<size_t>(rank)]) hold(rank, span);

@@ -32,6 +32,13 @@ at::Tensor restarted(const std::vector<std::vector<int64_t>>& parts, const std::
   return at::tensor(of, at::kLong);
 }
 
+// The requests of these rows.
+std::vector<PlanRequest> requests_of(const LayerRequests& layers, const Rows& rows) {
+  std::vector<PlanRequest> requests = layers.distinct;
+  if (rows.apart) set_documents(requests, rows.parts);
+  return requests;
+}
+
 }  // namespace
 
 void check_options(const RowOptions& o) {
@@ -64,14 +71,11 @@ LayerRequests row_requests(const ModelSection& model, const RowOptions& o, int64
   return layers;
 }
 
-Layout row_layout(const LayerRequests& layers) { return query_layout(layers.distinct[0]); }
+Layout row_layout(const LayerRequests& layers, const Rows& rows) { return query_layout(requests_of(layers, rows)[0]); }
 
 at::Tensor RowForward::hidden(const LayerRequests& layers, const Rows& rows, const std::string& label,
                               const Around& around) const {
-  std::vector<PlanRequest> requests = layers.distinct;
-  if (rows.apart) {
-    for (PlanRequest& request : requests) request.pattern.documents = rows.parts;
-  }
+  const std::vector<PlanRequest> requests = requests_of(layers, rows);
   std::vector<PlannedCall> calls;
   for (size_t i = 0; i < layers.of_layer.size(); ++i) {
     AttentionCall call;
@@ -93,7 +97,7 @@ at::Tensor RowForward::hidden(const LayerRequests& layers, const Rows& rows, con
   };
   const Attend wrapped = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer,
                              const at::Tensor& sinks) { return around(planned, q, k, v, layer, sinks); };
-  const std::vector<int64_t> own = row_layout(layers).positions(ring_.rank());
+  const std::vector<int64_t> own = row_layout(layers, rows).positions(ring_.rank());
   const at::Tensor positions = at::tensor(own, at::kLong);
   const RotaryTables tables = model_.rotary(rows.restart ? restarted(rows.parts, own) : positions);
   return model_.hidden(rows.tokens.index_select(1, positions).to(parameters.device()), tables,

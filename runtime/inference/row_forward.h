@@ -36,9 +36,6 @@ void check_options(const RowOptions& options);
 LayerRequests row_requests(const ModelSection& model, const RowOptions& options, int64_t rows, int64_t length,
                            int ranks, const char* module);
 
-// Returns which positions of such rows each rank computes.
-Layout row_layout(const LayerRequests& layers);
-
 // Rows [B, S] that pass through the model together, equal on all ranks.
 struct Rows {
   at::Tensor tokens;  // int64 [B, S], on the CPU
@@ -48,6 +45,9 @@ struct Rows {
   bool apart = false;    // tokens attend only to their own part
   bool restart = false;  // rotary positions begin again with each part
 };
+
+// Returns which positions of such rows each rank computes. A balanced layout follows the documents if they are apart.
+Layout row_layout(const LayerRequests& layers, const Rows& rows = {});
 
 // Not thread safe. The model and the communicator must outlive this, and a std::shared_ptr must own the communicator.
 class RowForward {

@@ -2,43 +2,17 @@
 #include "runtime/training/layer_requests.h"
 
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <utility>
 
 #include "attention/pattern/block_map.h"
+#include "attention/plan/balance.h"
 #include "attention/plan/choice.h"
 #include "attention/plan/layout.h"
 #include "common/text.h"
 #include "runtime/tensor_files/block_map_file.h"
 
 namespace annulus {
-namespace {
-
-// Returns the pattern with each adaptive map replaced by one that keeps the same number of blocks, namely those nearest
-// to the diagonal, so that its pairs can be counted before there are queries and keys.
-PatternSpec with_nearest_blocks(PatternSpec spec, const AttentionShape& shape) {
-  for (PatternSpec& member : spec.members) member = with_nearest_blocks(std::move(member), shape);
-  if (spec.kind != PatternSpec::Kind::kBlocks || spec.blocks.map != BlocksSpec::Map::kAdaptive) return spec;
-  const int64_t block = spec.blocks.block, keep = spec.blocks.keep;
-  BlockMap map{.block = block,
-               .query_blocks = ceil_div(shape.q_len, block),
-               .key_blocks = ceil_div(shape.k_len, block),
-               .offsets = {0},
-               .runs = {}};
-  for (int64_t i = 0; i < map.query_blocks; ++i) {
-    const int64_t last = std::min(map.key_blocks, spec.causal ? i + 1 : i + 1 + keep / 2);
-    const int64_t begin = std::max<int64_t>(0, last - keep);
-    const int64_t end = spec.causal ? last : std::min(map.key_blocks, begin + keep);
-    if (begin < end) map.runs.push_back({begin, end});
-    map.offsets.push_back(static_cast<int64_t>(map.runs.size()));
-  }
-  spec.blocks = given_map(std::make_shared<const BlockMap>(std::move(map)));
-  return spec;
-}
-
-}  // namespace
-
 double LayerRequests::pairs_per_token() const {
   double pairs = 0;
   for (const size_t i : of_layer) {
@@ -60,8 +34,28 @@ std::vector<PlanRequest> LayerRequests::of_rows(int64_t first, int64_t count) co
   for (PlanRequest& request : requests) {
     request.shape.batch = count;
     request.pattern = of_batch_rows(std::move(request.pattern), first, count);
+    if (request.balance_by) request.balance_by = of_batch_rows(std::move(*request.balance_by), first, count);
   }
   return requests;
+}
+
+void LayerRequests::share_layout() {
+  if (distinct.size() < 2 || distinct[0].layout != LayoutKind::kBalanced) return;
+  std::vector<PatternSpec> patterns;
+  for (const size_t i : of_layer) patterns.push_back(distinct[i].pattern);
+  const PatternSpec together = balanced_together(patterns);
+  for (PlanRequest& request : distinct) request.balance_by = together;
+}
+
+void set_documents(std::vector<PlanRequest>& requests, const std::vector<std::vector<int64_t>>& documents) {
+  for (PlanRequest& request : requests) {
+    request.pattern.documents = documents;
+    if (request.balance_by) request.balance_by->documents = documents;
+  }
+}
+
+bool layout_follows_documents(const Config& config) {
+  return config.data.documents && config.attention.layout == to_string(LayoutKind::kBalanced);
 }
 
 namespace {
@@ -94,6 +88,7 @@ LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, in
     validate(request);
     requests.distinct.push_back(request);
   }
+  requests.share_layout();
   return requests;
 }
 

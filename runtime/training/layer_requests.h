@@ -24,9 +24,18 @@ struct LayerRequests {
   // Whether a query of any layer sees later keys (sees_later in attention/pattern/pattern.h).
   bool see_later() const;
 
+  // Lets the layers of a model with several patterns share a layout that is balanced (PlanRequest::balance_by).
+  void share_layout();
+
   // Returns `distinct` for `count` rows of the global batch from `first` on: those of one data-parallel rank.
   std::vector<PlanRequest> of_rows(int64_t first, int64_t count) const;
 };
+
+// Restricts requests to pairs within documents, whose lengths are given for each batch row. A balanced layout follows.
+void set_documents(std::vector<PlanRequest>& requests, const std::vector<std::vector<int64_t>>& documents);
+
+// Whether batches have layouts of their own, because documents are apart and the layout is dealt by their pairs.
+bool layout_follows_documents(const Config& config);
 
 // A stage of the data: from `step` on, the length of rows in tokens, the number of rows that pass through the model
 // together, how many such batches a step has, and the requests from which their attention is planned.

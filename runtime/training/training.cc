@@ -60,7 +60,7 @@ Span rows_of(int64_t batch, const Mesh& mesh) {
 void set_documents(std::vector<PlanRequest>& requests, const std::vector<DrawnRow>& rows) {
   std::vector<std::vector<int64_t>> parts;
   for (const DrawnRow& row : rows) parts.push_back(row.parts());
-  for (PlanRequest& request : requests) request.pattern.documents = parts;
+  set_documents(requests, parts);
 }
 
 }  // namespace
@@ -119,17 +119,25 @@ void Training::enter(size_t stage, int64_t step) {
   stop_reading();
   share_.reset();  // before the next one takes its memory
   stage_ = stage;
-  const Layout layout = query_layout(now.layers.distinct[0]);
-  const int rank = mesh_.index("context");
+  const auto rank = static_cast<size_t>(mesh_.index("context"));
   const Span rows = rows_of(now.batch, mesh_);
+  const std::vector<PlanRequest> placed = {now.layers.of_rows(rows.begin, rows.count)[0]};
+  const Layout layout = query_layout(placed[0]);
   BatchShape shape{.rows = now.batch,
                    .first_row = rows.begin,
                    .own_rows = rows.count,
-                   .positions = layout.spans[static_cast<size_t>(rank)],
+                   .positions = layout.spans[rank],
                    .restart = config_.data.positions == "restart",
                    .weighs = data_.weighs_targets()};
-  const at::Tensor positions =
-      shape.restart ? at::arange(now.context, at::kLong) : at::tensor(layout.positions(rank), at::kLong);
+  if (layout_follows_documents(config_)) {
+    shape.place = [placed, rank](const std::vector<DrawnRow>& own) {
+      std::vector<PlanRequest> requests = placed;
+      set_documents(requests, own);
+      return query_layout(requests[0]).spans[rank];
+    };
+  }
+  const at::Tensor positions = shape.rotary() ? at::arange(now.context, at::kLong)
+                                              : at::tensor(layout.positions(static_cast<int>(rank)), at::kLong);
   share_ = std::make_unique<Share>(now.accumulate, now.layers, std::move(shape), model_.rotary(positions), recorded_,
                                    device_);
   // Plans are made and proved before the stage's first step, so that errors appear early. Plans of later documents are

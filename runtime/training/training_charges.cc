@@ -35,7 +35,7 @@ std::vector<PlaceCharges> add_training_charges(const Config& c, const Stage& sta
   const ModelShape shape = model_shape(c);
   const at::ScalarType dtype = compute_dtype(c);
   const auto wide = static_cast<int64_t>(c10::elementSize(at::toOpMathType(dtype)));
-  const bool restart = c.data.positions == "restart";
+  const bool restart = c.data.positions == "restart" || layout_follows_documents(c);
   const int64_t rows = stage.batch / c.mesh.data;
   const int64_t batch = (2 + (restart ? 1 : 0) + (stage.weighs ? 1 : 0)) * rows * positions * 8;
   const int64_t turned = restart ? stage.context : positions;  // number of positions in a rotary table

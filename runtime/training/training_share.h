@@ -53,7 +53,7 @@ struct Training::Share {
   }
 
   RotaryTables tables(const at::Tensor& of) const {
-    if (!shape.restart) return rotary;
+    if (!shape.rotary()) return rotary;
     const at::Tensor positions = of[2].view({-1});
     RotaryTables own = rotary;
     for (RotaryTable& table : own.distinct) {
@@ -64,7 +64,7 @@ struct Training::Share {
 
   BatchShape shape;
   std::vector<PlanRequest> requests;  // of these rows, without their documents
-  RotaryTables rotary;                // of this rank's positions; if positions restart, of the whole context
+  RotaryTables rotary;                // of this rank's positions; with shape.rotary(), of the whole context
   at::Tensor batch;                   // on a GPU, where a recorded step reads it
   std::vector<at::Tensor> slots;      // int64 [accumulate, planes, rows, positions], in host memory
   StepGraph graph;

@@ -52,7 +52,7 @@ TaskResult Training::answer(const std::string& task, const std::function<bool()>
   const BatchShape& shape = share_->shape;
   const Stage& now = stages_[stage_];
   const int64_t trials = config_.validation.trials;
-  const Layout layout = query_layout(now.layers.distinct[0]);
+  const Layout layout = query_layout(share_->requests[0]);
   Communicator& ring = mesh_.axis("context");
   const at::Tensor positions = at::tensor(layout.positions(ring.rank()), at::kLong);
   double exact = 0, answered = 0, nats = 0, tokens = 0;

@@ -56,7 +56,7 @@ TEST(Options, ListsAreReplacedAndNumbersMustBePositive) {
 }
 
 TEST(Benchmarks, DeclareTheirOptionsAndAnExample) {
-  for (auto* const make : {make_attention_benchmark, make_comm_benchmark, make_counts_benchmark,
+  for (auto* const make : {make_attention_benchmark, make_comm_benchmark, make_counts_benchmark, make_layouts_benchmark,
                            make_operator_benchmark, make_patterns_benchmark, make_ring_benchmark, make_seeds_benchmark,
                            make_shard_benchmark, make_train_benchmark}) {
     CLI::App app;

@@ -75,7 +75,8 @@ PlanRequest any_masked_request(const AttentionShape& shape, const PatternSpec& p
   PlanRequest request;
   request.shape = shape;
   request.pattern = pattern;
-  request.layout = *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped);
+  request.layout =
+      *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped, LayoutKind::kBalanced);
   request.schedule = *rc::gen::element(ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast,
                                        ScheduleKind::kDoubleRing);
   request.ranks = *rc::gen::inRange(1, 6);

@@ -76,7 +76,9 @@ PlanRequest any_request() {
   request.pattern = kind == 0   ? any_with_given_map(request.shape)
                     : kind == 1 ? any_with_mask(request.shape)
                                 : any_pattern(request.shape);
-  request.layout = *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped);
+  request.layout =
+      *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped, LayoutKind::kBalanced);
+  if (*rc::gen::inRange(0, 4) == 0) request.balance_by = any_pattern(request.shape);
   request.schedule = *rc::gen::element(ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast,
                                        ScheduleKind::kDoubleRing, ScheduleKind::kUlysses, ScheduleKind::kUlyssesRing,
                                        ScheduleKind::kMesh, ScheduleKind::kAuto);
@@ -102,6 +104,7 @@ void fit_heads(PlanRequest& request) {
 
 PlanRequest written_out(PlanRequest request) {
   request.pattern = with_slices(std::move(request.pattern), request.shape);
+  if (request.balance_by) request.balance_by = with_slices(std::move(*request.balance_by), request.shape);
   return request;
 }
 

@@ -397,6 +397,7 @@ TEST(Plan, OnlyEqualRequestsShareCachedPrograms) {
   differs([](PlanRequest& r) { r.shape.query_offset = 1; });
   differs([](PlanRequest& r) { r.pattern.causal = true; });
   differs([](PlanRequest& r) { r.layout = LayoutKind::kZigzag; });
+  differs([](PlanRequest& r) { r.layout = LayoutKind::kBalanced, r.balance_by = causal_pattern(); });
   differs([](PlanRequest& r) { r.schedule = ScheduleKind::kAllGather; });
   differs([](PlanRequest& r) { r.ranks = 4; });
   differs([](PlanRequest& r) { r.within = 3; });

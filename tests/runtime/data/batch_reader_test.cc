@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <set>
 #include <thread>
 
 #include "attention/pattern/span.h"
@@ -101,6 +102,35 @@ TEST(BatchReader, GivesEachRankItsShareOfTheSameRows) {
       }
     }
   }
+}
+
+// A layout that follows the documents gives each batch its own positions, and with them running rotary positions.
+TEST(BatchReader, ReadsEachBatchAtItsOwnPositions) {
+  const Dataset data(config(), 1);
+  const auto place = [](const std::vector<DrawnRow>& own) {
+    return own[0].parts()[0] % 2 == 0 ? std::vector<Span>{{0, 1, 2}, {20, 1, 4}} : std::vector<Span>{{5, 1, 6}};
+  };
+  BatchShape shape{.rows = 42, .first_row = 7, .own_rows = 2, .positions = {{0, 1, 6}}, .place = place};
+  EXPECT_EQ(shape.planes(), 3);
+  std::vector<int64_t> values(static_cast<size_t>(shape.values()));
+  std::set<int64_t> begins;
+  for (int64_t step = 0; step < 6; ++step) {
+    BatchReader reader(data, shape, 1, step, step + 1, {values.data()});
+    const Batch& batch = reader.take().batches[0];
+    const std::vector<int64_t> positions = Layout{24, {place(batch.rows)}}.positions(0);
+    begins.insert(positions[0]);
+    for (int64_t i = 0; i < shape.plane(); ++i) {
+      const Row row = whole_row(data, step, 7 + i / 6);
+      const auto at = static_cast<size_t>(positions[static_cast<size_t>(i % 6)]);
+      EXPECT_EQ(values[static_cast<size_t>(i)], row.tokens[at]);
+      EXPECT_EQ(values[static_cast<size_t>(shape.plane() + i)], row.targets[at]);
+      EXPECT_EQ(values[static_cast<size_t>(2 * shape.plane() + i)], static_cast<int64_t>(at));
+    }
+  }
+  EXPECT_EQ(begins.size(), 2U) << "the batches have different documents";
+  shape.place = [](const std::vector<DrawnRow>&) { return std::vector<Span>{{0, 1, 5}}; };
+  BatchReader reader(data, shape, 1, 0, 1, {values.data()});
+  EXPECT_THROW(reader.take(), Error);
 }
 
 // A rank reads the token of each of its positions and, where the next position is not its own or lies in another

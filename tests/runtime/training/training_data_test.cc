@@ -266,7 +266,7 @@ TEST(TrainingData, EveryPackingMatchesItsRowsByHand) {
         // Only differences of rotary positions matter, so beginning again is seen where attention crosses documents.
         const bool differs = positions == "restart" && !documents && packing != "document";
         EXPECT_EQ(std::abs(hand.loss - *running) > 1e-9, differs) << packing;
-        for (const std::string layout : {"one rank", "contiguous", "zigzag", "striped"}) {
+        for (const std::string layout : {"one rank", "contiguous", "zigzag", "striped", "balanced"}) {
           const bool alone = layout == "one rank";
           if (!alone) config.attention.layout = layout;
           const std::string what = packing + (documents ? ", documents apart, " : ", ") + config.model.pattern.text() +
@@ -342,7 +342,9 @@ TEST(TrainingData, ResumesWithinAndBetweenStages) {
   config.data.accumulate = 2;
   config.data.context.stages = {{.step = 0, .context = 32}, {.step = 3, .context = 64}, {.step = 6, .context = 48}};
   const Dataset data(config.data, config.run.seed, config.model.vocab);
-  for (const int ranks : {1, 2}) {
+  for (const auto& [ranks, layout] :
+       std::vector<std::pair<int, std::string>>{{1, "zigzag"}, {2, "zigzag"}, {2, "balanced"}}) {
+    config.attention.layout = layout;
     std::string straight;
     std::vector<KeptState> states(8);
     run_ranks(ranks, [&](Communicator& world) {
@@ -361,7 +363,7 @@ TEST(TrainingData, ResumesWithinAndBetweenStages) {
         Training training(config, world, again, at::kCPU);
         kept.restore(training);
         for (int64_t i = step; i < 8; ++i) training.step();
-        EXPECT_EQ(training.weights_digest(), straight) << "resumed after step " << step;
+        EXPECT_EQ(training.weights_digest(), straight) << layout << ", resumed after step " << step;
         EXPECT_EQ(training.uses()[0].rows, 8 * 2 * 2);
         EXPECT_EQ(training.tokens_done(), 2 * 2 * (3 * 32 + 3 * 64 + 2 * 48));
       });

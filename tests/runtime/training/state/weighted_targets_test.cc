@@ -174,8 +174,13 @@ TEST(WeightedTargets, LossesAndGradientsAreThoseByHand) {
           const ByHand hand = by_hand(config, weights, model, rows);
           hand.loss.backward();
           const at::Tensor gradients = flat(model.parameters().gradient_views());
-          for (const auto& [ranks, data_axis, layout] : std::vector<std::tuple<int, int64_t, std::string>>{
-                   {1, 1, "zigzag"}, {2, 1, "zigzag"}, {2, 2, "zigzag"}, {4, 2, "striped"}, {4, 1, "contiguous"}}) {
+          for (const auto& [ranks, data_axis, layout] :
+               std::vector<std::tuple<int, int64_t, std::string>>{{1, 1, "zigzag"},
+                                                                  {2, 1, "zigzag"},
+                                                                  {2, 2, "zigzag"},
+                                                                  {4, 2, "striped"},
+                                                                  {4, 2, "balanced"},
+                                                                  {4, 1, "contiguous"}}) {
             config.mesh.data = data_axis;
             config.attention.layout = layout;
             const Learned learned = learn(config, ranks);
