@@ -48,7 +48,7 @@ class CalibrateBenchmark : public Benchmark {
                   "calibrate measures the link between ranks, but there is one rank: start two or more, or give "
                   "--threads 2");
     }
-    const Machine machine = calibrate(world, settings_, clock);
+    const MachineProfile machine = calibrate(world, settings_, clock);
     if (world.rank() != 0) return;
     if (out_.empty()) {
       out << machine.text() << std::flush;

@@ -78,6 +78,13 @@ class AttendTest(cli.CliTest):
         self.attend(3, "--pattern", window, "--layout", "striped", "--schedule", "all-gather", "--backward")
         self.check("window", 9, 2)
 
+    def test_schedules_that_move_queries_and_have_groups(self):
+        self.make(2, 61, 61, 6, 2, 8, "f64")
+        for schedule in ("double-ring", "group-cast", "ulysses", "ulysses-ring", "mesh"):
+            with self.subTest(schedule=schedule):
+                self.attend(4, "--schedule", schedule, "--within", "2", "--layout", "zigzag", "--backward")
+                self.check()
+
     def test_full_with_other_key_length_and_scale(self):
         self.make(1, 31, 77, 2, 1, 16, "f64")
         self.attend(3, "--pattern", "{ kind = 'full' }", "--scale", "0.5", "--backward")

@@ -194,6 +194,8 @@ int command(const std::vector<std::string>& a) {
     annulus::PlanRequest any = annulus::testing::any_request();
     while (has_mask(any.pattern)) any = annulus::testing::any_request();  // a command cannot give a mask without a file
     any.ranks = std::stoi(a.at(1));
+    if (any.within > 0 && any.ranks % any.within != 0) any.within = any.ranks;
+    annulus::testing::fit_heads(any);
     if (!any.uneven_lengths.empty()) {
       any.uneven_lengths = annulus::testing::any_documents(any.shape.q_len, any.ranks);
     }

@@ -95,10 +95,10 @@ class FitTest(cli.CliTest):
         block = 4 * 2 * 1024 * 4 * 64 * 2
         # Over 4 ranks each sends 3 blocks in the forward. In the backward it begins with the one that it received last, so
         # that it sends 2, and 3 blocks of gradients in fp32.
-        self.assertEqual(ring, {"kv_bytes_sent": (3 + 2) * block * 2, "gradient_bytes_sent": 3 * block * 4})
+        self.assertEqual(ring, {"kv_bytes_sent": (3 + 2) * block * 2, "gradient_bytes_sent": 3 * block * 4, "query_bytes_sent": 0})
         for more, times in (("--batch", "4"), 2), (("--context", "8192"), 2), (("--set", "data.accumulate=3"), 3):
             self.assertEqual(self.json(*full, *more)["attention_traffic"], {key: times * sent for key, sent in ring.items()}, more)
-        self.assertEqual(self.json(ranks=1)["attention_traffic"], {"kv_bytes_sent": 0, "gradient_bytes_sent": 0})
+        self.assertEqual(self.json(ranks=1)["attention_traffic"], {"kv_bytes_sent": 0, "gradient_bytes_sent": 0, "query_bytes_sent": 0})
         # Of a causal mask, rows that no rank further along needs are not sent.
         self.assertLess(self.json()["attention_traffic"]["kv_bytes_sent"], ring["kv_bytes_sent"])
         self.assertNotIn("fewer where documents end within a row", self.fit())

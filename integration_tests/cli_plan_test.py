@@ -71,7 +71,7 @@ class PlanTest(cli.CliTest):
 
     def test_chooses_by_the_machine(self):
         args = ["plan", "--json", "--no-proof", "--ranks", "8", "--length", "262144", "--heads", "8", "--machine"]
-        plan = json.loads(self.annulus(*args, "h100", "--layout", "auto")[1])
+        plan = json.loads(self.annulus(*args, "h100", "--layout", "auto", "--schedule", "ring")[1])
         self.assertEqual((plan["machine"], plan["layout"]), ("h100", "zigzag"))
         chosen = plan["candidates"][0]
         self.assertEqual((chosen["schedule"], chosen["layout"]), (plan["schedule"], "zigzag"))
@@ -402,7 +402,7 @@ class BenchTest(cli.CliTest):
 
     def test_refuses_unknown_benchmark(self):
         self.assert_refused(2, 'did you mean "ring"', "bench", "rign")
-        self.assert_refused(2, "ring, train, shard, longest, operator, patterns, attention, comm, seeds, counts, gpu, all or compare;", "bench")
+        self.assert_refused(2, "ring, train, shard, longest, operator, patterns, attention, comm, calibrate, plan, seeds, counts, layouts, gpu, all or compare;", "bench")
         self.assert_refused(2, 'did you mean "--length"', "bench", "ring", "--lenght", "9")
 
 

@@ -24,15 +24,16 @@ struct TableEntry {
 
 // The shares follow what a long run keeps: the programs of 64 ranks over a million tokens take tens of megabytes, and a
 // rotary table of a million positions of head_dim 128 in bf16 takes 256 MiB. One part is 4 MiB of the default total.
-constexpr std::array<TableEntry, 8> kTable = {{
-    {"programs", 120, false, "a rank's part of each plan, and of its proof"},
+constexpr std::array<TableEntry, 9> kTable = {{
+    {"programs", 128, false, "a rank's part of each plan, and of its proof"},
+    {"choices", 1, false, "what schedule auto stands for, and the times by which it was chosen"},
     {"patterns", 64, false, "slices of patterns"},
     {"layouts", 8, false, "which rank has which positions, dealt by a pattern's pairs"},
     {"compositions", 64, true, "calls of operators that compute tiles, and their rows"},
     {"rotary tables", 128, true, "sines and cosines of positions"},
     {"pattern texts", 1, false, "patterns that the operator for PyTorch was given"},
     {"selected programs", 16, false, "plans of adaptive patterns that the operator for PyTorch has run"},
-    {"block maps", 47, false, "block maps that the operator for PyTorch has read from files"},
+    {"block maps", 38, false, "block maps that the operator for PyTorch has read from files"},
 }};
 
 constexpr int64_t all_parts() {

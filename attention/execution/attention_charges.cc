@@ -26,12 +26,11 @@ void count_blocks(const Program& program, CallSize& size) {
   size.blocks = std::max<int64_t>(1, blocks);
 }
 
-// The queries of other ranks that come to this one, in positions with all heads of all batch rows.
+// The queries of other ranks that come to this one in the direction in which more do, in positions with all heads of
+// all batch rows.
 int64_t queries_of_others(const Program& program) {
-  int64_t rows = 0;
-  for (const Buffer& buffer : program.buffers) {
-    if (buffer.kind == BufferKind::kQueries) rows += buffer.rows.rows();
-  }
+  const int64_t rows =
+      std::max(traffic(program, program.forward).peak_query_rows, traffic(program, program.backward).peak_query_rows);
   const AttentionShape& shape = program.request.shape;
   return ceil_div(rows, std::max<int64_t>(1, shape.batch * shape.heads));
 }
@@ -82,7 +81,7 @@ Part attention_charges(const PlanRequest& request, const Program* program, int r
   charges.push_back(
       {"blocks that travel, and gradients", std::max(gradients, own_keys * wide + results), When::kBackward});
   CallSize of_kernels = size;  // those of other ranks' queries live at the same time
-  if (program) of_kernels.queries += queries_of_others(*program);
+  if (program && program->moves_queries()) of_kernels.queries += queries_of_others(*program);
   for (const Charge& charge : kernel.charges(of_kernels)) charges.push_back(charge);
   if (sinks) {
     const auto bytes = [&](bool of_backward) {

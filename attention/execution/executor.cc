@@ -30,7 +30,7 @@ namespace {
 // they continue, the ranks compare what they selected and whether all of them could plan and prove it.
 std::shared_ptr<const RankPlan> select_and_plan(const at::Tensor& q, const at::Tensor& k, const AttentionCall& call) {
   const PlanningTime time;
-  const PlanRequest request = select_blocks(call.request, q, k, *call.comm, call.label);
+  const PlanRequest request = select_blocks(resolve_schedule(call.request), q, k, *call.comm, call.label);
   std::shared_ptr<const RankPlan> plan;
   const auto find = [&]() -> Agreed {
     const Pattern pattern = make_pattern(request.pattern, request.shape);
@@ -143,35 +143,31 @@ struct Execution {
     return *kernels[number];
   }
 
-  // Ends the computation with some queries: out and lse, or dq, as the rows of a buffer of results.
-  BlockTensors end(int number) {
+  // Ends the computation with some queries: out [B, n, H, D] and lse [B, H, n], or dq alone.
+  std::pair<at::Tensor, at::Tensor> results_of(int number) {
     Kernel& kernel = kernel_of(number);
-    at::Tensor result, lse;
+    std::pair<at::Tensor, at::Tensor> results;
     if (backward) {
-      result = kernel.finish_backward();
+      results.first = kernel.finish_backward();
     } else {
-      kernel.finish_forward(result, lse);
+      kernel.finish_forward(results.first, results.second);
     }
     peak_result_elements = std::max(peak_result_elements, kernel.peak_result_elements());
     kernels.erase(number);
+    return results;
+  }
+
+  // The same as the rows of a buffer of results.
+  BlockTensors end(int number) {
+    const auto [result, lse] = results_of(number);
     BlockTensors tensors{flat(result.to(lse.defined() ? lse.scalar_type() : accumulator_type(result.scalar_type())))};
     if (lse.defined()) tensors.push_back(rows_of(lse));
     return tensors;
   }
 
-  // This rank's out [B, n, H, D] and lse [B, H, n], or dq alone.
+  // This rank's out and lse, or dq alone, with what other ranks have computed for its queries.
   std::pair<at::Tensor, at::Tensor> own_results(const at::Tensor& q) {
-    if (!own_ended_) {  // no results of other ranks have been merged
-      Kernel& kernel = *kernels.at(-1);
-      at::Tensor result, lse;
-      if (backward) {
-        result = kernel.finish_backward();
-      } else {
-        kernel.finish_forward(result, lse);
-      }
-      peak_result_elements = std::max(peak_result_elements, kernel.peak_result_elements());
-      return {result, lse};
-    }
+    if (!own_ended_) return results_of(-1);
     const BlockTensors& own = buffers.get(kOwnResultsBuffer);
     return {own[0].view(q.sizes()), backward ? at::Tensor() : lse_of(own[1], q)};
   }

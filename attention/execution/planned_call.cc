@@ -118,6 +118,9 @@ Digest PlannedCall::digest(const TensorTraits& tensors) const {
 std::vector<Field> PlannedCall::fields(const TensorTraits& tensors) const {
   std::vector<Field> fields;
   for_each_term(settings(), tensors, TakeFields{fields});
+  if (plan() && settings().request.schedule == ScheduleKind::kAuto) {
+    fields.push_back({"chosen schedule", plan()->program.request.text()});
+  }
   const bool selected = plan() && is_adaptive(settings().request.pattern);
   fields.insert(fields.begin() + 1, {"plan", settings().request.text()});
   if (selected) fields.insert(fields.begin() + 2, {"selected plan", plan()->program.request.text()});

@@ -402,6 +402,21 @@ PatternSpec with_nearest_blocks(PatternSpec spec, const AttentionShape& shape) {
   return spec;
 }
 
+namespace {
+
+// Unions within unions are members of their own, so that nothing is nested. How branches are combined does not matter
+// for their pairs, and a union may not contain what divides a whole output.
+void add_member(PatternSpec& together, PatternSpec pattern) {
+  if (pattern.kind == PatternSpec::Kind::kUnion && pattern.documents.empty() && pattern.kept_keys.empty()) {
+    for (const PatternSpec& member : pattern.members) add_member(together, member);
+    return;
+  }
+  if (pattern.kind == PatternSpec::Kind::kDilated) pattern.dilated.combine = DilatedSpec::Combine::kLse;
+  together.members.push_back(std::move(pattern));
+}
+
+}  // namespace
+
 PatternSpec balanced_together(const std::vector<PatternSpec>& layers) {
   constexpr int64_t kMostMembers = 16;
   std::vector<std::pair<const PatternSpec*, int64_t>> distinct;
@@ -421,8 +436,7 @@ PatternSpec balanced_together(const std::vector<PatternSpec>& layers) {
   PatternSpec together;
   together.kind = PatternSpec::Kind::kUnion;
   for (const auto& [pattern, count] : distinct) {
-    together.members.insert(together.members.end(), static_cast<size_t>(std::max<int64_t>(1, count / divisor)),
-                            *pattern);
+    for (int64_t i = std::max<int64_t>(1, count / divisor); i > 0; --i) add_member(together, *pattern);
   }
   return together;
 }

@@ -9,11 +9,13 @@
 #include <tuple>
 #include <utility>
 
+#include "attention/plan/balance.h"
 #include "attention/plan/needs.h"
 #include "attention/plan/schedules.h"
 #include "common/environment.h"
 #include "common/error.h"
 #include "common/text.h"
+#include "memory/caches.h"
 
 namespace annulus {
 namespace {
@@ -200,9 +202,44 @@ std::string PlanCandidate::name() const {
   return std::string(to_string(schedule)) + (within > 0 ? ", within " + std::to_string(within) : "");
 }
 
+namespace {
+
+struct ChoiceKey {
+  PlanRequest request;
+  std::vector<LayoutKind> layouts;
+
+  uint64_t hash() const {
+    return request.shape.hash() ^ request.pattern.hash() ^ static_cast<uint64_t>(request.ranks) << 32;
+  }
+  int64_t bytes() const {
+    return static_cast<int64_t>(sizeof *this) + request.pattern.bytes(/*maps=*/false) +
+           (request.balance_by ? request.balance_by->bytes(/*maps=*/false) : 0);
+  }
+  friend bool operator==(const ChoiceKey&, const ChoiceKey&) = default;
+};
+
+int64_t choice_bytes(const PlanChoice& choice) {
+  int64_t bytes = static_cast<int64_t>(sizeof choice) + choice.request.pattern.bytes(/*maps=*/false);
+  for (const PlanCandidate& c : choice.candidates) bytes += static_cast<int64_t>(sizeof c + c.refused.size());
+  return bytes;
+}
+
+}  // namespace
+
 PlanChoice choose_plan(const PlanRequest& request, const std::vector<LayoutKind>& layouts) {
+  static auto& cache = *new NamedCache<PlanChoice, ChoiceKey>("choices");  // never destroyed, as cached_pattern's
   validate(request);
-  return choose_plan(request, *cached_pattern(request), layouts);
+  return *cache.get(
+      {request, layouts},
+      [&] {
+        if (!is_adaptive(request.pattern)) return choose_plan(request, *cached_pattern(request), layouts);
+        PlanRequest nearest = request;
+        nearest.pattern = with_nearest_blocks(with_causal_members(request.pattern), request.shape);
+        PlanChoice choice = choose_plan(nearest, *cached_pattern(nearest), layouts);
+        choice.request.pattern = request.pattern;
+        return choice;
+      },
+      choice_bytes);
 }
 
 PlanChoice choose_plan(const PlanRequest& request, const Pattern& pattern, const std::vector<LayoutKind>& layouts) {

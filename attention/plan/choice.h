@@ -41,8 +41,9 @@ struct PlanChoice {
 };
 
 // Chooses the schedule and `within` of a request with kAuto, and its layout among `layouts`; without any, its own. For
-// another schedule there is one candidate. Raises Error(kPlan) as validate does, and if no candidate fits the memory of
-// the request's terms, with what would.
+// another schedule there is one candidate. An adaptive pattern counts as if it kept the blocks nearest to the diagonal.
+// Raises Error(kPlan) as validate does, and if no candidate fits the memory of the request's terms, with what would.
+// Choices are kept in the cache "choices" (memory/caches.h).
 PlanChoice choose_plan(const PlanRequest& request, const std::vector<LayoutKind>& layouts = {});
 // The same for the slices of a pattern, as make_program takes them.
 PlanChoice choose_plan(const PlanRequest& request, const Pattern& pattern, const std::vector<LayoutKind>& layouts = {});

@@ -74,8 +74,8 @@ void require_heads(const PlanRequest& request) {
   refuse("schedule \"" + std::string(to_string(request.schedule)) + "\" divides the query heads among the " +
          counted(within, "rank") + " of an inner group, but " + std::to_string(heads) + " heads cannot be divided by " +
          std::to_string(within) +
-         (fitting.empty() ? "" : "; set within to one of " + fitting + ", which divide ranks and heads") +
-         "; or use schedule ring, group-cast or mesh");
+         (fitting.empty() ? "" : "; set within to a number that divides ranks and heads, such as " + fitting) +
+         "; or use schedule group-cast or mesh, or ring without within");
 }
 
 void require_groups(const PlanRequest& request) {
@@ -244,10 +244,6 @@ void validate(const PlanRequest& request) {
 
 namespace {
 
-PlanRequest resolved(const PlanRequest& request, const Pattern& pattern) {
-  return request.schedule == ScheduleKind::kAuto ? choose_plan(request, pattern).request : request;
-}
-
 // A rank's kernels read the bits of the queries that they compute.
 void require_bits(const MaskPlanes& masks, const std::vector<Span>& queries, ScheduleKind schedule) {
   const TokenMask* checked = nullptr;
@@ -293,7 +289,7 @@ Program program_of(const PlanRequest& request, Needs& needs, const Layout& queri
 }
 
 Program make_program(const PlanRequest& request, int rank) {
-  return make_program(request, *cached_pattern(request), rank);
+  return make_program(resolve_schedule(request), *cached_pattern(request), rank);
 }
 
 Program make_program(const PlanRequest& request, const Pattern& pattern, int rank) {
@@ -303,16 +299,18 @@ Program make_program(const PlanRequest& request, const Pattern& pattern, int ran
   }
   const Layout queries = query_layout(request), keys = key_layout(request);
   Needs needs(pattern, queries, keys);
-  return with_masks(program_of(resolved(request, pattern), needs, queries, keys, rank), pattern.masks);
+  const bool is_auto = request.schedule == ScheduleKind::kAuto;
+  const PlanRequest chosen = is_auto ? choose_plan(request, pattern).request : request;
+  return with_masks(program_of(chosen, needs, queries, keys, rank), pattern.masks);
 }
 
 void for_each_program(const PlanRequest& request, const std::function<void(Program)>& take) {
-  validate(request);
-  const Layout queries = query_layout(request), keys = key_layout(request);
-  const std::shared_ptr<const Pattern> pattern = cached_pattern(request);
+  const PlanRequest chosen = resolve_schedule(request);
+  validate(chosen);
+  const Layout queries = query_layout(chosen), keys = key_layout(chosen);
+  const std::shared_ptr<const Pattern> pattern = cached_pattern(chosen);
   Needs needs(*pattern, queries, keys);
-  const PlanRequest chosen = resolved(request, *pattern);
-  for (int r = 0; r < request.ranks; ++r) {
+  for (int r = 0; r < chosen.ranks; ++r) {
     take(with_masks(program_of(chosen, needs, queries, keys, r), pattern->masks));
   }
 }

@@ -30,8 +30,7 @@ class QueryMaker : protected ProgramMaker {
  public:
   // `share_of` gives each rank's share of the work.
   template <typename ShareOf>
-  QueryMaker(Needs& needs, Program& program, ShareOf share_of)
-      : ProgramMaker(needs, program), read_of_me_(needs.read_of(rank())) {
+  QueryMaker(Needs& needs, Program& program, ShareOf share_of) : ProgramMaker(needs, program) {
     for (int r = 0; r < ranks(); ++r) shares_.push_back(share_of(r));
     const AttentionShape& shape = program.request.shape;
     const RowSet own = queries_of(rank(), Span::range(0, shape.heads));
@@ -39,12 +38,6 @@ class QueryMaker : protected ProgramMaker {
     program.buffers.push_back({BufferKind::kOwnResults, own});
     for (const int reader : mine().queries) {
       if (reader != rank()) parts_of_[reader] = needs.parts(reader);
-      const std::vector<RowBits> read = needs.read_by(reader);
-      read_by_mine_.resize(read.size());
-      for (size_t owner = 0; owner < read.size(); ++owner) {
-        read_by_mine_[owner].owner = static_cast<int>(owner);
-        if (read[owner].any()) read_by_mine_[owner].join(read[owner]);
-      }
     }
   }
 
@@ -76,18 +69,9 @@ class QueryMaker : protected ProgramMaker {
     std::erase_if(rows.blocks, [](const RowBlock& block) { return block.heads.empty(); });
     return rows;
   }
-  // This rank's rows that some of these readers need, of these kv heads.
-  RowSet needed_of_me(const std::vector<int>& readers, const Span& kv_heads) const {
-    RowBits all{rank(), {}};
-    for (const int reader : readers) {
-      const RowBits& bits = read_of_me_[static_cast<size_t>(reader)];
-      if (bits.any()) all.join(bits);
-    }
-    return rows_of_heads(all, kv_heads);
-  }
-  // The owner's rows that this rank's share needs.
-  RowSet needed_by_me(int owner) const {
-    return rows_of_heads(read_by_mine_[static_cast<size_t>(owner)], kv_heads_of(rank()));
+  // The owner's rows that some of these readers need, of these kv heads.
+  RowSet needed(int owner, const std::vector<int>& readers, const Span& kv_heads) const {
+    return rows_of_heads(needs_.read_by_any(owner, readers), kv_heads);
   }
 
   // Cuts heads so that a kernel that counts them from the first one finds their kv heads: whole kv heads, or heads of
@@ -184,9 +168,7 @@ class QueryMaker : protected ProgramMaker {
     return some;
   }
 
-  std::vector<Share> shares_;              // by rank
-  const std::vector<RowBits> read_of_me_;  // by reader
-  std::vector<RowBits> read_by_mine_;      // by owner: what the queries of this rank's share need
+  std::vector<Share> shares_;  // by rank
   std::map<int, std::vector<QueryPart>> parts_of_;
   std::map<const std::vector<QueryPart>*, Lists> by_owner_;
 };
@@ -212,7 +194,7 @@ class Exchange : QueryMaker {
       const int to = wrap(rank() + d, ranks()), from = wrap(rank() - d, ranks());
       if (RowSet going = going_to(to); !going.blocks.empty()) send(step, to, kOwnKVBuffer, std::move(going));
       if (!holds(mine().keys, from)) continue;
-      RowSet coming = needed_by_me(from);
+      RowSet coming = needed(from, mine().queries, kv_heads_of(rank()));
       if (coming.blocks.empty()) continue;
       blocks.push_back({from, add_buffer(BufferKind::kKV, std::move(coming))});
       receive(step, from, blocks.back().buffer);
@@ -221,7 +203,8 @@ class Exchange : QueryMaker {
   }
 
   RowSet going_to(int rank) const {
-    return holds(share(rank).keys, this->rank()) ? needed_of_me(share(rank).queries, kv_heads_of(rank)) : RowSet{};
+    const Share& theirs = share(rank);
+    return holds(theirs.keys, this->rank()) ? needed(this->rank(), theirs.queries, kv_heads_of(rank)) : RowSet{};
   }
 
   void make_direction(std::vector<Step>& steps, bool backward) {
@@ -260,9 +243,7 @@ class UlyssesRing : QueryMaker {
   UlyssesRing(Needs& needs, Program& program, int within, const std::vector<Share>& shares)
       : QueryMaker(needs, program, [&](int r) { return shares[static_cast<size_t>(r)]; }),
         within_(within),
-        groups_(ranks() / within) {
-    for (int owner = 0; owner < ranks(); ++owner) read_of_.push_back(needs.read_of(owner));
-  }
+        groups_(ranks() / within) {}
 
   void make() {
     make_direction(program_.forward, false);
@@ -276,15 +257,11 @@ class UlyssesRing : QueryMaker {
 
   // The owner's rows, of the kv heads of a place, that the groups of the visits [first, past) need.
   RowSet needed(int owner, int place, int first, int past) const {
-    RowBits all{owner, {}};
+    std::vector<int> readers;
     for (int visit = first; visit < past; ++visit) {
-      for (int p = 0; p < within_; ++p) {
-        const int reader = at(owner / within_ + visit, p);
-        const RowBits& bits = read_of_[static_cast<size_t>(owner)][static_cast<size_t>(reader)];
-        if (bits.any()) all.join(bits);
-      }
+      for (int p = 0; p < within_; ++p) readers.push_back(at(owner / within_ + visit, p));
     }
-    return rows_of_heads(all, kv_heads_of(place));
+    return QueryMaker::needed(owner, readers, kv_heads_of(place));
   }
   // The last visit in which rows are needed; 0 if there is none after the first.
   int last_visit(int owner, int place) const {
@@ -385,7 +362,6 @@ class UlyssesRing : QueryMaker {
 
   const int within_, groups_;
   const Lane own_{rank(), mine().heads, -1};
-  std::vector<std::vector<RowBits>> read_of_;  // by owner and reader
 };
 
 int inner_group(const PlanRequest& request) { return request.within > 0 ? request.within : request.ranks; }

@@ -1,8 +1,9 @@
-// Counts what a forward must send at least, for `annulus plan` and reports: over all tilings of the pairs of ranks, in
-// each of which a rank computes the queries of b ranks with the keys of P / b (the schedule mesh; b = 1 is group-cast).
+// Counts what a forward sends, for `annulus plan` and reports, in each tiling of the pairs of ranks, in which a rank
+// computes all heads of the queries of b ranks with the keys of P / b (the schedule mesh; b = 1 is group-cast).
 //
 // No schedule that moves keys and values alone sends less than group-cast: every row must reach each rank that needs
-// it. Schedules that move queries and partial results as well may send less (Mesh-Attention, arXiv 2512.20968).
+// it. Tilings move queries and partial results as well and may send less (Mesh-Attention, arXiv 2512.20968), and so may
+// schedules that divide heads.
 #pragma once
 
 #include <cstdint>

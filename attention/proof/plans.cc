@@ -27,8 +27,9 @@ NamedCache<PlanPointer, PlanKey>& plans() {
 std::atomic<int64_t> shares_made = 0;
 std::atomic<double> seconds_on_path = 0;
 
-Digest digest_of(const PlanRequest& request) {
-  const std::string text = request.text();
+// Of a request and what its schedule was resolved to, which must be the same on all ranks.
+Digest digest_of(const PlanRequest& request, const PlanRequest& resolved) {
+  const std::string text = request.text() + "\n" + resolved.text();
   return digest(text.data(), text.size());
 }
 
@@ -36,8 +37,7 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 PlanPointer find_plan(const PlanRequest& request, int rank) {
   return *plans().get(
-      {request, rank},
-      [&] { return std::make_shared<const RankPlan>(request, make_program(request, *cached_pattern(request), rank)); },
+      {request, rank}, [&] { return std::make_shared<const RankPlan>(request, make_program(request, rank)); },
       [](const PlanPointer& plan) { return plan_bytes(*plan); });
 }
 
@@ -84,7 +84,8 @@ class Planner {
 
 }  // namespace
 
-RankPlan::RankPlan(const PlanRequest& request, Program made) : digest(digest_of(request)), program(std::move(made)) {}
+RankPlan::RankPlan(const PlanRequest& request, Program made)
+    : digest(digest_of(request, made.request)), program(std::move(made)) {}
 
 const RankShare& RankPlan::share(const Pattern* pattern) const {
   const std::lock_guard lock(mutex_);

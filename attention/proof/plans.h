@@ -30,7 +30,8 @@ class RankPlan {
   // `program` is what make_program returned for the request.
   RankPlan(const PlanRequest& request, Program program);
 
-  // Of the request's text. Ranks whose plans have equal digests have the plans of one request.
+  // Of the request's text, and of that with the schedule that `auto` stands for. Ranks whose plans have equal digests
+  // have the plans of one request.
   const Digest digest;
   const Program program;
 

@@ -83,7 +83,7 @@ assert annulus.sharding_of(cut.shard(q)).layout == cut.layout
 dealt = [annulus.positions(140, cut.layout, rank=r, size=size).tolist() for r in range(size)]
 assert sorted(sum(dealt, [])) == list(range(140)) and max(map(len, dealt)) - min(map(len, dealt)) <= 1, dealt
 for pattern in ({"kind": "causal"}, {"kind": "window", "left": 9, "right": 0}):
-    want = torch_reference.attention(q, q, q, dict(pattern, documents=[90, 7, 43]))
+    want = torch.cat([torch_reference.attention(d, d, d, pattern) for d in q.split([90, 7, 43], 1)], 1)
     part = cut.shard(q)
     out = cut.unshard(cut.attention(part, part, part, pattern, cu_seqlens=bounds))
     exactness.agree(out, want)
@@ -95,7 +95,13 @@ part = cut.shard(q)
 out = cut.unshard(cut.attention(part, part, part, "{ kind = 'full' }", mask=mask))
 exactness.agree(out, torch.nn.functional.scaled_dot_product_attention(rows, rows, rows, attn_mask=shown).transpose(1, 2))
 if size > 1:
-    for call in (lambda: annulus.shard(q, "balanced", group), lambda: annulus.attention(part, part, part, group=group, layout="balanced")):
+    other = part * 1  # which does not say how it was cut
+    for call in (
+        lambda: annulus.shard(q, "balanced", group),
+        lambda: annulus.attention(part, part, part, group=group, layout="balanced"),
+        lambda: annulus.attention(other, other, other, group=group, layout="balanced"),
+        lambda: cut.attention(other, other[:, :-1], other[:, :-1], "{ kind = 'full' }"),
+    ):
         try:
             call()
             raise AssertionError("taken")

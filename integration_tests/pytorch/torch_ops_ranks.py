@@ -63,6 +63,7 @@ CASES = [
     ("contiguous", "auto", {"kind": "causal"}),
     ("zigzag", "ring", {"kind": "causal"}),
     ("striped", "all-gather", {"kind": "window", "left": 9, "right": 2}),
+    ("zigzag", "mesh", {"kind": "causal"}),
     ("uneven", "ring", {"kind": "causal"}),
     ("contiguous", "group-cast", {"kind": "documents", "documents": [20, 30, 17]}),
     ("contiguous", "auto", {"kind": "union", "of": [{"kind": "full"}, {"kind": "window", "left": 4, "right": 0}]}),

@@ -205,8 +205,8 @@ class PlanSubcommand : public Subcommand {
     std::printf("\nforward, all ranks: %s sent; schedules that move keys and values alone send at least %s",
                 mb(sent.bytes).c_str(), mb(sent.least_of_keys).c_str());
     if (sent.columns > 1) {
-      std::printf(", and those that move queries %s (mesh with --within %d)", mb(sent.least_of_tilings).c_str(),
-                  sent.columns);
+      std::printf("; the best tiling, which moves queries as well, sends %s (mesh with --within %d)",
+                  mb(sent.least_of_tilings).c_str(), sent.columns);
     }
     std::printf("\n");
   }

@@ -16,7 +16,7 @@ inline void add_schedule_options(CLI::App& app, std::string& schedule, int& with
                  "how ranks exchange keys, values and queries: " + schedule_kinds() + " (default: auto)");
   app.add_option("--within", within,
                  "consecutive ranks that form an inner group, such as those of a host, for schedules with groups "
-                 "(default: 0, one group)");
+                 "(default: 0, the schedule's own choice)");
   app.add_option("--machine", machine,
                  "the machine by which auto chooses and times are predicted: " + join(built_in_machines(), ", ") +
                      ", or the path of a profile (default: ANNULUS_MACHINE, or else cpu, on GPUs h100)");

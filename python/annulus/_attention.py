@@ -62,7 +62,8 @@ def attention(
         carry it.
     schedule: "ring", "all-gather", "group-cast", "double-ring", "ulysses", "ulysses-ring", "mesh", or "auto": the one predicted to
         take least time on the machine that ANNULUS_MACHINE names (docs/explanation/attention.md).
-    within: how many consecutive ranks form an inner group, such as those of a host, for schedules with groups. 0: one group.
+    within: how many consecutive ranks form an inner group, such as those of a host, for schedules with groups. 0: the
+        schedule's own choice.
     cu_seqlens: the cumulative lengths of packed documents over the whole sequence: [documents + 1], int32 or int64, the
         same on all ranks. [0, 3, 8] means documents of 3 and 5 positions. Attention does not cross documents.
     scale: the factor of q . k; None and 0 mean 1 / sqrt(head size).

@@ -250,7 +250,16 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
                 "give the layout in which the rows are cut among the " + std::to_string(comm.size()) +
                     " ranks, such as layout=\"zigzag\", or call the attention of an annulus.Sharding");
         if (!settings.layout.empty()) set_layout(call.request, settings.layout);
+        const bool balanced = call.request.layout == LayoutKind::kBalanced && comm.size() > 1;
+        require(!balanced || call.request.balance_by,
+                "rows are balanced by a pattern, which \"balanced\" does not say: make annulus.Sharding(\"balanced\", "
+                "group, pattern=...), cut by that, and call its attention");
+        require(!balanced || q.size(1) == k.size(1),
+                "a balanced layout deals queries and keys alike, but this rank has " + std::to_string(q.size(1)) +
+                    " queries and " + std::to_string(k.size(1)) +
+                    " keys: cut both with another layout, such as \"contiguous\"");
         set_schedule(call.request, settings.schedule, settings.within);
+        if (call.request.schedule == ScheduleKind::kAuto) call.request.terms = usual_terms();
         given = *pattern_of(settings.pattern);
         if (packed) {
           documents = document_lengths(*cu_seqlens);
@@ -259,6 +268,7 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
         std::vector<Field> alike = direction.terms();
         alike.insert(alike.end(), {{"layer", std::to_string(settings.layer)},
                                    {"layout", settings.layout},
+                                   {"machine", call.request.terms.text()},
                                    {"pattern", given.text()},
                                    {"batch, heads, kv heads and head size",
                                     list_text(std::vector<int64_t>{q.size(0), q.size(2), k.size(2), q.size(3)})},
@@ -276,7 +286,6 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
   direction.lse_gradient = parts.lse_gradient;
   place_sequence(call.request, parts);
   call.request.shape = aligned(call.request.shape);
-  call.request.terms = usual_terms();
   if (packed) require_end(documents, call.request.shape);  // the same on every rank
   call.request.pattern = with_known_masks(std::move(given));
   if (!reads_a_file(call.request.pattern)) return call;

@@ -234,7 +234,7 @@ struct NetworkSection {
 struct AttentionSection {
   std::string layout = "zigzag";
   std::string schedule = "auto";
-  int64_t within = 0;   // ranks of an inner group; 0: one group (attention/plan/schedules.h)
+  int64_t within = 0;   // ranks of an inner group; 0: as the schedule does by itself (attention/plan/schedules.h)
   std::string machine;  // find_machine in attention/plan/machine.h; empty: ANNULUS_MACHINE, or else that of the device
   std::string kernel = "auto";
   bool even = true;

@@ -271,7 +271,8 @@ const std::vector<Key>& keys() {
        "attention.machine",
        {.choices = schedule_names()}},
       {ANNULUS_KEY(attention, within),
-       "consecutive ranks that form an inner group, such as those of a host, for schedules with groups; 0: one group",
+       "consecutive ranks that form an inner group, such as those of a host, for schedules with groups; 0: the "
+       "schedule's own choice",
        {.range = at_least(0, 1 << 20)}},
       {ANNULUS_KEY(attention, machine),
        "the machine by which \"auto\" chooses: \"a100\", \"b200\", \"cpu\", \"h100\", \"h200\", or the path of a "

@@ -175,7 +175,9 @@ class Fitting {
   const std::vector<Stage>& stages_of(const Config& c, int64_t length) {
     const auto found = other_stages_.find(length);
     if (found != other_stages_.end()) return found->second;
-    return other_stages_[length] = check_training(c, ranks_.ranks);
+    std::vector<Stage> stages = check_training(c, ranks_.ranks);
+    keep_schedules(stages_, c.mesh.data, stages);
+    return other_stages_[length] = std::move(stages);
   }
 
   // The ranks of the context axis that are planned to find the one that needs, or sends, the most.

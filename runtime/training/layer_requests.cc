@@ -2,6 +2,7 @@
 #include "runtime/training/layer_requests.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -60,6 +61,32 @@ bool layout_follows_documents(const Config& config) {
 
 namespace {
 
+// Whether a machine's profile is needed. One that is named is read in any case, so that a wrong name is an error.
+bool chooses(const Config& c) {
+  return parse_schedule(c.attention.schedule, "attention.schedule") == ScheduleKind::kAuto ||
+         !c.attention.machine.empty();
+}
+
+// A step's memory decides how long rows may be, so `auto` takes the least time among the schedules that hold little
+// more than the leanest one. This also bounds the choices for batches whose documents are apart, which are made later
+// than the memory plan: it counts what is chosen without documents.
+void prefer_little_memory(LayerRequests& requests, int64_t data_ranks) {
+  constexpr double kMore = 1.1;
+  for (PlanRequest& request : requests.distinct) {
+    if (request.schedule != ScheduleKind::kAuto || request.ranks == 1) continue;
+    PlanTerms terms = *request.terms;
+    terms.memory = std::numeric_limits<double>::max();  // the memory plan compares with that of the machine at hand
+    request.terms = terms;
+    double least = terms.memory;
+    for (const PlanCandidate& candidate : choose_plan(request).candidates) {
+      if (candidate.refused.empty()) least = std::min(least, candidate.bytes);
+    }
+    const int64_t rows = request.shape.batch, own = ceil_div(rows, std::max<int64_t>(1, data_ranks));
+    if (rows > 0) terms.memory = kMore * least * static_cast<double>(own) / static_cast<double>(rows);
+    request.terms = std::move(terms);
+  }
+}
+
 LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, int context_ranks) {
   PlanRequest request{.shape = {.batch = batch,
                                 .heads = c.model.heads,
@@ -75,7 +102,7 @@ LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, in
                       .even = c.attention.even,
                       .uneven_lengths = {}};
   set_mask_limit(c.memory.masks << 20);
-  request.terms = attention_terms(c, c.device);
+  if (chooses(c)) request.terms = attention_terms(c, c.device);
   LayerRequests requests;
   std::vector<std::string> texts;
   for (int64_t layer = 0; layer < c.model.layers; ++layer) {
@@ -89,6 +116,8 @@ LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, in
     requests.distinct.push_back(request);
   }
   requests.share_layout();
+  for (const PlanRequest& made : requests.distinct) validate(made);
+  prefer_little_memory(requests, c.mesh.data);
   return requests;
 }
 
@@ -108,10 +137,24 @@ std::vector<Stage> training_stages(const Config& c, int context_ranks) {
   return stages;
 }
 
+void keep_schedules(const std::vector<Stage>& chosen, int64_t data_ranks, std::vector<Stage>& stages) {
+  for (size_t s = 0; s < stages.size(); ++s) {
+    std::vector<PlanRequest>& requests = stages[s].layers.distinct;
+    const std::vector<PlanRequest> own = chosen[s].layers.of_rows(0, ceil_div(chosen[s].batch, data_ranks));
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const PlanRequest resolved = resolve_schedule(own[i]);
+      requests[i].schedule = resolved.schedule;
+      requests[i].within = resolved.within;
+    }
+  }
+}
+
 void choose_for_device(std::vector<Stage>& stages, const Config& config, std::string_view device) {
+  if (!chooses(config)) return;
   const TermsPointer terms = attention_terms(config, device);
   for (Stage& stage : stages) {
     for (PlanRequest& request : stage.layers.distinct) request.terms = terms;
+    prefer_little_memory(stage.layers, config.mesh.data);
   }
 }
 

@@ -58,6 +58,10 @@ TermsPointer attention_terms(const Config& config, std::string_view device);
 // Error(kPlan) for a pattern, shape or layout that is impossible, and Error(kInput) for a file that cannot be read.
 std::vector<Stage> training_stages(const Config& config, int context_ranks);
 
+// Lets `stages`, which differ from `chosen` in their lengths, have the schedules that `auto` stands for in `chosen`, so
+// that the memory of longer rows is that of the same schedule. `data_ranks` is the size of the mesh's data axis.
+void keep_schedules(const std::vector<Stage>& chosen, int64_t data_ranks, std::vector<Stage>& stages);
+
 // Lets `auto` choose for this device in stages that were made before it was known.
 void choose_for_device(std::vector<Stage>& stages, const Config& config, std::string_view device);
 

@@ -219,6 +219,23 @@ TEST(Balance, CallsWithDifferentPatternsShareALayout) {
   EXPECT_EQ(balanced_together({window, whole, window}).members.size(), 3u);
 }
 
+// What a union may not contain by itself: branches of which the mean is taken, and unions within unions.
+TEST(Balance, LayersOfAnyKindShareALayout) {
+  AttentionShape shape = shape_of(2048);
+  shape.heads = 2;  // one for each branch
+  const PatternSpec mean = parse_pattern(
+      "{ kind = \"dilated\", segment_lengths = [64, 512], dilation_rates = [1, 2], combine = \"mean\" }", "test");
+  const PatternSpec whole = packed({{1500, 548}});
+  PatternSpec nested;
+  nested.kind = PatternSpec::Kind::kUnion;
+  nested.members = {parse_pattern("{ kind = \"window\", left = 63, right = 0 }", "test"), whole};
+  const PatternSpec together = balanced_together({mean, nested, whole});
+  EXPECT_EQ(together.members.size(), 4u);
+  PlanRequest request = balanced(mean, shape, 4);
+  request.balance_by = together;
+  validate(request);
+}
+
 // Neither the bits of a mask, of which ranks hold different parts, nor the selection of an adaptive map is known to all
 // ranks before a call.
 TEST(Balance, MasksAndAdaptiveMapsAreNotRead) {

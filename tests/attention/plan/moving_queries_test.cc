@@ -86,14 +86,27 @@ TEST(MovingQueries, UlyssesRefusesHeadsThatItCannotDivide) {
     validate(request);
     FAIL() << "12 heads were divided among 8 ranks";
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("12 heads cannot be divided by 8; set within to one of 2, 4"),
-              std::string::npos)
+    EXPECT_NE(
+        std::string(error.what())
+            .find("12 heads cannot be divided by 8; set within to a number that divides ranks and heads, such as 2, 4"),
+        std::string::npos)
         << error.what();
   }
   request.within = 3;
   EXPECT_THROW(validate(request), Error);
   request.within = 4;
   EXPECT_TRUE(verify(request).holds());
+}
+
+// Two heads a rank, of which some read two kv heads: heads 2 and 3 the kv heads 0 and 1.
+TEST(MovingQueries, HeadsOfARankMayReadPartsOfSeveralKvHeads) {
+  for (const ScheduleKind schedule : {ScheduleKind::kUlysses, ScheduleKind::kUlyssesRing}) {
+    PlanRequest request;
+    request.shape = {1, 12, 4, 96, 96, 0};
+    request.schedule = schedule, request.ranks = 12, request.within = 6;
+    const Proof proof = verify(request);
+    EXPECT_TRUE(proof.holds()) << proof.faults[0];
+  }
 }
 
 }  // namespace

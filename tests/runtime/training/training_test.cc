@@ -77,9 +77,13 @@ TEST(Training, LossesDoNotDependOnTheRanks) {
     }
   }
   config.attention.layout = "zigzag";
-  config.attention.schedule = "all-gather";
-  expect_same_curve(one, train(config, 4, 30), "all-gather");
+  for (const std::string schedule : {"all-gather", "group-cast", "double-ring", "ulysses", "ulysses-ring", "mesh"}) {
+    config.attention.schedule = schedule;
+    config.attention.within = schedule == "all-gather" ? 0 : 2;
+    expect_same_curve(one, train(config, 4, 30), schedule);
+  }
   config.attention.schedule = "ring";
+  config.attention.within = 0;
   config.mesh.data = 2;
   expect_same_curve(one, train(config, 4, 30), "2 data x 2 context");
   config.mesh.data = 4;
