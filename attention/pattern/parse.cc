@@ -1,7 +1,5 @@
 // Reads patterns from TOML (parse_pattern in pattern.h). Tables say which keys each kind and each block map takes, and
 // the messages about unknown or missing keys follow from them. checks.cc says which values are valid.
-#include <toml++/toml.h>
-
 #include <algorithm>
 #include <array>
 #include <iterator>
@@ -11,6 +9,7 @@
 #include "attention/pattern/spec_names.h"
 #include "common/error.h"
 #include "common/names.h"
+#include "common/toml.h"
 
 namespace annulus {
 namespace {
@@ -381,6 +380,9 @@ PatternSpec parse_pattern(std::string_view toml_text, std::string_view where) {
   } catch (const toml::parse_error& error) {
     refuse(place, "expected an inline table such as { kind = \"causal\" }, got '" + std::string(toml_text) +
                       "': " + std::string(error.description()));
+  } catch (const TomlFault& fault) {
+    refuse(place, "expected an inline table such as { kind = \"causal\" }, got '" + std::string(toml_text) +
+                      "': " + fault.what());
   }
   const toml::table* table = document["pattern"].as_table();
   if (!table || document.size() != 1) {

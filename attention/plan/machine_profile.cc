@@ -1,6 +1,4 @@
 // Reads and writes profiles of machines: parse_machine and Machine::text of machine.h.
-#include <toml++/toml.h>
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -14,6 +12,7 @@
 #include "common/error.h"
 #include "common/nearest.h"
 #include "common/text.h"
+#include "common/toml.h"
 
 namespace annulus {
 namespace {
@@ -203,6 +202,8 @@ MachineProfile parse_machine(std::string_view text, const std::string& where) {
     throw Error(ErrorKind::kUsage, "machine",
                 where + ", line " + std::to_string(error.source().begin.line) +
                     ": a machine's profile should be TOML: " + std::string(error.description()));
+  } catch (const TomlFault& fault) {
+    throw Error(ErrorKind::kUsage, "machine", where + ": a machine's profile should be TOML: " + fault.what());
   }
   Table top(parsed, where, "");
   MachineProfile machine;

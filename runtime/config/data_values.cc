@@ -341,6 +341,8 @@ SourceConfig parse_source(std::string_view text, std::string_view where) {
     document = toml::parse("source = " + std::string(text), std::string_view("source"));
   } catch (const toml::parse_error& error) {
     config_keys::refuse(place, std::string(text) + " is not TOML: " + std::string(error.description()));
+  } catch (const TomlFault& fault) {
+    config_keys::refuse(place, std::string(text) + " is not TOML: " + fault.what());
   }
   const toml::node& node = *document.get("source");
   toml::array list;

@@ -2,11 +2,10 @@
 // model_values.cc. Internal to runtime/config/.
 #pragma once
 
-#include <toml++/toml.h>
-
 #include <string>
 #include <string_view>
 
+#include "common/toml.h"
 #include "runtime/config/config.h"
 
 namespace annulus::config_keys {

@@ -1,11 +1,10 @@
 // Parses the structured values of [model], for reading.cc. Internal to runtime/config/.
 #pragma once
 
-#include <toml++/toml.h>
-
 #include <string>
 
 #include "attention/modules/rotary_spec.h"
+#include "common/toml.h"
 #include "runtime/model/model_shape.h"
 
 namespace annulus::config_keys {

@@ -1,6 +1,4 @@
 // Reads a configuration: parse_config and load_config of config.h. keys.cc says which keys there are.
-#include <toml++/toml.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
@@ -13,6 +11,7 @@
 #include "common/files.h"
 #include "common/nearest.h"
 #include "common/text.h"
+#include "common/toml.h"
 #include "runtime/config/config.h"
 #include "runtime/config/data_values.h"
 #include "runtime/config/keys.h"
@@ -207,6 +206,8 @@ toml::table parse_toml(std::string_view text, std::string_view source) {
     throw Error(ErrorKind::kInput, "config",
                 std::string(source) + ":" + std::to_string(error.source().begin.line) +
                     ": not TOML: " + std::string(error.description()));
+  } catch (const TomlFault& fault) {
+    throw Error(ErrorKind::kInput, "config", std::string(source) + ": not TOML: " + fault.what());
   }
 }
 
@@ -264,6 +265,8 @@ void apply_set(const std::string& set, Config& config, std::set<std::string>& se
     try {
       table = toml::parse("value = " + text, std::string_view(source));
     } catch (const toml::parse_error&) {
+      return false;
+    } catch (const TomlFault&) {
       return false;
     }
     return table.size() == 1 && table.contains("value");
