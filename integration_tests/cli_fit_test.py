@@ -86,7 +86,8 @@ class FitTest(cli.CliTest):
         for (level, numbers), state in zip(sent, plan["traffic"]):
             parts = [state["reduce_scatter_bytes"], state["all_gather_bytes"], ring["kv_bytes_sent"], ring["gradient_bytes_sent"]]
             self.assertEqual(int(level), state["shard"])
-            self.assertEqual([f"{b / 1e6:.1f}" for b in [*parts, sum(parts)]], numbers.split())
+            total = sum(parts) + ring["query_bytes_sent"]
+            self.assertEqual([f"{b / 1e6:.1f}" for b in [*parts, total]], numbers.split())
 
     def test_traffic_of_the_ring(self):
         full = ["--set", "model.pattern={ kind = 'full' }", "--set", "attention.schedule=ring"]
@@ -201,16 +202,17 @@ class FitTest(cli.CliTest):
         # Two of the four layers keep theirs on the device. The input and attention's output of 2 rows of 1,024 tokens, in
         # bf16; the statistics of 4 heads in fp32; and a block of keys and values of another rank.
         kept = 2 * 1024 * (2 * 256 * 2 + 4 * 4 + 2 * 256 * 2)
-        on_gpus, on_cpus = self.json()["offload"], self.json("--cpu")["offload"]
+        ring = ["--set", "attention.schedule=ring"]
+        on_gpus, on_cpus = self.json(*ring)["offload"], self.json("--cpu", *ring)["offload"]
         self.assertEqual(on_gpus["bytes_of_rank"], 2 * kept)
         self.assertEqual((on_gpus["host_bytes_of_host"], on_gpus["file_bytes_of_host"]), (4 * 2 * kept, 0))
         self.assertEqual((on_cpus["host_bytes_of_host"], on_cpus["file_bytes_of_host"]), (0, 4 * 2 * kept))
-        bounded = self.json("--set", "memory.offload=host", "--set", "memory.host=20MB", "--set", "model.recompute=true", "--set", "device=cuda")
+        bounded = self.json(*ring, "--set", "memory.offload=host", "--set", "memory.host=20MB", "--set", "model.recompute=true", "--set", "device=cuda")
         # On their way to files and back, two layers of each rank are in the host's memory; and a layer goes to one of them whole.
         self.assertEqual(bounded["offload"]["host_bytes_of_host"], 20 * 10**6 + 4 * 2 * kept)
         self.assertAlmostEqual(bounded["offload"]["file_bytes_of_host"], 4 * 2 * kept - 20 * 10**6 + 4 * kept, delta=10)
         self.assertEqual(self.json("--set", "memory.device_layers=4")["offload"]["bytes_of_rank"], 0)
-        out = self.fit("--tflops", "400")
+        out = self.fit(*ring, "--tflops", "400")
         self.assertRegex(out, r"\nwith offload a rank moves 8.5 MB out and back for each batch; the 4 ranks of a host keep 33.8 MB in its memory\n")
         self.assertRegex(out, r"\nat 400.0 TFLOP/s a rank computes a batch in [\d.]+ s; [\d.]+ [KMGT]B/s a rank out, in its forward, and [\d.]+ [KMGT]B/s back are hidden\n")
         self.assertEqual(os.listdir(self.path(".")).count("runs"), 0)

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -20,8 +21,9 @@
 namespace annulus {
 namespace {
 
-constexpr int kAllRanks = 16;  // of up to so many ranks all programs are made
-constexpr int kSomeRanks = 8;  // otherwise those of so many
+constexpr int kAllRanks = 16;   // of up to so many ranks all programs are made
+constexpr int kSomeRanks = 8;   // otherwise those of so many
+constexpr int kManyRanks = 64;  // of more ranks only programs that are made quickly are compared
 
 // Predictions are not exact: of candidates whose times differ by less than this share, the one that holds the fewest
 // bytes is taken.
@@ -53,6 +55,10 @@ std::vector<PlanCandidate> candidates_of(const PlanRequest& request) {
     for (const K schedule : {K::kGroupCast, K::kDoubleRing, K::kUlysses, K::kUlyssesRing, K::kMesh}) {
       add(schedule, request.within);
     }
+    return all;
+  }
+  if (request.ranks > kManyRanks) {
+    for (const K schedule : {K::kGroupCast, K::kRing}) add(schedule, 0);
     return all;
   }
   for (const K schedule : {K::kGroupCast, K::kRing, K::kAllGather}) add(schedule, 0);
@@ -118,7 +124,7 @@ void price(PlanCandidate& candidate, const PlanRequest& request, Needs& needs, c
   }
   candidate.forward = slowest(sweep(forward, request.ranks, terms.machine));
   candidate.backward = slowest(sweep(backward, request.ranks, terms.machine));
-  const double most = terms.most_bytes();
+  const double most = terms.memory == kLeanest ? 0 : terms.most_bytes();
   if (most > 0 && candidate.bytes > most) {
     candidate.refused = "a rank would hold " + bytes_text(candidate.bytes) + ", more than the " + bytes_text(most) +
                         " that it has on " + terms.machine.name;
@@ -137,6 +143,18 @@ void sort_candidates(std::vector<PlanCandidate>& candidates) {
   const auto chosen =
       std::min_element(candidates.begin(), past, [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
   std::rotate(candidates.begin(), chosen, chosen == past ? chosen : chosen + 1);
+}
+
+void refuse_all_but_the_leanest(std::vector<PlanCandidate>& candidates) {
+  double least = std::numeric_limits<double>::infinity();
+  for (const PlanCandidate& c : candidates) {
+    if (c.refused.empty()) least = std::min(least, c.bytes);
+  }
+  for (PlanCandidate& c : candidates) {
+    if (c.refused.empty() && c.bytes > (1 + kAlike) * least) {
+      c.refused = "holds " + rounded(c.bytes / least, 2) + " times as much as the leanest";
+    }
+  }
 }
 
 [[noreturn]] void refuse_all(const PlanRequest& request, const std::vector<PlanCandidate>& candidates) {
@@ -281,6 +299,7 @@ PlanChoice choose_plan(const PlanRequest& request, const Pattern& pattern, const
       choice.candidates.push_back(std::move(candidate));
     }
   }
+  if (request.terms->memory == kLeanest) refuse_all_but_the_leanest(choice.candidates);
   sort_candidates(choice.candidates);
   if (!choice.chosen().refused.empty()) refuse_all(request, choice.candidates);
   choice.request = request;

@@ -29,6 +29,9 @@ struct PlanCandidate {
   std::string name() const;  // "ulysses-ring, within 8"
 };
 
+// As PlanTerms::memory: the schedules that hold the fewest bytes are to be chosen from, however much memory there is.
+inline constexpr double kLeanest = -1;
+
 struct PlanChoice {
   PlanRequest request;                    // with the schedule, `within` and layout that were chosen
   std::vector<PlanCandidate> candidates;  // the chosen one, then the others by their times, then those refused

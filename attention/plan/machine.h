@@ -1,6 +1,6 @@
-// MachineProfile: what a machine computes and sends in a second, as data. attention/plan/time.h predicts by it what a plan
-// takes, and `auto` chooses by that. A profile is a TOML file: `annulus bench calibrate` writes this machine's, and
-// those of configs/machines are built in. docs/explanation/attention.md, "The choice by cost", has the format.
+// MachineProfile: what a machine computes and sends in a second, as data. attention/plan/time.h predicts by it what a
+// plan takes, and `auto` chooses by that. A profile is a TOML file: `annulus bench calibrate` writes this machine's,
+// and those of configs/machines are built in. docs/explanation/attention.md, "The choice by cost", has the format.
 //
 // Used by the planner, the configuration, `plan`, `attend`, the operators for PyTorch and benchmarks. Needs no
 // LibTorch. Thread safety: plain values, and functions without state.

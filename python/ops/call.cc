@@ -1,7 +1,7 @@
 // Implements call.h.
 #include "python/ops/call.h"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -196,11 +196,10 @@ void place_parts(PlanRequest& request, const std::vector<int64_t>& lengths) {
                                       std::to_string(request.shape.q_len));
 }
 
-TermsPointer usual_terms() {
-  const bool cuda = c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA) &&
-                    c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).deviceCount() > 0;
-  return terms_of("", "ANNULUS_MACHINE", cuda ? "cuda" : "cpu", 128, 2);
-}
+// Not by device guards: torch.compile registers one for CUDA where there is no GPU.
+bool sees_gpus() { return at::detail::getCUDAHooks().hasCUDA(); }
+
+TermsPointer usual_terms(bool gpu) { return terms_of("", "ANNULUS_MACHINE", gpu ? "cuda" : "cpu", 128, 2); }
 
 int64_t number_of(const Tensor& number) {
   require(number.defined() && number.scalar_type() == at::kLong && number.numel() == 1,
@@ -259,7 +258,7 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
                     " queries and " + std::to_string(k.size(1)) +
                     " keys: cut both with another layout, such as \"contiguous\"");
         set_schedule(call.request, settings.schedule, settings.within);
-        if (call.request.schedule == ScheduleKind::kAuto) call.request.terms = usual_terms();
+        if (call.request.schedule == ScheduleKind::kAuto) call.request.terms = usual_terms(q.is_cuda());
         given = *pattern_of(settings.pattern);
         if (packed) {
           documents = document_lengths(*cu_seqlens);
@@ -268,6 +267,7 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
         std::vector<Field> alike = direction.terms();
         alike.insert(alike.end(), {{"layer", std::to_string(settings.layer)},
                                    {"layout", settings.layout},
+                                   {"schedule", settings.schedule + ", within " + std::to_string(settings.within)},
                                    {"machine", call.request.terms.text()},
                                    {"pattern", given.text()},
                                    {"batch, heads, kv heads and head size",

@@ -68,9 +68,11 @@ PatternSpec pattern_for(const std::string& text, const std::optional<at::Tensor>
 void place_parts(PlanRequest& request, const std::vector<int64_t>& lengths);
 
 // The terms by which schedule "auto" chooses, of the machine that ANNULUS_MACHINE names, or else of a GPU's host if
-// there is a GPU. They stand for bf16 and heads of 128, so that plan_ahead, which sees no tensors, plans what attention
-// runs. Ranks that differ in them raise Error(kMismatch).
-TermsPointer usual_terms();
+// tensors are on a GPU. They stand for bf16 and heads of 128, so that plan_ahead, which sees no tensors, plans what
+// attention runs. Ranks that differ in them raise Error(kMismatch).
+TermsPointer usual_terms(bool gpu);
+// Whether this process sees a GPU, where there are no tensors to tell.
+bool sees_gpus();
 
 // Returns the call's number from the int64 scalar tensor that its forward returned. Raises Error(kUsage) for another
 // tensor.

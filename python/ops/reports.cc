@@ -86,7 +86,7 @@ void plan_ahead(std::string pattern, int64_t length, int64_t heads, int64_t kv_h
   const Place place = place_in(group);
   PlanRequest request = request_of(pattern, length, place.size, heads, kv_heads, batch, layout, schedule, within,
                                    query_offset, key_length, lengths, cu_seqlens, keep);
-  if (request.schedule == ScheduleKind::kAuto) request.terms = usual_terms();
+  if (request.schedule == ScheduleKind::kAuto) request.terms = usual_terms(sees_gpus());
   require_plannable(request);
   plan_ahead(request, static_cast<int>(place.rank), proves_by_default());
 }

@@ -2,7 +2,6 @@
 #include "runtime/training/layer_requests.h"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <utility>
 
@@ -67,26 +66,6 @@ bool chooses(const Config& c) {
          !c.attention.machine.empty();
 }
 
-// A step's memory decides how long rows may be, so `auto` takes the least time among the schedules that hold little
-// more than the leanest one. This also bounds the choices for batches whose documents are apart, which are made later
-// than the memory plan: it counts what is chosen without documents.
-void prefer_little_memory(LayerRequests& requests, int64_t data_ranks) {
-  constexpr double kMore = 1.1;
-  for (PlanRequest& request : requests.distinct) {
-    if (request.schedule != ScheduleKind::kAuto || request.ranks == 1) continue;
-    PlanTerms terms = *request.terms;
-    terms.memory = std::numeric_limits<double>::max();  // the memory plan compares with that of the machine at hand
-    request.terms = terms;
-    double least = terms.memory;
-    for (const PlanCandidate& candidate : choose_plan(request).candidates) {
-      if (candidate.refused.empty()) least = std::min(least, candidate.bytes);
-    }
-    const int64_t rows = request.shape.batch, own = ceil_div(rows, std::max<int64_t>(1, data_ranks));
-    if (rows > 0) terms.memory = kMore * least * static_cast<double>(own) / static_cast<double>(rows);
-    request.terms = std::move(terms);
-  }
-}
-
 LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, int context_ranks) {
   PlanRequest request{.shape = {.batch = batch,
                                 .heads = c.model.heads,
@@ -117,7 +96,6 @@ LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, in
   }
   requests.share_layout();
   for (const PlanRequest& made : requests.distinct) validate(made);
-  prefer_little_memory(requests, c.mesh.data);
   return requests;
 }
 
@@ -125,7 +103,11 @@ LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, in
 
 TermsPointer attention_terms(const Config& c, std::string_view device) {
   const int64_t bytes = c.model.dtype == "fp64" ? 8 : c.model.dtype == "fp32" ? 4 : 2;
-  return terms_of(c.attention.machine, "attention.machine", device, c.model.head_dim(), bytes);
+  // Memory decides how long rows may be. Batches whose documents are apart are planned later than the memory plan,
+  // which counts what is chosen without documents: the leanest of their schedules holds no more.
+  PlanTerms terms = *terms_of(c.attention.machine, "attention.machine", device, c.model.head_dim(), bytes);
+  terms.memory = kLeanest;
+  return terms;
 }
 
 std::vector<Stage> training_stages(const Config& c, int context_ranks) {
@@ -154,7 +136,6 @@ void choose_for_device(std::vector<Stage>& stages, const Config& config, std::st
   const TermsPointer terms = attention_terms(config, device);
   for (Stage& stage : stages) {
     for (PlanRequest& request : stage.layers.distinct) request.terms = terms;
-    prefer_little_memory(stage.layers, config.mesh.data);
   }
 }
 

@@ -128,7 +128,7 @@ TEST(Caches, NameMustBeInTheTableAndUnique) {
   EXPECT_EQ(report_of("block maps").stats.entries, 1);
   first.reset();
   EXPECT_EQ(report_of("block maps").stats.entries, 0);  // removed with the cache
-  EXPECT_EQ(report_of("block maps").stats.capacity, 188 * kMib);
+  EXPECT_EQ(report_of("block maps").stats.capacity, 152 * kMib);
   EXPECT_NO_THROW(NamedCache<int>("block maps"));
 }
 
