@@ -47,7 +47,7 @@ struct PlanTerms {
   int64_t head_dim = 128;
   int64_t element_bytes = 2;  // of q, k and v
   bool backward = true;       // whether a backward follows
-  double memory = 0;          // bytes of a rank that attention may hold; 0: those of the machine
+  double memory = 0;  // bytes of a rank that attention may hold; 0: those of the machine; or kLeanest (choice.h)
 
   double most_bytes() const { return memory > 0 ? memory : machine.memory; }  // 0: not known
 };

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "attention/plan/program_maker.h"
-#include "common/error.h"
 
 namespace annulus {
 namespace {
