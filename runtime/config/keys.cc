@@ -267,8 +267,9 @@ const std::vector<Key>& keys() {
 
       {ANNULUS_KEY(attention, layout), "which rank owns which positions of a sequence", {.choices = layout_names()}},
       {ANNULUS_KEY(attention, schedule),
-       "how ranks exchange keys and values; \"auto\" is the one that is predicted to take least time on "
-       "attention.machine",
+       "how ranks exchange keys and values; \"auto\" is the one that holds the fewest bytes, and of several the one "
+       "that "
+       "is predicted to take least time on attention.machine",
        {.choices = schedule_names()}},
       {ANNULUS_KEY(attention, within),
        "consecutive ranks that form an inner group, such as those of a host, for schedules with groups; 0: the "
