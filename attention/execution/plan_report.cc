@@ -8,6 +8,7 @@
 
 #include "attention/pattern/pattern.h"
 #include "attention/plan/tilings.h"
+#include "attention/plan/time.h"
 #include "attention/plan/traffic.h"
 #include "common/error.h"
 #include "common/text.h"
@@ -20,7 +21,7 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 }
 
 std::vector<PlanCost> costs(const std::vector<Traffic>& ranks, int64_t head_dim, int64_t element_bytes) {
-  const int64_t accumulator_bytes = element_bytes == 8 ? 8 : 4;
+  const RowBytes rows{head_dim, element_bytes};
   std::vector<PlanCost> costs;
   const auto add = [&](const char* key, const char* name, bool bytes, int64_t scale, auto value) {
     const auto less = [&](const Traffic& a, const Traffic& b) { return value(a) < value(b); };
@@ -28,10 +29,9 @@ std::vector<PlanCost> costs(const std::vector<Traffic>& ranks, int64_t head_dim,
     costs.push_back({key, name, bytes, static_cast<double>(scale) * static_cast<double>(value(*least)),
                      static_cast<double>(scale) * static_cast<double>(value(*most))});
   };
-  const int64_t kv = head_dim * element_bytes, grad = head_dim * accumulator_bytes;
-  const auto row = [&](BufferKind kind) {
-    return row_content(kind, ranks[0].backward).bytes(head_dim, element_bytes, accumulator_bytes);
-  };
+  const auto row = [&](BufferKind kind) { return rows.of(kind, ranks[0].backward); };
+  // Rows of K and of V, and of dK and of dV, are counted separately.
+  const int64_t kv = row(BufferKind::kKV) / 2, grad = row(BufferKind::kGrad) / 2;
   add("messages_sent", "messages sent", false, 1, [](const Traffic& t) { return t.messages(); });
   add("kv_bytes_sent", "keys and values sent", true, kv, [](const Traffic& t) { return t.kv_rows; });
   add("gradient_bytes_sent", "gradients sent", true, grad, [](const Traffic& t) { return t.grad_rows; });
@@ -85,7 +85,7 @@ PlanReport::PlanReport(const PlanRequest& request, int64_t head_dim, int64_t ele
   forward_ = costs(forward, head_dim, element_bytes);
   backward_ = costs(backward, head_dim, element_bytes);
   made_ = seconds_since(begin);
-  const int64_t wide = element_bytes == 8 ? 8 : 4;
+  const int64_t wide = RowBytes{head_dim, element_bytes}.accumulator_bytes();
   for (const Traffic& t : forward) sent_.bytes += static_cast<double>(t.bytes(head_dim, element_bytes, wide));
   for (const Tiling& tiling : tilings(request_)) {
     const double bytes = tiling.bytes(head_dim, element_bytes, wide);

@@ -61,16 +61,23 @@ void require_equal_segments(const PatternSpec& spec, const PlanRequest& request)
          std::to_string((length / unit + 1) * unit) + ", or leave equal_segments out, and any length will work");
 }
 
+// The divisors of a number of ranks from `least` on that fit, as a list for a message.
+template <typename Fits>
+std::string divisors(int ranks, int least, Fits fits) {
+  std::vector<std::string> all;
+  for (int n = least; n <= ranks; ++n) {
+    if (ranks % n == 0 && fits(n)) all.push_back(std::to_string(n));
+  }
+  return join(all, ", ");
+}
+
 // Ulysses divides the query heads among the ranks of an inner group.
 void require_heads(const PlanRequest& request) {
   if (request.schedule != ScheduleKind::kUlysses && request.schedule != ScheduleKind::kUlyssesRing) return;
   const int64_t heads = request.shape.heads;
   const int within = request.within > 0 ? request.within : request.ranks;
   if (heads % within == 0) return;
-  std::string fitting;
-  for (int n = 2; n <= request.ranks; ++n) {
-    if (request.ranks % n == 0 && heads % n == 0) fitting += (fitting.empty() ? "" : ", ") + std::to_string(n);
-  }
+  const std::string fitting = divisors(request.ranks, 2, [&](int n) { return heads % n == 0; });
   refuse("schedule \"" + std::string(to_string(request.schedule)) + "\" divides the query heads among the " +
          counted(within, "rank") + " of an inner group, but " + std::to_string(heads) + " heads cannot be divided by " +
          std::to_string(within) +
@@ -82,12 +89,9 @@ void require_groups(const PlanRequest& request) {
   const int within = request.within;
   if (within == 0) return;
   if (within < 0 || request.ranks % within != 0) {
-    std::string fitting;
-    for (int n = 1; n <= request.ranks; ++n) {
-      if (request.ranks % n == 0) fitting += (fitting.empty() ? "" : ", ") + std::to_string(n);
-    }
     refuse("the number of ranks that form an inner group, `within`, must divide the " + counted(request.ranks, "rank") +
-           ", got " + std::to_string(within) + "; use one of " + fitting + ", or 0 for the schedule's own choice");
+           ", got " + std::to_string(within) + "; use one of " + divisors(request.ranks, 1, [](int) { return true; }) +
+           ", or 0 for the schedule's own choice");
   }
   if (entry_of(request.schedule).groups) return;
   std::string fitting;

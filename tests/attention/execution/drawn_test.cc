@@ -51,11 +51,12 @@ RC_GTEST_PROP(Drawn, DropoutEqualsTheOracle, ()) {
 
 // Blocks of 16 positions, of which bigbird draws some and an adaptive map selects some.
 RC_GTEST_PROP(Drawn, DrawnAndSelectedBlocksEqualTheOracle, ()) {
-  PlanRequest request = testing::any_request();
+  AttentionShape shape = testing::any_shape();
+  shape.query_offset = 16 * *rc::gen::element<int64_t>(0, 0, -1, 2);
+  PlanRequest request = testing::any_request(shape);
   const auto number = [](int64_t least, int64_t most) {
     return std::to_string(*rc::gen::inRange<int64_t>(least, most + 1));
   };
-  request.shape.query_offset = 16 * *rc::gen::element<int64_t>(0, 0, -1, 2);
   std::string map =
       *rc::gen::arbitrary<bool>()
           ? "\"bigbird\", window_blocks = 0, global_blocks = " + number(0, 1) + ", random_blocks = " + number(1, 3) +

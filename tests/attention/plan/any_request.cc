@@ -58,20 +58,24 @@ bool divides_heads(ScheduleKind schedule) {
 
 }  // namespace
 
-PlanRequest any_request() {
-  PlanRequest request;
+AttentionShape any_shape() {
   const auto length = [] {
     return *rc::gen::oneOf(rc::gen::element<int64_t>(0, 1, 2, 63, 64, 65, 97, 127, 128, 129, 160),
                            rc::gen::inRange<int64_t>(0, 130));
   };
   const int64_t q = length(), k = *rc::gen::inRange(0, 4) ? q : length();
   const int64_t kv_heads = *rc::gen::inRange(1, 4);
-  request.shape = {*rc::gen::inRange(1, 4),
-                   kv_heads * *rc::gen::inRange(1, 4),
-                   kv_heads,
-                   q,
-                   k,
-                   *rc::gen::inRange(0, 3) ? 0 : *rc::gen::element<int64_t>(-32, -16, -7, 16, 48, 51)};
+  return {*rc::gen::inRange(1, 4),
+          kv_heads * *rc::gen::inRange(1, 4),
+          kv_heads,
+          q,
+          k,
+          *rc::gen::inRange(0, 3) ? 0 : *rc::gen::element<int64_t>(-32, -16, -7, 16, 48, 51)};
+}
+
+PlanRequest any_request(const AttentionShape& shape) {
+  PlanRequest request;
+  request.shape = shape;
   const int kind = *rc::gen::inRange(0, 6);
   request.pattern = kind == 0   ? any_with_given_map(request.shape)
                     : kind == 1 ? any_with_mask(request.shape)
@@ -91,8 +95,8 @@ PlanRequest any_request() {
     if (fits(request.ranks) && *rc::gen::inRange(0, 4) == 0) request.within = 0;
   }
   request.keep_last = *rc::gen::inRange(0, 4) != 0;
-  if (q == k && *rc::gen::inRange(0, 5) == 0) {  // any lengths that add up
-    request.uneven_lengths = any_documents(q, request.ranks);
+  if (shape.q_len == shape.k_len && *rc::gen::inRange(0, 5) == 0) {  // any lengths that add up
+    request.uneven_lengths = any_documents(shape.q_len, request.ranks);
   }
   return request;
 }

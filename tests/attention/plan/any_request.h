@@ -6,11 +6,15 @@
 
 namespace annulus::testing {
 
-// One in six requests has a block map that is given as data, alone or in a union. The text names such a map only by
-// digest.
-PlanRequest any_request();
+// Returns any number of batch rows and heads, of queries and keys, and any query offset.
+AttentionShape any_shape();
 
-// Makes inner groups of one rank where the schedule could not divide the request's query heads, which were changed.
+// Returns a request whose patterns fit the shape. One in six requests has a block map that is given as data, alone or
+// in a union. The text names such a map only by digest.
+PlanRequest any_request(const AttentionShape& shape = any_shape());
+
+// Makes inner groups of one rank where the schedule could not divide the query heads among those of the request, whose
+// ranks were changed.
 void fit_heads(PlanRequest& request);
 
 // Returns the request with such maps written as slices, so that its text is complete.
