@@ -3,7 +3,7 @@
 failed".
 
 GoogleTest's cases count one each, and other tests count as one. Failing tests are shown with their output, skipped ones
-with their number and reasons. A target that could not be built is a failure. Called by tools/test.sh, cuda_build.sh and
+with their number and reasons. A target that could not be built is a failure. Called by tools/test.sh, cuda/build.sh and
 examples.sh; used by tools/mutants.py and the GPU bundle. Exits with 1 after a failure and with 4 if there was nothing
 to run.
 

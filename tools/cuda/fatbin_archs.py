@@ -2,9 +2,9 @@
 """Prints for which GPUs a binary has CUDA code: `sm_80 sm_90` is machine code for these architectures (also for 90a),
 `compute_80` is PTX, from which a driver makes machine code for any newer one.
 
-    fatbin_archs.py FILE...
+    tools/cuda/fatbin_archs.py FILE...
 
-Used by tools/cuda_build.sh, because a machine that only compiles may lack cuobjdump. nvcc embeds fat binaries: a header
+Used by tools/cuda/build.sh, because a machine that only compiles may lack cuobjdump. nvcc embeds fat binaries: a header
 (magic number, version, size of the header, size of what follows), then entries, each with a header of its own (kind, ...,
 size of the header, size of the code, ..., architecture).
 """

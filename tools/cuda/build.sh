@@ -1,12 +1,12 @@
 #!/bin/bash
-# tools/cuda_build.sh [--ci]: compiles and links for CUDA what a machine with a GPU runs: the program, the libraries, the
+# tools/cuda/build.sh [--ci]: compiles and links for CUDA what a machine with a GPU runs: the program, the libraries, the
 # benchmarks and the tests with the tag "gpu", but not the other tests. It needs nvcc, but no GPU. Used by .ci/run.
 # The last line is "N passed, N failed", which counts the build as one (or each target that failed), each CUDA source that
 # must have been compiled as one, and whether the program has PTX for GPUs newer than those it was compiled for.
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . tools/arguments.sh
-refuse_empty_arguments "tools/cuda_build.sh" "$@"
+refuse_empty_arguments "tools/cuda/build.sh" "$@"
 live_elsewhere=plain
 . tools/live.sh
 
@@ -42,7 +42,7 @@ for source in "${wanted[@]}"; do
   fi
 done
 echo "compiled for CUDA: ${wanted[*]}"
-archs=$(tools/fatbin_archs.py .bazel/bin/launcher/annulus)
+archs=$(tools/cuda/fatbin_archs.py .bazel/bin/launcher/annulus)
 echo "the program has code for: $archs"
 if [[ " $archs " == *" sm_80 "* && " $archs " == *" compute_"* ]]; then
   ((++passed))
