@@ -30,7 +30,7 @@ command -v clang++-14 >/dev/null || { echo "tools/fuzz.sh: needs clang++-14: apt
 
 mkdir -p .bazel/fuzz
 base=$PWD/.bazel/fuzz/base
-bazel --output_base="$base" build --repo_env=CC=clang-14 --config=san --symlink_prefix=/ --copt=-Wno-error \
+bazel --output_base="$base" build --repo_env=CC=clang-14 --config=san --symlink_prefix=/ --copt=-Wno-error --copt=-Wno-unknown-warning-option \
   --copt=-fsanitize=fuzzer-no-link,address,undefined --linkopt=-fsanitize=address,undefined \
   --copt=-fno-sanitize=function,vptr --copt=-fno-sanitize-recover=undefined //tests/fuzz:libfuzzer || exit
 program=$(bazel --output_base="$base" info bazel-bin --repo_env=CC=clang-14 --config=san --symlink_prefix=/ 2>/dev/null)/tests/fuzz/libfuzzer

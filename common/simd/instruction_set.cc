@@ -1,6 +1,9 @@
 // Finds out which vector instructions the processor has and ANNULUS_ISA allows; see instruction_set.h.
 #include "common/simd/instruction_set.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -15,6 +18,17 @@ namespace annulus {
 namespace {
 
 #if defined(__x86_64__)
+// Two extensions for which __builtin_cpu_supports has no name in clang 14 (Intel's manual, CPUID). What the system must
+// save for them it saves for AVX2, or gives on request (system_gives_tiles).
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c >> 29 & 1) != 0;
+}
+bool has_tiles_of_bf16() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d >> 24 & 1) != 0 && (d >> 22 & 1) != 0;
+}
+
 // Linux gives a process the registers of AMX, 8 KiB for each thread, when it asks for them. It refuses where it is
 // older than 5.16, and in some sandboxes.
 bool system_gives_tiles() {
@@ -30,12 +44,11 @@ InstructionSet of_processor([[maybe_unused]] InstructionSet allowed) {
   const bool baseline =
       __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("aes") && __builtin_cpu_supports("pclmul");
   const bool avx2 = baseline && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
+                    __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && has_f16c();
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
-  if (allowed == InstructionSet::kAmx && bf16 && __builtin_cpu_supports("amx-tile") &&
-      __builtin_cpu_supports("amx-bf16") && system_gives_tiles()) {
+  if (allowed == InstructionSet::kAmx && bf16 && has_tiles_of_bf16() && system_gives_tiles()) {
     return InstructionSet::kAmx;
   }
   if (bf16 && (__builtin_cpu_is("amd") || allowed == InstructionSet::kAvx512Bf16)) return InstructionSet::kAvx512Bf16;
