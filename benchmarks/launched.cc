@@ -41,7 +41,7 @@ class KeepsEnvironment {
 int launch_ranks(int ranks, std::vector<std::string> arguments) {
   const KeepsEnvironment kept;
   LaunchOptions launch;
-  launch.ranks = launch.context = ranks;
+  launch.ranks = ranks;
   launch.program = std::move(arguments);
   launch.typed = typed_words();
   return run_launch(launch);

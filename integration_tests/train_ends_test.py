@@ -2,6 +2,7 @@
 """Tests what a training job prints to continue it after it is killed, stalls, fails or loses its terminal."""
 
 import glob
+import json
 import os
 import re
 import shlex
@@ -61,6 +62,44 @@ class TrainEndsTest(cli.CliTest):
         self.assertEqual(code, 137, err)
         self.assertIn("rank 1 was ended by signal 9", err)
         self.goes_on(err)
+
+    def losses(self, run):
+        with open(self.path(f"a user's runs/{run}/metrics.jsonl")) as f:
+            return [record["loss"] for record in map(json.loads, f) if "loss" in record]
+
+    def test_a_killed_job_begins_again_and_has_the_same_losses(self):
+        steps = ("--set", "run.steps=60", "--set", "checkpoint.every=10", "--set", "checkpoint.keep=10")
+        code, _, err = self.annulus("launch", "-n", "2", "train", "config.toml", *steps)
+        self.assertEqual(code, 0, err)
+        self.running = self.start("launch", "-n", "2", "--restarts", "2", "--log-dir", "logs", "train", "config.toml", *steps,
+                                  env={"ANNULUS_PROGRESS": "live"})
+        while not glob.glob(self.path("a user's runs/tiny-002/checkpoints/step-00000020/manifest.json")):
+            self.assertTrue(self.running.process.stdout.read(1), "it has ended")
+        self.send(self.running, 1, signal.SIGKILL)
+        code, err = self.running.finish()
+        self.assertEqual(code, 0, err)
+        self.assertRegex(err, r"attempt 2 of 3, after a failure in the step after step \d+: continues from the checkpoint of "
+                              r"step \d+")
+        self.assertEqual(self.losses("tiny-001"), self.losses("tiny-002"))
+        for log in "logs/rank-1.log", "logs/attempt-2/rank-1.log":
+            self.assertTrue(os.path.exists(self.path(log)), log)
+
+    def test_a_fault_that_comes_again_is_not_tried_for_ever(self):
+        blocked = self.path("a file")
+        with open(blocked, "w"):
+            pass
+        code, _, err = self.annulus("launch", "-n", "2", "--restarts", "5", "train", "config.toml", "--set",
+                                    f"run.folder='{blocked}'")
+        self.assertNotEqual(code, 0)
+        self.assertEqual(err.count("attempt 2 of 6"), 0 if code in (2, 3, 4, 5, 9) else 1, err)
+        self.assertIn("not started again", err)
+
+    def test_restarts_are_for_what_can_resume(self):
+        for words, said in [(("--restarts", "-1", "train", "config.toml"), "whole number from 0 to 1000, not -1"),
+                            (("--restarts", "1", "selftest", "print"), "needs a subcommand that writes checkpoints")]:
+            code, _, err = self.annulus("launch", "-n", "2", *words)
+            self.assertEqual(code, 2, err)
+            self.assertIn(said, err)
 
     def test_killed_rank_0(self):
         self.running = self.train()

@@ -28,6 +28,11 @@ class Subcommand {
   // How many of `ranks` ranks form one ring, the ranks of the context axis. The placement of the ranks
   // (launcher/topology/placement.h), which happens before the subcommand runs, depends on it.
   virtual int context(int ranks) const { return ranks; }
+  // Throws Error(kPlan or kUsage) if so many ranks cannot run it.
+  virtual void require_fit(int /*ranks*/) const {}
+  // Whether it takes --resume RUN and reports its checkpoints (launcher/launch/rank.h), so that `launch --restarts` can
+  // begin it again.
+  virtual bool resumes() const { return false; }
   // What the ranks compute on: "cpu", "cuda", or "auto" (GPUs if a host has one for each of its ranks). The placement
   // depends on this as well.
   virtual std::string device() const { return "cpu"; }

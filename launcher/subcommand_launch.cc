@@ -20,6 +20,7 @@ namespace annulus {
 namespace {
 
 constexpr int kMostRanks = 65536;
+constexpr int kMostRestarts = 1000;
 
 class LaunchSubcommand : public Subcommand {
  public:
@@ -36,6 +37,10 @@ class LaunchSubcommand : public Subcommand {
     app.add_option("--timeout-grace", options_.grace_seconds,
                    "seconds that ranks have to stop after Ctrl-C or SIGTERM before they are killed (default: 30)")
         ->type_name("S");
+    app.add_option("--restarts", options_.restarts,
+                   "how often a job of `train` that failed begins again from its newest checkpoint, without the hosts "
+                   "that do not answer (default: 0)")
+        ->type_name("N");
     app.add_option("--mpi-args", mpi_args_, "further options for mpirun, in quotes");
     app.option_defaults()->group("Hosts");
     app.add_option("--hosts", hosts_,
@@ -105,14 +110,20 @@ class LaunchSubcommand : public Subcommand {
     for (const Variable& variable : environment_of(typed)) setenv(variable.name.c_str(), variable.value.c_str(), 1);
     if (rank_hca_ == "auto") setenv("ANNULUS_RANK_HCA", "auto", 1);  // overrides the configuration
     // The subcommand's options are parsed here so that a typing error is reported once, before anything starts.
-    const ParsedSubcommand parsed = parse_subcommand(entry, {rest_.begin() + 1, rest_.end()});
+    ParsedSubcommand parsed = parse_subcommand(entry, {rest_.begin() + 1, rest_.end()});
     help_ = parsed.text;
-    options_.context = parsed.subcommand == nullptr ? options_.ranks : parsed.subcommand->context(options_.ranks);
-    options_.device = parsed.subcommand == nullptr ? "cpu" : parsed.subcommand->device();
-    options_.network =
-        network_from_environment(parsed.subcommand == nullptr ? Network{} : parsed.subcommand->network());
-    if (parsed.subcommand != nullptr) options_.files = parsed.subcommand->files();
-    if (parsed.subcommand != nullptr) options_.keep_logs = parsed.subcommand->keep_logs();
+    started_ = std::move(parsed.subcommand);
+    if (started_ == nullptr) return;  // --help
+    if (options_.restarts != 0) require_restarts(entry);
+    options_.context = [this](int ranks) {
+      // The ranks themselves say more if the number that was typed does not fit.
+      if (ranks != options_.ranks) started_->require_fit(ranks);
+      return started_->context(ranks);
+    };
+    options_.device = started_->device();
+    options_.network = network_from_environment(started_->network());
+    options_.files = started_->files();
+    options_.keep_logs = started_->keep_logs();
     options_.program = rest_;
   }
 
@@ -126,6 +137,19 @@ class LaunchSubcommand : public Subcommand {
   }
 
  private:
+  void require_restarts(const SubcommandEntry& entry) const {
+    if (options_.restarts < 0 || options_.restarts > kMostRestarts) {
+      throw Error(ErrorKind::kUsage, "launcher",
+                  "launch --restarts takes a whole number from 0 to " + std::to_string(kMostRestarts) + ", not " +
+                      std::to_string(options_.restarts));
+    }
+    if (!started_->resumes()) {
+      throw Error(ErrorKind::kUsage, "launcher",
+                  "launch --restarts needs a subcommand that writes checkpoints, `train`: `" + std::string(entry.name) +
+                      "` would begin again without anything of what it had done");
+    }
+  }
+
   void take_hosts() {
     const std::string typed = hosts_ ? "--hosts" : hostfile_ ? "--hostfile" : "";
     if (!typed.empty()) forget_default_hosts();
@@ -144,6 +168,7 @@ class LaunchSubcommand : public Subcommand {
   std::string mpi_args_;
   std::string interfaces_, hcas_, rank_hca_;
   std::vector<std::string> rest_;
+  std::unique_ptr<Subcommand> started_;  // the subcommand that the ranks run
   std::string help_;
 };
 

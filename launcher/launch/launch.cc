@@ -28,6 +28,7 @@
 #include "launcher/launch/host_plan.h"
 #include "launcher/launch/log_folder.h"
 #include "launcher/launch/rank.h"
+#include "launcher/launch/restarts.h"
 #include "launcher/launch/signals.h"
 #include "launcher/launch/supervisor.h"
 #include "launcher/topology/report.h"
@@ -54,7 +55,10 @@ struct Planned {
 };
 
 HostRequest request_of(const LaunchOptions& options) {
-  return {.ranks = options.ranks, .context = options.context, .device = options.device, .hcas = options.network.hcas};
+  return {.ranks = options.ranks,
+          .context = options.context(options.ranks),
+          .device = options.device,
+          .hcas = options.network.hcas};
 }
 
 // Plans a job on this host alone, or on hosts that the user has named to mpirun itself.
@@ -174,21 +178,65 @@ void require_file_size() {
                   "; use ulimit -f unlimited before the start");
 }
 
-}  // namespace
+// Returns the hosts that answer when each is asked alone, or nothing if a signal stopped that.
+std::optional<HostList> hosts_that_answer(const LaunchOptions& options, const Signals& signals, int& stop_signal) {
+  HostList answering = *options.hosts;
+  answering.hosts.clear();
+  for (const HostSlots& host : options.hosts->hosts) {
+    DiscoveryOptions asked{
+        .hosts = *options.hosts, .interfaces = options.network.interfaces, .mpi_args = options.mpi_args};
+    asked.hosts.hosts = {host};
+    asked.stop_fd = signals.fd;
+    asked.stop = [&] { return (stop_signal = signals.take_request()) != 0; };
+    try {
+      LauncherSocket socket(listen_tcp(options.network.interfaces));
+      if (discover_hosts(asked, socket).empty()) return std::nullopt;
+      answering.hosts.push_back(host);
+    } catch (const Error& error) {
+      log_warn("", "host " + host.name + " is left out: " + std::string(error.message()));
+    }
+  }
+  return answering;
+}
 
-int run_launch(const LaunchOptions& options) {
-  const LaunchInfo info = launch_info();
-  // A shell that salloc starts may itself be a Slurm step of one task.
-  if (info.launched && !(info.launcher == "Slurm" && info.size == 1)) {
-    throw Error(ErrorKind::kUsage, "launcher",
-                "`launch` inside a rank: this process was itself started by mpirun or srun, and would start ranks of "
-                "ranks; give mpirun the subcommand without `launch`, or run `launch` without mpirun");
+// Leaves out the hosts that do not answer, and where the slots of the others are too few, takes as many ranks as fit
+// them and can run the subcommand. Throws `missing` if nothing can be left out, and Error(kPlan) if too little is left.
+// Returns false if a signal stopped it.
+bool leave_out_lost_hosts(LaunchOptions& options, const Error& missing, const Signals& signals, int& stop_signal) {
+  const std::optional<HostList> answering = hosts_that_answer(options, signals, stop_signal);
+  if (!answering) return false;
+  if (answering->hosts.empty() || answering->hosts.size() == options.hosts->hosts.size()) throw missing;
+  const auto unlimited = [](const HostSlots& host) { return host.slots == 0; };
+  int64_t slots = 0;
+  for (const HostSlots& host : answering->hosts) slots += host.slots;
+  const bool any = std::any_of(answering->hosts.begin(), answering->hosts.end(), unlimited);
+  int ranks = any ? options.ranks : static_cast<int>(std::min<int64_t>(slots, options.ranks));
+  std::string refused;
+  for (; ranks > 0; --ranks) {
+    try {
+      options.context(ranks);
+      break;
+    } catch (const Error& error) {
+      refused = error.message();
+    }
   }
-  const Mpirun mpirun = find_mpirun();
-  if (!options.dry_run) {
-    require_files(options.ranks);
-    require_file_size();
+  if (ranks == 0) {
+    throw Error(ErrorKind::kPlan, "launcher",
+                "not started again: the hosts that answer have " + counted(slots, "slot") +
+                    ", and no such number of ranks can run this: " + refused);
   }
+  if (ranks < options.ranks) {
+    log_warn("", "the hosts that answer have " + counted(slots, "slot") + ": the job goes on with " +
+                     counted(ranks, "rank") + " instead of " + std::to_string(options.ranks));
+  }
+  options.hosts = answering;
+  options.ranks = ranks;
+  return true;
+}
+
+// Starts the job once. `log_dir` is as in LogFolder; the folder that was made for it is then in `logs`.
+Attempt launch_once(const LaunchOptions& options, const Mpirun& mpirun, const Signals* signals,
+                    const std::string& log_dir, std::optional<LogFolder>& logs) {
   // Several names are asked even if all mean this host, because that finds the error.
   const bool elsewhere = options.hosts
                              ? options.hosts->hosts.size() > 1 || !is_this_host(options.hosts->hosts.front().name)
@@ -197,16 +245,13 @@ int run_launch(const LaunchOptions& options) {
   const size_t hosts = options.hosts ? options.hosts->hosts.size() : 0;
   const size_t callers = std::max(hosts, static_cast<size_t>(options.ranks));
   if (elsewhere) socket.emplace(listen_tcp(options.network.interfaces), callers);
-  // --dry-run keeps the default action of signals.
-  std::optional<Signals> signals;
-  if (!options.dry_run) signals.emplace();
   std::optional<Planned> planned;
   if (elsewhere && options.hosts) {
     int stop_signal = 0;
-    planned = plan_over_hosts(options, *socket, signals ? &*signals : nullptr, stop_signal);
+    planned = plan_over_hosts(options, *socket, signals, stop_signal);
     if (!planned) {
       log_warn("", "stopped before any rank was started");
-      return 128 + stop_signal;
+      return {.code = 128 + stop_signal, .stopped = true};
     }
   } else {
     planned = plan_here(options);
@@ -239,17 +284,16 @@ int run_launch(const LaunchOptions& options) {
     std::printf("%s\nOpen MPI %s would be started as follows (%s stands for a new folder):\n\n  %s\n",
                 planned->text.c_str(), mpirun.version.c_str(), request.session_dir.c_str(),
                 shell_quote(mpirun_command(mpirun, request)).c_str());
-    return 0;
+    return {};
   }
 
   const SessionDir session;
-  const LogFolder logs(options.log_dir);
-  const std::string& log_dir = logs.path();
-  if (options.log_dir.empty()) prune_log_folders(fs::path(log_dir).parent_path(), options.keep_logs);
+  logs.emplace(log_dir);
+  if (log_dir.empty()) prune_log_folders(fs::path(logs->path()).parent_path(), options.keep_logs);
   if (!socket) socket.emplace(listen_unix(session.path() + "/launcher"), callers);
   set_env("ANNULUS_LAUNCHER", socket->address());
   set_env("ANNULUS_LAUNCH_DIR", session.path());
-  set_env("ANNULUS_LOG_DIR", log_dir);
+  set_env("ANNULUS_LOG_DIR", logs->path());
   if (std::getenv("HOME") == nullptr) set_env("HOME", session.path());
   if (request.as_root) {
     set_env("OMPI_ALLOW_RUN_AS_ROOT", "1");
@@ -263,10 +307,51 @@ int run_launch(const LaunchOptions& options) {
   request.forward = variables_of_ranks();
   const std::vector<std::string> command = mpirun_command(mpirun, request);
 
-  return supervise(command, options, *signals, log_dir,
+  return supervise(command, options, *signals, logs->path(),
                    shell_quote(options.typed) + "\n" + now_text("%Y-%m-%d %H:%M:%S") + "\n\n" + planned->text + "\n" +
                        shell_quote(command) + "\n\n",
                    *socket);
+}
+
+}  // namespace
+
+int run_launch(const LaunchOptions& options) {
+  const LaunchInfo info = launch_info();
+  // A shell that salloc starts may itself be a Slurm step of one task.
+  if (info.launched && !(info.launcher == "Slurm" && info.size == 1)) {
+    throw Error(ErrorKind::kUsage, "launcher",
+                "`launch` inside a rank: this process was itself started by mpirun or srun, and would start ranks of "
+                "ranks; give mpirun the subcommand without `launch`, or run `launch` without mpirun");
+  }
+  const Mpirun mpirun = find_mpirun();
+  if (!options.dry_run) {
+    require_files(options.ranks);
+    require_file_size();
+  }
+  // --dry-run keeps the default action of signals.
+  std::optional<Signals> signals;
+  if (!options.dry_run) signals.emplace();
+  LaunchOptions now = options;
+  std::optional<LogFolder> first;  // kept to the end, so that its lock is
+  std::vector<Attempt> attempts;
+  while (true) {
+    std::optional<LogFolder> later;
+    std::optional<LogFolder>& logs = first ? later : first;
+    const std::string wanted =
+        first ? first->path() + "/attempt-" + std::to_string(attempts.size() + 1) : options.log_dir;
+    try {
+      attempts.push_back(launch_once(now, mpirun, signals ? &*signals : nullptr, wanted, logs));
+    } catch (const Error& error) {
+      if (attempts.empty() || error.kind() != ErrorKind::kUnavailable || !now.hosts) throw;
+      int stop_signal = 0;
+      if (!leave_out_lost_hosts(now, error, *signals, stop_signal)) return 128 + stop_signal;
+      continue;
+    }
+    NextAttempt next = next_attempt(attempts, options.restarts, options.program);
+    if (!next.why.empty()) log_warn("", next.why);
+    if (!next.again) return attempts.back().code;
+    now.program = std::move(next.program);
+  }
 }
 
 }  // namespace annulus

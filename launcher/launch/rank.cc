@@ -108,6 +108,8 @@ void report_following(const Error& error, int failed) {
 
 void report_number(int rank) { send_message({{"rank", rank}}); }
 
+void report_step(int64_t step) { send_message({{"step", step}}); }
+
 void report_checkpoint(int64_t step, const std::string& folder, const std::vector<std::string>& command) {
   send_after_output({{"checkpoint", {{"step", step}, {"folder", folder}, {"command", command}}}});
 }

@@ -20,7 +20,9 @@ namespace annulus {
 // once, before anything else. Throws Error(kUnavailable) if the launcher cannot be reached.
 //
 // The messages are {"host"}, where it runs; {"rank"}, its number in the job; {"record", "shown", "of_one"};
-// {"checkpoint": {"step", "folder", "command"}}; and how it ends, {"exit"} or {"error", "reported", "cause"}.
+// {"step"}, a step of training that is done; {"checkpoint": {"step", "folder", "command"}}; and how it ends, {"exit"}
+// or
+// {"error", "reported", "cause"}.
 void attach_to_launcher(const LaunchInfo& info);
 
 // Whether a launcher reads what this rank reports.
@@ -39,6 +41,9 @@ void report_following(const Error& error, int failed);
 // Tells the launcher the number of this rank in the job, which may differ from the one that mpirun gave it. Does
 // nothing unless attached.
 void report_number(int rank);
+
+// Tells the launcher that a step of a run of `train` is done. Does nothing unless attached.
+void report_step(int64_t step);
 
 // Tells the launcher how a run of `train` could be continued if this job ended now: from the checkpoint of `step` in
 // `folder`, with the words of `command`. An empty folder means that the run has no checkpoint yet, and an empty command

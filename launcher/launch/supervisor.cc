@@ -90,8 +90,8 @@ class Supervisor {
     }
   }
 
-  // Runs until mpirun has ended and nothing is left to read. Returns the exit code.
-  int run() {
+  // Runs until mpirun has ended and nothing is left to read.
+  Attempt run() {
     while (mpirun_.running()) {
       wait_for_events();
       read_all();
@@ -248,6 +248,8 @@ class Supervisor {
     if (message.has("record")) {
       take_record(rank, message.at("record").text(kLongestMessage), message.at("shown").boolean(),
                   message.at("of_one").boolean());
+    } else if (message.has("step")) {
+      step_ = message.at("step").integer(0, INT64_MAX);
     } else if (message.has("checkpoint")) {
       const CheckedJson checkpoint = message.at("checkpoint");
       checkpoint_ = Checkpoint{checkpoint.at("step").integer(0, INT64_MAX),
@@ -334,8 +336,8 @@ class Supervisor {
     deadline_ = Clock::now() + kTermGrace;
   }
 
-  // Says how the job ended and returns its exit code.
-  int conclude() {
+  // Says how the job ended.
+  Attempt conclude() {
     JobEnd end;
     end.ranks = options_.ranks;
     end.failed = failures_;
@@ -363,7 +365,10 @@ class Supervisor {
     log_.flush();
     say_lost_logs();
     job_log_.merge(report.failed_rank);
-    return report.code;
+    return {.code = report.code,
+            .stopped = stop_signal_ != 0 || terminal_.error() != 0,
+            .step = step_,
+            .resume = end.resume};
   }
 
   // Reports incomplete logs once. The job's exit code stays the same, because its results are not affected.
@@ -399,6 +404,7 @@ class Supervisor {
   std::vector<std::pair<size_t, json>> waiting_;  // ranks and their messages that have not been obeyed yet
   std::vector<size_t> ended_;                     // ranks whose connection has ended
   Checkpoint checkpoint_;                         // the last one that was reported
+  std::optional<int64_t> step_;                   // of training, the last one that was reported
   MpirunProcess mpirun_;
   std::vector<RankEnd> failures_;  // in the order of time
   int stop_signal_ = 0;            // 0: no request to stop
@@ -409,8 +415,8 @@ class Supervisor {
 
 }  // namespace
 
-int supervise(const std::vector<std::string>& command, const LaunchOptions& options, const Signals& signals,
-              const std::string& log_dir, const std::string& heading, LauncherSocket& socket) {
+Attempt supervise(const std::vector<std::string>& command, const LaunchOptions& options, const Signals& signals,
+                  const std::string& log_dir, const std::string& heading, LauncherSocket& socket) {
   Supervisor supervisor(options, signals, log_dir, socket);
   supervisor.start(command, heading);
   return supervisor.run();

@@ -88,6 +88,9 @@ class TrainSubcommand : public Subcommand {
     return context > 0 && ranks % context == 0 ? static_cast<int>(context) : ranks;
   }
 
+  void require_fit(int ranks) const override { check_training(config_, ranks); }
+  bool resumes() const override { return true; }
+
   int run() override {
     if (help_config_) {
       std::fputs(config_template().c_str(), stdout);
@@ -119,6 +122,7 @@ class TrainSubcommand : public Subcommand {
         last = {.step = step, .folder = folder, .command = command};
       }
     };
+    options.on_step = report_step;
     const auto say_how_to_go_on = [&last] {
       if (!last || last->command.empty()) return;
       const std::string text = resume_text(resume_point(last->step, last->folder, last->command));

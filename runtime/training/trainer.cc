@@ -481,6 +481,7 @@ int Run::train() {
     if (validated) stop = validate();
     if (!result.note.empty()) warn(result.note);
     report_->step(result, validated);
+    if (first_ && options_.on_step) options_.on_step(step);
     due = due || (config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0);
     if (last) training_->require_updates();
     // A checkpoint waits for a step whose update was applied, unless no other step follows.
