@@ -21,6 +21,14 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cli  # noqa: E402
 
 
+# Lets a process run a fifth of the time.
+SLOWED = """import os, signal, sys, time
+while True:
+    os.kill(int(sys.argv[1]), signal.SIGSTOP)
+    time.sleep(0.008)
+    os.kill(int(sys.argv[1]), signal.SIGCONT)
+    time.sleep(0.002)
+"""
 ENDLESS = ["--set", "run.steps=1000000", "--set", "checkpoint.every=1000000"]
 
 
@@ -179,14 +187,43 @@ class TrainTest(cli.CliTest):
     def test_sigterm_writes_a_checkpoint_and_says_how_to_continue(self):
         self.stop(signal.SIGTERM, 143)
 
+    def process_of(self, run, rank):
+        found = [p for p in cli.processes_with(run.mark) if self.rank_of(p) == str(rank)]
+        self.assertEqual(len(found), 1)
+        return found[0]
+
     def test_killed_rank_ends_the_job(self):
         run = self.train_in_background()
-        ranks = [p for p in cli.processes_with(run.mark) if self.rank_of(p) == "1"]
-        self.assertEqual(len(ranks), 1)
-        os.kill(ranks[0], signal.SIGKILL)
+        os.kill(self.process_of(run, 1), signal.SIGKILL)
         code, err = run.finish()
         self.assertEqual(code, 137, err)
         self.assertIn("rank 1 was ended by signal 9", err)
+
+    def test_names_the_rank_that_is_slow_and_no_other(self):
+        slow_steps = 10
+        run = self.train_in_background("--set", "run.steps=20000", "--set", f"run.slow_steps={slow_steps}", "--set",
+                                       "data.context=1024", ranks=3)
+        rank = self.process_of(run, 1)
+        slowed = subprocess.Popen([sys.executable, "-c", SLOWED, str(rank)])
+        try:
+            run.wait_for("warning: rank 1 on ")
+        finally:
+            slowed.kill()
+            slowed.wait()
+            os.kill(rank, signal.SIGCONT)
+        run.wait_for("is no longer slower than the others")
+        run.signal(signal.SIGINT)
+        self.assertEqual(run.finish()[0], 130)
+        lines = self.metrics("tiny-001")
+        named = [m for m in lines if "slow_rank" in m]
+        self.assertEqual([m["slow_rank"] for m in named], [1])
+        self.assertLess(named[0]["step"], named[0]["slow_since"] + slow_steps)
+        self.assertGreater(named[0]["slow_share"], 1)
+        self.assertEqual([m["slow_rank_over"] for m in lines if "slow_rank_over" in m], [1])
+        # While it was slow, the others waited.
+        waited = [m["ranks"]["exposed_communication_seconds"] for m in lines
+                  if named[0]["slow_since"] < m["step"] <= named[0]["step"] and "ranks" in m]
+        self.assertLess(sum(m["least"] for m in waited), 0.5 * sum(m["most"] for m in waited))
 
     @staticmethod
     def rank_of(pid):

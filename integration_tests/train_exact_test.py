@@ -72,7 +72,9 @@ class TrainTest(cli.CliTest):
             return f.read()
 
     def metrics(self, run):
-        return [json.loads(line) for line in self.read(f"runs/{run}/metrics.jsonl").splitlines()]
+        """Returns the lines of steps and validations."""
+        lines = [json.loads(line) for line in self.read(f"runs/{run}/metrics.jsonl").splitlines()]
+        return [line for line in lines if "loss" in line or "validation_loss" in line]
 
     def losses(self, run):
         return [m["loss"] for m in self.metrics(run) if "loss" in m]

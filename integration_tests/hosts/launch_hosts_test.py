@@ -161,6 +161,20 @@ class LaunchHostsTest(OverHosts):
         for rank in range(3):
             self.assertIn(f"rank {rank} stops", self.log(f"rank-{rank}.log"))
 
+    def test_names_the_rank_whose_link_is_slow(self):
+        self.on("Host2", "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "50mbit",
+                "burst", "32kb", "latency", "2s")
+        self.addCleanup(self.on, "Host2", "tc", "qdisc", "del", "dev", "eth0", "root")
+        cli.write_tiny_run(self.folder, 20, data={"context": 1024}, run={"slow_steps": 5})
+        code, out, err = self.launch("--hosts", "host1:1,Host2:1,host3:1", "train", "config.toml")
+        self.assertEqual(code, 0, err)
+        self.assertEqual(re.findall(r"warning: (the link from rank \d on \S+ to rank \d on \S+ is slow|rank \d)", out),
+                         ["the link from rank 1 on Host2 to rank 2 on host3 is slow"], out)
+        with open(self.path("runs/tiny-001/metrics.jsonl")) as f:
+            slow = [line for line in map(json.loads, f) if "slow_rank" in line]
+        self.assertEqual([(line["slow_rank"], line["slow_host"]) for line in slow], [(1, "Host2")])
+        self.assertLessEqual(slow[0]["step"], 2 * 5)
+
     def test_training_has_the_same_losses_as_on_one_host(self):
         for hosts in (("-n", "4"), ("--hosts", "host1:2,Host2:1,host3:1")):
             code, out, err = self.launch(*hosts, "train", "config.toml", "--set", "run.folder='runs'")

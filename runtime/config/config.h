@@ -26,6 +26,8 @@ struct RunConfig {
   int64_t log_every = 10;
   int64_t log_bytes = 8 << 20;  // the limit of a rank's log file in the run's folder; 0: no file
   int64_t keep_logs = 100;      // folders in runs/logs that `launch` retains; 0: all
+  double slow_share = 0.2;      // by how much a slow rank is above the median (runtime/run/stragglers.h); 0: none is
+  int64_t slow_steps = 10;      // for so many steps
 
   friend bool operator==(const RunConfig&, const RunConfig&) = default;
 };

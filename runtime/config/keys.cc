@@ -97,6 +97,11 @@ const std::vector<Key>& keys() {
       {ANNULUS_KEY(run, keep_logs),
        "how many of the newest folders in runs/logs `launch` keeps, including its own; 0: all",
        {.range = at_least(0)}},
+      {ANNULUS_KEY(run, slow_share),
+       "a rank is named as slow whose own part of a step takes longer than the median of the others by more than this "
+       "share of it; 0: none is",
+       {.range = at_least(0)}},
+      {ANNULUS_KEY(run, slow_steps), "for how many steps it must be slow", {.range = at_least(1, 1000)}},
 
       {ANNULUS_KEY(data, train),
        "what to train on: a list of files and globs (`**` matches folders at any depth) or \"python-sources\"; or a "

@@ -22,6 +22,8 @@ namespace {
 
 // The longest time between two plain lines if reports are frequent enough.
 constexpr double kPlainSeconds = 10;
+// The shortest time between two live lines.
+constexpr double kLiveSeconds = 0.1;
 
 // Keeps only whole lines of steps up to `last`. The others are of steps after the checkpoint from which the run now
 // resumes, or were being written when the run was interrupted.
@@ -42,6 +44,27 @@ void truncate_after(const std::string& path, int64_t last) {
     }
   }
   if (removed) write_atomically(FileSystem::real(), path, kept);
+}
+
+template <typename Plain>
+nlohmann::ordered_json to_json(const Plain& value) {
+  return value;  // nlohmann writes numbers that JSON lacks as null
+}
+
+// An object of what `to_json` or nlohmann can convert.
+template <typename Name, typename... Values>
+nlohmann::ordered_json to_json(const std::vector<std::pair<Name, std::variant<Values...>>>& members) {
+  nlohmann::ordered_json object = nlohmann::ordered_json::object();
+  for (const auto& [name, value] : members) {
+    std::visit([&, key = std::string(name)](const auto& known) { object[key] = known; }, value);
+  }
+  return object;
+}
+
+nlohmann::ordered_json to_json(const MetricsWriter::Table& table) {
+  nlohmann::ordered_json object = nlohmann::ordered_json::object();
+  for (const auto& [row, numbers] : table) object[row] = to_json(numbers);
+  return object;
 }
 
 }  // namespace
@@ -70,20 +93,7 @@ void MetricsWriter::write(int64_t step, const Fields& fields) {
   nlohmann::ordered_json line;
   line["step"] = step;
   for (const auto& [name, value] : fields) {
-    nlohmann::ordered_json& field = line[std::string(name)];
-    if (const Table* table = std::get_if<Table>(&value)) {
-      field = nlohmann::ordered_json::object();
-      for (const auto& [row, numbers] : *table) {
-        nlohmann::ordered_json& object = field[row] = nlohmann::ordered_json::object();
-        for (const auto& [key, number] : numbers) {
-          std::visit([&, name = std::string(key)](auto v) { object[name] = v; }, number);
-        }
-      }
-    } else if (const int64_t* whole = std::get_if<int64_t>(&value)) {
-      field = *whole;
-    } else {
-      field = std::get<double>(value);  // nlohmann writes numbers that JSON lacks as null
-    }
+    line[std::string(name)] = std::visit([](const auto& known) { return to_json(known); }, value);
   }
   const std::string text = line.dump() + "\n";
   if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0) {
@@ -155,31 +165,40 @@ double Progress::steady_seconds() {
 
 int Progress::columns_of_output() { return terminal_columns(STDOUT_FILENO); }
 
-void Progress::report(const ProgressReport& report, bool important) {
+void Progress::report(const ProgressReport& report, Stays stays) {
   if (mode_ == ProgressMode::kNone) return;
+  const double now = clock_();
   if (mode_ == ProgressMode::kLive) {
     // One column stays free, because many terminals move to the next line once the last column is written.
     line_ = format_progress(report, std::max(1, width_() - 1));
+    if (stays != Stays::kNo) return keep(std::exchange(line_, ""));
+    behind_ = shown_at_ && now - *shown_at_ < kLiveSeconds;
+    if (behind_) return;
+    shown_at_ = now;
     show_line();
     return;
   }
   const std::string line = format_progress(report);
-  const double now = clock_();
   // The report is shown now if the next one would be too late, assuming that it takes as long as this one did.
   const bool due = !shown_at_ || now + (now - *reported_at_) - *shown_at_ > kPlainSeconds;
   reported_at_ = now;
-  if (!due && !important) return;
+  if (!due && stays != Stays::kImportant) return;
   out_ << line << '\n' << std::flush;
   shown_at_ = now;
 }
 
 void Progress::message(std::string_view text) {
   if (mode_ == ProgressMode::kLive && !line_.empty()) {
-    out_ << '\r' << text << "\x1b[K\n";
+    keep(text);
     show_line();
     return;
   }
   out_ << text << '\n' << std::flush;
+}
+
+void Progress::keep(std::string_view text) {
+  behind_ = false;
+  out_ << '\r' << text << "\x1b[K\n" << std::flush;
 }
 
 // Moves to the left edge, prints the line, and erases the rest of a longer old one. Wrapping is off meanwhile, so that
@@ -188,6 +207,8 @@ void Progress::show_line() { out_ << "\r\x1b[?7l" << line_ << "\x1b[K\x1b[?7h" <
 
 void Progress::finish() {
   if (line_.empty()) return;
+  if (behind_) show_line();
+  behind_ = false;
   out_ << '\n' << std::flush;
   line_.clear();
 }

@@ -18,10 +18,12 @@ namespace annulus {
 // Writes one JSON object per line, beginning with "step", and flushes each line. Not thread safe.
 class MetricsWriter {
  public:
-  // A Table is an object of objects of numbers.
+  // Numbers and Facts are objects, a Table is an object of objects of numbers.
   using Numbers = std::vector<std::pair<std::string_view, std::variant<int64_t, double>>>;
   using Table = std::vector<std::pair<std::string, Numbers>>;
-  using Fields = std::vector<std::pair<std::string_view, std::variant<int64_t, double, Table>>>;
+  using Facts = std::vector<std::pair<std::string_view, std::variant<int64_t, double, bool, std::string>>>;
+  using Value = std::variant<int64_t, double, std::string, std::vector<double>, Table, Facts>;
+  using Fields = std::vector<std::pair<std::string_view, Value>>;
 
   // Opens the file for appending. With `resumed_step`, first removes (atomically) lines of later steps and an
   // incomplete last line. Raises Error(kResource) for I/O errors.
@@ -70,19 +72,25 @@ enum class ProgressMode { kLive, kPlain, kNone };
 // Raises Error(kUsage) for another value.
 ProgressMode progress_mode(const char* environment, bool terminal);
 
-// Shows reports. Live mode overwrites one line; plain mode prints a line from time to time, at most 10 s after the last
-// one if reports are frequent enough. Not thread safe.
+// Shows reports. Live mode has a line that every report overwrites, at most ten times a second, and above it the lines
+// of the reports that stay. Plain mode prints a line from time to time, at most 10 s after the last one if reports are
+// frequent enough. Lines have no colors. Not thread safe.
 class Progress {
  public:
+  // Why a report stays on a terminal.
+  enum class Stays {
+    kNo,
+    kLogged,     // it has a line in metrics.jsonl, too
+    kImportant,  // a new validation, the last step: in plain mode it is always shown as well
+  };
   using Clock = std::function<double()>;  // monotonic, in seconds
   using Width = std::function<int()>;     // of the terminal now, in columns
 
   Progress(ProgressMode mode, std::ostream& out, Clock clock = steady_seconds, Width width = columns_of_output);
   ~Progress();  // ends a live line
 
-  // Shows a report; in plain mode always if it is `important` (a new validation, the last step).
-  void report(const ProgressReport& report, bool important = false);
-  // Prints a permanent line above the live line.
+  void report(const ProgressReport& report, Stays stays = Stays::kNo);
+  // Prints a line that stays, above the live line.
   void message(std::string_view text);
   // Ends a live line, so that other output starts on a new one.
   void finish();
@@ -92,12 +100,15 @@ class Progress {
 
  private:
   void show_line();
+  // Replaces the live line by one that stays; there is no live line until the next report.
+  void keep(std::string_view text);
 
   ProgressMode mode_;
   std::ostream& out_;
   Clock clock_;
   Width width_;
-  std::string line_;  // the current live line
+  std::string line_;     // the current live line; empty: none
+  bool behind_ = false;  // whether the terminal shows an older one
   std::optional<double> shown_at_;
   std::optional<double> reported_at_;
 };

@@ -19,4 +19,7 @@ std::optional<double> peak_flops(std::string_view name, at::ScalarType dtype, bo
 // Returns the driver's name of the device; empty for a CPU, or in a build without CUDA.
 std::string gpu_name(at::Device device);
 
+// Returns the device's PCI bus id, "00000000:1B:00.0"; empty for a CPU, or in a build without CUDA.
+std::string gpu_bus_id(at::Device device);
+
 }  // namespace annulus

@@ -8,8 +8,10 @@
 #include <utility>
 
 #include "attention/proof/plans.h"
+#include "comm/link_probe.h"
 #include "common/logging/log.h"
 #include "common/logging/log_setup.h"
+#include "common/version.h"
 
 namespace annulus {
 namespace {
@@ -44,47 +46,56 @@ void tell(Progress* progress, LogLevel level, std::string_view text) {
   progress->message(level == LogLevel::kWarn ? "warning: " + std::string(text) : std::string(text));
 }
 
-RunReport::RunReport(const Settings& settings, Communicator& world, Training& training,
+RunReport::RunReport(const Config& config, const RunStart& start, Communicator& world, Training& training,
                      std::unique_ptr<MetricsWriter> metrics, Progress* progress)
-    : settings_(settings),
+    : config_(config),
+      start_(start),
+      flops_per_token_(start.peak_flops ? training.flops_per_token() : 0),
       world_(world),
       training_(training),
       metrics_(std::move(metrics)),
       progress_(progress),
-      begin_step_(training.steps_done()),
-      interval_(clock()),
-      begin_(interval_.time) {}
-
-RunReport::Clock RunReport::clock() const {
-  // The wait times are those of the host on a CPU, and of the compute stream on a GPU.
-  const CommStats& world = world_.stats();
-  const CommStats& ring = training_.mesh().axis("context").stats();
-  Clock clock{.time = now(),
-              .waited = world.wait_seconds + ring.wait_seconds,
-              .planned = plan_stats().seconds_on_path,
-              .read = training_.waited_for_data(),
-              .offload = training_.offloaded() ? training_.offloaded()->waited : 0,
-              .ring = ring.wait_seconds};
-  const ModelState& state = training_.model_state();
-  for (const Communicator* comm : {state.sharers(), state.replicas()}) {
-    if (comm == nullptr) continue;
-    clock.waited += comm->stats().wait_seconds;
-    clock.reduced += comm->stats().reduce_wait_seconds;
-    clock.gathered += comm->stats().gather_wait_seconds;
-  }
-  return clock;
+      begin_(now()),
+      left_out_(StepClock::now(world, training)),
+      ranks_(config, world, training, start.device),
+      begin_step_(training.steps_done()) {
+  left_out_ = StepClock::now(world, training);
+  write_start();
 }
 
-void RunReport::leave_out_since(const Clock& before) {
-  const Clock after = clock();
-  interval_.time += after.time - before.time;
-  interval_.waited += after.waited - before.waited;
-  interval_.planned += after.planned - before.planned;
-  interval_.read += after.read - before.read;
-  interval_.offload += after.offload - before.offload;
-  interval_.ring += after.ring - before.ring;
-  interval_.reduced += after.reduced - before.reduced;
-  interval_.gathered += after.gathered - before.gathered;
+void RunReport::write_start() {
+  if (!metrics_) return;
+  MetricsWriter::Facts facts = {{"time", time_text(std::chrono::system_clock::now()).substr(0, 19) + "Z"},
+                                {"version", std::string(kVersion)},
+                                {"ranks", int64_t{world_.size()}},
+                                {"hosts", int64_t{world_.hosts().count()}},
+                                {"host", ranks_.hosts()[0]},
+                                {"device", start_.device_text},
+                                {"kernel", start_.kernel},
+                                {"mesh", training_.mesh().text()},
+                                {"model_parameters", training_.model().parameters().count()}};
+  if (start_.peak_flops) facts.emplace_back("peak_flops", *start_.peak_flops);
+  facts.emplace_back("resumed", start_.resumed);
+  const MemoryKinds& memory = start_.memory;
+  metrics_->write(begin_step_, {{"started", std::move(facts)},
+                                {"memory_plan", MetricsWriter::Facts{{"weights", memory.weights},
+                                                                     {"gradients", memory.gradients},
+                                                                     {"optimizer", memory.optimizer},
+                                                                     {"activations", memory.activations},
+                                                                     {"working", memory.working},
+                                                                     {"total", memory.total()}}}});
+}
+
+void RunReport::sample() {
+  sampled_ = clock();
+  carried_ = ranks_.sample(sampled_);
+}
+
+std::function<Training::Carried()> RunReport::carry() {
+  return [this] {
+    if (start_.device.is_cpu()) sample();
+    return carried_;
+  };
 }
 
 void RunReport::add_changed(MetricsWriter::Fields& fields, std::string_view name, std::variant<int64_t, double> value,
@@ -120,22 +131,38 @@ MetricsWriter::Table RunReport::changed_caches(bool all) {
 double RunReport::seconds() const { return now() - begin_; }
 
 std::optional<double> RunReport::utilization(double tokens_per_second) const {
-  if (!settings_.peak_flops) return std::nullopt;
-  return tokens_per_second * settings_.flops_per_token / *settings_.peak_flops;
+  if (!start_.peak_flops) return std::nullopt;
+  return tokens_per_second * flops_per_token_ / *start_.peak_flops;
 }
 
 void RunReport::step(const StepResult& result, bool validated) {
   interval_tokens_ += result.tokens;
   interval_targets_ += result.targets;
+  if (start_.device.is_cuda()) sample();
+  const StepClock here = clock();
+  std::vector<double> links;
+  if (RankMetrics::asks_for_probe(result.carried)) {
+    const Pause pause(*this);
+    links = probe_links(world_);
+  }
   if (!metrics_) return;
   const bool bytes = training_.data().is_text();
   const int64_t step = training_.steps_done();
-  const bool last = step == settings_.steps;
-  const Clock here = clock();
-  const double time = here.time;
-  const double elapsed = time - interval_.time;
+  const int64_t steps = config_.run.steps;
+  const bool last = step == steps;
+  std::vector<SlowRank> changes = ranks_.step(step, result.carried);
+  if (!links.empty()) {
+    for (SlowRank& slow : ranks_.probed(step, links)) changes.push_back(std::move(slow));
+  }
+  for (const SlowRank& rank : changes) {
+    tell(progress_, rank.change.slow ? LogLevel::kWarn : LogLevel::kInfo, rank.text);
+    metrics_->write(step, rank.fields());
+  }
+  const double seconds_done = seconds();
+  const double elapsed = here.time - interval_.time;
   const double speed = elapsed > 0 ? static_cast<double>(interval_tokens_) / elapsed : 0;
-  if (step % settings_.log_every == 0 || last || result.stop) {
+  const bool logged = step % config_.run.log_every == 0 || last || result.stop;
+  if (logged) {
     tokens_per_second_ = speed;
     MetricsWriter::Fields fields = {{"loss", result.loss}};
     if (bytes) fields.emplace_back("bits_per_byte", bits_per_byte(result.loss));
@@ -162,37 +189,43 @@ void RunReport::step(const StepResult& result, bool validated) {
     if (MetricsWriter::Table caches = changed_caches(all); !caches.empty()) {
       fields.emplace_back("caches", std::move(caches));
     }
-    fields.emplace_back("seconds", time - begin_);
+    fields.emplace_back("seconds", seconds_done);
     if (const auto offloaded = training_.offloaded()) {
-      fields.emplace_back("exposed_offload_seconds", offloaded->waited - interval_.offload);
+      fields.emplace_back("exposed_offload_seconds", here.offload - interval_.offload);
       fields.emplace_back("offloaded_bytes", offloaded->bytes_out);
     }
-    if (settings_.spikes) {
+    if (config_.optimizer.spike > 0) {
       fields.emplace_back("gradient_norm_median", result.median.value_or(std::nan("")));
       fields.emplace_back("spikes_left_out", training_.spike_rule().spikes());
       fields.emplace_back("rows_left_out", training_.data().rows_left_out());
     }
     if (const auto share = utilization(speed)) fields.emplace_back("model_flops_utilization", *share);
+    ranks_.add_fields(fields);
     metrics_->write(step, fields);
     interval_ = here;
     interval_tokens_ = interval_targets_ = 0;
   }
   const double shown_speed = tokens_per_second_ > 0 ? tokens_per_second_ : speed;
-  progress_->report({.step = step,
-                     .steps = settings_.steps,
-                     .loss = result.loss,
-                     .validation_loss = validation_,
-                     .of_bytes = bytes,
-                     .tokens_per_second = shown_speed,
-                     .utilization = utilization(shown_speed),
-                     .seconds_left = (time - begin_) / static_cast<double>(step - begin_step_) *
-                                     static_cast<double>(settings_.steps - step)},
-                    /*important=*/validated || last);
+  progress_->report(
+      {.step = step,
+       .steps = steps,
+       .loss = result.loss,
+       .validation_loss = validation_,
+       .of_bytes = bytes,
+       .tokens_per_second = shown_speed,
+       .utilization = utilization(shown_speed),
+       .seconds_left = seconds_done / static_cast<double>(step - begin_step_) * static_cast<double>(steps - step)},
+      validated || last ? Progress::Stays::kImportant
+      : logged          ? Progress::Stays::kLogged
+                        : Progress::Stays::kNo);
 }
 
 void RunReport::rewound(int64_t from, const StepResult& spike) {
-  begin_step_ = std::min(begin_step_, training_.steps_done());  // the newest checkpoint may have been damaged
+  const bool before = training_.steps_done() < begin_step_;  // the newest checkpoint was damaged
+  begin_step_ = std::min(begin_step_, training_.steps_done());
+  left_out_ += clock() - sampled_;
   interval_ = clock();
+  ranks_.forget(spike.carried);
   interval_tokens_ = interval_targets_ = 0;
   if (!metrics_) return;
   metrics_->remove_after(training_.steps_done());
@@ -201,6 +234,7 @@ void RunReport::rewound(int64_t from, const StepResult& spike) {
                                            {"gradient_norm", spike.gradient_norm},
                                            {"gradient_norm_median", spike.median.value_or(std::nan(""))},
                                            {"rows_left_out", training_.data().rows_left_out()}});
+  if (before) write_start();
 }
 
 void RunReport::validation(const ValidationResult& result) {

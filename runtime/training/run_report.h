@@ -1,18 +1,26 @@
-// Reports the steps of a run: metrics.jsonl for programs and the progress line for people. Speeds do not include the
-// time of validations and checkpoints. trainer.cc uses it; every rank has a report, and only rank 0's writes.
+// Reports the steps of a run: metrics.jsonl for programs, the progress line and warnings of slow ranks for people.
+// Speeds do not include the time of validations and checkpoints. trainer.cc uses it; every rank has a report, and only
+// rank 0's writes.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <variant>
 
 #include "comm/communicator.h"
 #include "common/logging/record.h"
 #include "memory/caches.h"
+#include "runtime/config/config.h"
 #include "runtime/run/metrics.h"
+#include "runtime/training/memory_plan.h"
+#include "runtime/training/rank_metrics.h"
 #include "runtime/training/training.h"
 
 namespace annulus {
@@ -21,6 +29,16 @@ namespace annulus {
 // (`progress` is null). If the log is in JSON, the message goes to standard error instead, and standard output has only
 // progress.
 void tell(Progress* progress, LogLevel level, std::string_view text);
+
+// What a run is, for the line with which a process begins.
+struct RunStart {
+  at::Device device = at::kCPU;
+  std::string device_text;                // "cpu (no GPU on this host)"
+  std::string kernel;                     // of attention, and why
+  MemoryKinds memory = {};                // as planned for a rank
+  std::optional<double> peak_flops = {};  // FLOP/s of all ranks' devices together, if known
+  bool resumed = false;
+};
 
 // Not thread safe.
 class RunReport {
@@ -31,25 +49,18 @@ class RunReport {
     std::map<std::string_view, CacheStats> caches;
   };
 
-  struct Clock {
-    double time = 0, waited = 0, planned = 0, read = 0, offload = 0;  // seconds
-    double ring = 0, reduced = 0, gathered = 0;                       // seconds, parts of `waited`
-  };
-
  public:
-  struct Settings {
-    int64_t steps = 0;                      // of the whole run
-    int64_t log_every = 1;                  // steps between two lines of metrics
-    std::optional<double> peak_flops = {};  // FLOP/s of all ranks' devices together, if known
-    double flops_per_token = 0;             // of the model; used only if peak_flops is known
-    bool spikes = false;                    // whether optimizer.spike is set
-  };
+  // Starts the run's clock. Collective. `metrics` and `progress` are null on ranks other than 0. All but `metrics` must
+  // outlive the report.
+  RunReport(const Config& config, const RunStart& start, Communicator& world, Training& training,
+            std::unique_ptr<MetricsWriter> metrics, Progress* progress);
+  RunReport(const RunReport&) = delete;
+  RunReport& operator=(const RunReport&) = delete;
 
-  // Starts the run's clock. `metrics` and `progress` are null on ranks other than 0; `progress` must outlive the
-  // report.
-  RunReport(const Settings& settings, Communicator& world, Training& training, std::unique_ptr<MetricsWriter> metrics,
-            Progress* progress);
-
+  // Returns what Training::step is given: this rank's numbers for all ranks. On a CPU they are those up to the exchange
+  // of the step's results; on a GPU, where the host only knows what the device has done once it has waited for it,
+  // those up to that of the step before.
+  std::function<Training::Carried()> carry();
   // Called after each step. `validated` says whether a validation followed the step.
   void step(const StepResult& result, bool validated);
   // Called after a return from step `from`, a spike, to the checkpoint of steps_done().
@@ -62,37 +73,45 @@ class RunReport {
   // The time during which a Pause exists does not count for speeds.
   class Pause {
    public:
-    explicit Pause(RunReport& report) : report_(report), before_(report.clock()) {}
-    ~Pause() { report_.leave_out_since(before_); }
+    explicit Pause(RunReport& report) : report_(report), before_(StepClock::now(report.world_, report.training_)) {}
+    ~Pause() { report_.left_out_ += StepClock::now(report_.world_, report_.training_) - before_; }
     Pause(const Pause&) = delete;
     Pause& operator=(const Pause&) = delete;
 
    private:
     RunReport& report_;
-    Clock before_;
+    StepClock before_;
   };
 
  private:
-  Clock clock() const;
+  // This rank's clock since the run began, less all pauses.
+  StepClock clock() const { return StepClock::now(world_, training_) - left_out_; }
+  void write_start();
+  void sample();  // takes this rank's numbers for all ranks
   // Adds a field, if `all` or if its value is not the one last written.
   void add_changed(MetricsWriter::Fields& fields, std::string_view name, std::variant<int64_t, double> value, bool all);
   // Returns the counters of the caches of this process that have been used so far: of all, or of those of which
   // something other than the hits, which grow with every step, is not as it was last written.
   MetricsWriter::Table changed_caches(bool all);
-  void leave_out_since(const Clock& before);
   // Returns the model FLOPs utilization (MFU) at this speed, or nothing if the devices' peak is not known.
   std::optional<double> utilization(double tokens_per_second) const;
 
-  Settings settings_;
+  const Config& config_;
+  const RunStart& start_;
+  const double flops_per_token_;  // of the model; 0 if the devices' peak is not known
   Communicator& world_;
   Training& training_;
   std::unique_ptr<MetricsWriter> metrics_;
   Progress* progress_;
+  const double begin_;  // seconds when the run's first step began
+  StepClock left_out_;  // what is not counted: all before the first step, and pauses
+  StepClock interval_;  // the clock at the last line of metrics
+  RankMetrics ranks_;
+  Training::Carried carried_{};  // the numbers taken last, and the clock then
+  StepClock sampled_;
   Written written_;
   std::optional<double> validation_;  // nats per token, of the last validation
   int64_t begin_step_;
-  Clock interval_;  // the clock at the last line of metrics, advanced by the pauses since
-  double begin_;    // seconds on the clock when the run's first step began
   int64_t interval_tokens_ = 0, interval_targets_ = 0;
   double tokens_per_second_ = 0;
 };

@@ -94,8 +94,7 @@ class Run {
   std::optional<ModelImport> import_;  // only in a new run with model.from, until its folder is made
   std::unique_ptr<Training> training_;
   std::unique_ptr<RunFolder> folder_;
-  std::string kernel_;  // which kernel computes attention, and why
-  std::string path_;    // of the run's folder, on every rank
+  std::string path_;  // of the run's folder, on every rank
   std::unique_ptr<CheckpointStore> store_;
   std::optional<TrainingState> resumed_;  // the checkpoint to resume from, until it is restored
   std::optional<Config> before_;          // on rank 0 of a resumed run: its old configuration, until it has saved
@@ -105,7 +104,7 @@ class Run {
   std::string kept_;                   // the folder of the newest checkpoint
   Sharding sharding_;
   MemoryPlan memory_;
-  std::optional<double> peak_flops_;  // of all ranks' devices together
+  RunStart start_;
 };
 
 void Run::load_data() {
@@ -238,12 +237,7 @@ void Run::open_folder() {
         tell_checkpoint();
       },
       /*only_first=*/true);
-  report_.emplace(RunReport::Settings{.steps = config_.run.steps,
-                                      .log_every = config_.run.log_every,
-                                      .peak_flops = peak_flops_,
-                                      .flops_per_token = peak_flops_ ? training_->flops_per_token() : 0,
-                                      .spikes = config_.optimizer.spike > 0},
-                  world_, *training_, std::move(metrics), progress_.get());
+  report_.emplace(config_, start_, world_, *training_, std::move(metrics), progress_.get());
 }
 
 // Copies the tokenizer into the run, so that the run can be sampled from even if its shards are gone.
@@ -256,17 +250,19 @@ void Run::keep_tokenizer() {
 
 // Says what the run is and what it computes on, as far as that is known before it takes memory.
 void Run::announce() {
-  const std::string device = options_.device_reason.empty() ? options_.device.str() : options_.device_reason;
-  say("device " + device + "  ranks " + std::to_string(world_.size()) + " (" +
+  start_.device = options_.device;
+  start_.device_text = options_.device_reason.empty() ? options_.device.str() : options_.device_reason;
+  start_.resumed = options_.resume.has_value();
+  say("device " + start_.device_text + "  ranks " + std::to_string(world_.size()) + " (" +
       axes_text(fit_axes(mesh_axes(config_), world_.size())) + ")" +
       (options_.placement.empty() ? "" : "  placement " + options_.placement) + "  model " +
       short_count(parameter_estimate(model_shape(config_))) + " parameters  " + rows_text(config_.data));
   for (const std::string& line : options_.ring) say(line);
-  say("attention kernel " + kernel_);
+  say("attention kernel " + start_.kernel);
   if (import_) say(import_->text());
   const std::string gpu = gpu_name(options_.device);
   const std::optional<double> peak = peak_flops(gpu, compute_dtype(config_), config_.tf32);
-  if (peak) peak_flops_ = *peak * world_.size();
+  if (peak) start_.peak_flops = *peak * world_.size();
   if (gpu.empty()) return;
   say(peak ? "MFU is relative to " + rounded(*peak / 1e12, 1) + " TFLOP/s a rank (" + gpu +
                  ", dense, from its data sheet)"
@@ -308,6 +304,7 @@ void Run::require_memory_for(const std::vector<Stage>& stages) {
     require_memory("at least ", least_memory(config_, sharding_, context), ranks, free, nearest);
     memory_ = plan_memory(config_, stages, sharding_, context, rank, are);
   });
+  start_.memory = memory_.kinds();
   say("memory: " + memory_.text());
   together(world_, {"planning the memory"}, [&] {
     require_memory("", static_cast<double>(memory_.total()), ranks, free, nearest);
@@ -429,9 +426,9 @@ int Run::train() {
   // The choice of a kernel depends on these settings.
   if (options_.device.is_cuda()) set_gpu_numerics({.tf32 = config_.tf32, .deterministic = config_.deterministic});
   together(world_, {"choosing the attention kernel"}, [&, &m = config_.model] {
-    kernel_ = choose_kernel(parse_kernel(config_.attention.kernel, "attention.kernel"), options_.device.type(),
-                            compute_dtype(config_), m.head_dim(), m.dropout > 0, m.softcap > 0)
-                  .reason;
+    start_.kernel = choose_kernel(parse_kernel(config_.attention.kernel, "attention.kernel"), options_.device.type(),
+                                  compute_dtype(config_), m.head_dim(), m.dropout > 0, m.softcap > 0)
+                        .reason;
   });
   try {
     load_data();
@@ -469,7 +466,7 @@ int Run::train() {
   const bool validates = config_.validation.every > 0 && (data_->has_validation() || !config_.validation.tasks.empty());
   bool stop = false, due = false;  // due: a checkpoint is to be written after the next applied update
   while (!stop && training_->steps_done() < config_.run.steps) {
-    StepResult result = training_->step(asked_to_stop());
+    StepResult result = training_->step(asked_to_stop(), report_->carry());
     stop = result.stop;
     if (result.spike && config_.optimizer.spike_action == "rewind" && rewind(result)) {
       due = false;

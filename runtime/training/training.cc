@@ -4,6 +4,7 @@
 #include <ATen/OpMathType.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
@@ -23,6 +24,7 @@
 #include "comm/agreement.h"
 #include "common/error.h"
 #include "common/text.h"
+#include "memory/upload.h"
 #include "runtime/tasks/task.h"
 #include "runtime/training/numerics.h"
 #include "runtime/training/offload_config.h"
@@ -232,7 +234,7 @@ auto Training::read_for(OpLabel agreement, const Read& read) {
   }
 }
 
-StepResult Training::step(bool stop) {
+StepResult Training::step(bool stop, const std::function<Carried()>& carry) {
   require_stage(steps_done_);
   Share& share = *share_;
   const Stage& now = stages_[stage_];
@@ -268,6 +270,8 @@ StepResult Training::step(bool stop) {
     all.insert(all.end(), batches.back().begin(), batches.back().end());
   }
   plan(all, agreement);
+  work_.tokens += now.accumulate * share.shape.plane();
+  work_.pairs += planned_pairs(all);
   for (int64_t i = 0; i < now.accumulate; ++i) {
     const at::Tensor host = slot[i];
     const at::Tensor on_device = share.on_device(host);
@@ -285,6 +289,11 @@ StepResult Training::step(bool stop) {
   numbers_[kTargets].fill_(targets);
   numbers_[kWeight].fill_(weight);
   numbers_[kSquares].copy_(model_state_.squares());
+  if (carry) {
+    Carried carried = carry();
+    const at::Tensor host = at::from_blob(carried.data(), {kCarriedNumbers}, at::kDouble);
+    numbers_.narrow(0, kOwnNumbers, kCarriedNumbers).copy_(upload(host, device_));
+  }
   const auto numbers = read_out();
   model_state_.finish_gradients();
 
@@ -305,6 +314,9 @@ StepResult Training::step(bool stop) {
   result.gradient_norm = std::sqrt(squares) * per_weight;
   result.note = share.graph.take_note();
   result.lr = learning_rate(optimizer_settings(config_), steps_done_);
+  for (const auto& of_rank : numbers) {
+    std::copy_n(of_rank.begin() + kOwnNumbers, kCarriedNumbers, result.carried.emplace_back().begin());
+  }
   apply(per_weight, result);
   for (size_t i = 0; i < uses_.size(); ++i) uses_[i].add(read.uses[i]);
   tokens_ += result.tokens;

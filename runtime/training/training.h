@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "attention/execution/planned_call.h"
@@ -35,6 +36,9 @@
 
 namespace annulus {
 
+// The numbers of a rank that a step carries to all others for whoever calls it (runtime/training/rank_metrics.h).
+inline constexpr size_t kCarriedNumbers = 14;
+
 struct StepResult {
   double loss = 0;           // mean over the targets that count, by their weights, in nats; 0 if none counts
   double gradient_norm = 0;  // before clipping
@@ -49,6 +53,14 @@ struct StepResult {
   std::optional<double> median;  // running, of earlier norms; nothing without optimizer.spike or with too few of them
   bool stop = false;             // some rank was asked to stop
   std::string note;              // a message for the user, usually empty
+  // What each rank's `carry` returned (Training::step), by rank.
+  std::vector<std::array<double, kCarriedNumbers>> carried;
+};
+
+// What this rank has computed so far.
+struct TrainingWork {
+  int64_t tokens = 0;  // its positions of all rows
+  double pairs = 0;    // of attention in its plans, over all layers and query heads; NaN if a pattern selects them
 };
 
 // How a task of validation.tasks (runtime/tasks/task.h) was answered.
@@ -79,10 +91,14 @@ class Training {
                  make_sharding(config, world.size(), world.size()), chunk) {}
   ~Training();
 
+  using Carried = std::array<double, kCarriedNumbers>;
+
   // Makes one update from data.accumulate global batches. Collective. `stop` says that this rank was asked to stop, and
-  // every rank's result then says so. Raises Error(kUsage) when an update is left out for the optimizer.skips-th time
-  // in a row; steps that are repeated after a restore() of an earlier state do not interrupt such a series.
-  StepResult step(bool stop = false);
+  // every rank's result then says so. `carry` is called when this rank has done its part of the step, just before the
+  // ranks exchange their results; without it the rank carries zeros. Raises Error(kUsage) when an update is left out
+  // for the optimizer.skips-th time in a row; steps that are repeated after a restore() of an earlier state do not
+  // interrupt such a series.
+  StepResult step(bool stop = false, const std::function<Carried()>& carry = nullptr);
 
   // Called at the end of a run. Raises Error(kUsage) if the last updates were left out, and at least as many of them as
   // this Training has applied.
@@ -101,6 +117,7 @@ class Training {
   const Dataset& data() const { return data_; }
   // The seconds that steps have waited for their tokens so far.
   double waited_for_data() const;
+  const TrainingWork& own_work() const { return work_; }
   const Model& model() const { return model_; }
   // The requests from which the layers' attention is planned, with the digests of block maps read from files and
   // without the data's documents. Ranks compare this text.
@@ -144,7 +161,7 @@ class Training {
   // Updates the weights, or leaves the update out and says so in `result` if the gradients cannot be used.
   void apply(double gradient_scale, StepResult& result);
   // Gathers the numbers of every rank for a step, in rank order. Only here does a step wait for the device.
-  static constexpr int64_t kNumbers = 5;
+  static constexpr int64_t kOwnNumbers = 5, kNumbers = kOwnNumbers + int64_t{kCarriedNumbers};
   std::vector<std::array<double, kNumbers>> read_out();
   // Advances all begun communication and raises the errors that it has met.
   void progress();
@@ -170,6 +187,8 @@ class Training {
   template <typename Read>
   auto read_for(OpLabel agreement, const Read& read);
   static Attend attend(std::vector<PlannedCall> calls);
+  // Returns the pairs of these planned calls (TrainingWork::pairs).
+  double planned_pairs(const std::vector<PlannedCall>& calls);
 
   Config config_;
   std::vector<Stage> stages_;
@@ -191,6 +210,8 @@ class Training {
   std::unique_ptr<Share> share_;  // of the current stage
   std::vector<SourceUse> uses_;
   double waited_for_data_ = 0;  // seconds, by readers that have ended
+  TrainingWork work_;
+  std::unordered_map<uint64_t, double> pairs_;  // of the last step's plans, by the numbers of their programs
   int64_t tokens_ = 0;
   int64_t steps_done_ = 0;
 };

@@ -1,9 +1,13 @@
 // The attention of a step: plans, the calls of each layer, and the agreement of the ranks on them. See training.h.
+#include <cstdint>
+#include <limits>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "attention/execution/planned_call.h"
+#include "attention/pattern/pattern.h"
 #include "attention/proof/plans.h"
 #include "runtime/model/planned_attention.h"
 #include "runtime/training/job.h"
@@ -13,6 +17,18 @@ namespace annulus {
 namespace {
 
 KernelKind kernel(const Config& c) { return parse_kernel(c.attention.kernel, "attention.kernel"); }
+
+// The pairs of the tiles of a forward. What a mask hides counts as if it did not.
+double computed_pairs(const Program& program) {
+  double pairs = 0;
+  for (const Step& step : program.forward) {
+    for (const Tile& t : step.tiles) {
+      const Slice slice{t.batch, t.heads, t.query_positions, t.key_positions, t.band};
+      pairs += static_cast<double>(count_pairs({.shape = {}, .slices = {slice}}));
+    }
+  }
+  return pairs;
+}
 
 }  // namespace
 
@@ -53,6 +69,24 @@ Attend Training::attend(std::vector<PlannedCall> calls) {
                                     const at::Tensor& sinks) {
     return attended(q, k, v, calls[static_cast<size_t>(layer)], sinks);
   };
+}
+
+// Layers with one pattern have one plan, and so have the steps whose rows have no documents of their own.
+double Training::planned_pairs(const std::vector<PlannedCall>& calls) {
+  std::unordered_map<uint64_t, double> known;
+  double pairs = 0;
+  for (const PlannedCall& call : calls) {
+    if (!call.plan()) return std::numeric_limits<double>::quiet_NaN();
+    const Program& program = call.plan()->program;
+    const auto [entry, is_new] = known.try_emplace(program.number.value(), 0);
+    if (is_new) {
+      const auto before = pairs_.find(entry->first);
+      entry->second = before != pairs_.end() ? before->second : computed_pairs(program);
+    }
+    pairs += entry->second;
+  }
+  pairs_ = std::move(known);
+  return pairs;
 }
 
 // Plans the next step if it has documents of its own or begins another stage.

@@ -2,10 +2,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 
+#include <cmath>
 #include <functional>
 #include <iterator>
 #include <memory>
@@ -14,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/link_probe.h"
 #include "memory/releasable.h"
 #include "tests/comm/suite_fixture.h"
 
@@ -167,6 +170,21 @@ TEST_P(CommSuite, CountsMessagesAndBytes) {
     EXPECT_EQ(comm.stats().bytes_sent - before.bytes_sent, 5 * 30 * 8);
     EXPECT_EQ(comm.stats().bytes_received - before.bytes_received, 5 * 30 * 8);
     EXPECT_GE(comm.stats().wait_seconds, 0);
+  });
+}
+
+// Each rank sends as many blocks as the others, and all learn what each link took.
+TEST_P(CommSuite, ProbesEveryLink) {
+  ranks([&](Communicator& comm) {
+    const CommStats before = comm.host().stats();
+    const std::vector<double> seconds = probe_links(comm);
+    ASSERT_EQ(seconds.size(), static_cast<size_t>(comm.size()));
+    if (comm.size() == 1) return;
+    for (const double link : seconds) EXPECT_TRUE(link > 0 && std::isfinite(link)) << link;
+    EXPECT_EQ(comm.host().stats().bytes_sent - before.bytes_sent, 5 * ((256 << 10) + 4));
+    at::Tensor all = at::empty({comm.size(), comm.size()}, at::kDouble);
+    comm.host().all_gather(all, at::tensor(seconds, at::kDouble), {"what was measured"});
+    EXPECT_TRUE(all.eq(all[0]).all().item<bool>()) << all;
   });
 }
 

@@ -93,23 +93,69 @@ TEST(Progress, ImportantReportsAreAlwaysShown) {
   Progress progress(ProgressMode::kPlain, out, [] { return 0.0; });
   progress.report(report(1));
   progress.report(report(2));
-  progress.report(report(3), true);
+  progress.report(report(3), Progress::Stays::kImportant);
+  progress.report(report(4), Progress::Stays::kLogged);  // lines are for a terminal and for the file of metrics
   progress.message("saved");
   const std::string text = out.str();
   EXPECT_EQ(text, format_progress(report(1)) + "\n" + format_progress(report(3)) + "\nsaved\n");
 }
 
+std::string live(int64_t step) { return "\r\x1b[?7l" + format_progress(report(step)) + "\x1b[K\x1b[?7h"; }
+std::string kept(const std::string& text) { return "\r" + text + "\x1b[K\n"; }
+
 TEST(Progress, LiveLineIsOverwritten) {
   std::ostringstream out;
+  double now = 0;
   {
     Progress progress(
-        ProgressMode::kLive, out, [] { return 0.0; }, [] { return 200; });
+        ProgressMode::kLive, out, [&] { return now; }, [] { return 200; });
     progress.report(report(1));
+    now += 1;
     progress.report(report(2));
     progress.message("saved");
   }
-  const auto live = [](int64_t step) { return "\r\x1b[?7l" + format_progress(report(step)) + "\x1b[K\x1b[?7h"; };
-  EXPECT_EQ(out.str(), live(1) + live(2) + "\rsaved\x1b[K\n" + live(2) + "\n");
+  EXPECT_EQ(out.str(), live(1) + live(2) + kept("saved") + live(2) + "\n");
+}
+
+// What is validated or logged stays above the live line, which begins again with the next report.
+TEST(Progress, LinesStayAboveTheLiveLine) {
+  std::ostringstream out;
+  double now = 0;
+  {
+    Progress progress(
+        ProgressMode::kLive, out, [&] { return now; }, [] { return 200; });
+    progress.report(report(1));
+    progress.report(report(2), Progress::Stays::kLogged);
+    progress.message("saved");
+    now += 1;
+    progress.report(report(3));
+    progress.report(report(4), Progress::Stays::kImportant);
+  }
+  EXPECT_EQ(out.str(),
+            live(1) + kept(format_progress(report(2))) + "saved\n" + live(3) + kept(format_progress(report(4))));
+}
+
+TEST(Progress, LiveLineIsDrawnTenTimesASecondAtMost) {
+  std::ostringstream out;
+  double now = 0;
+  std::string expected;
+  {
+    Progress progress(
+        ProgressMode::kLive, out, [&] { return now; }, [] { return 200; });
+    for (int64_t step = 0; step < 64; ++step) {
+      progress.report(report(step));
+      now = static_cast<double>(step + 1) / 64;
+    }
+    for (const int64_t step : {0, 7, 14, 21, 28, 35, 42, 49, 56, 63}) expected += live(step);
+    EXPECT_EQ(out.str(), expected);
+    progress.report(report(64));
+    EXPECT_EQ(out.str(), expected) << "63 was drawn a 64th of a second ago";
+    progress.message("a message");  // below it stands the newest line
+    expected += kept("a message") + live(64);
+    progress.report(report(65));
+  }
+  EXPECT_EQ(out.str(), expected + live(65) + "\n") << "the last line is not an old one";
+  EXPECT_EQ(out.str().find("\x1b[3"), std::string::npos) << "there are no colors, whatever NO_COLOR is";
 }
 
 ProgressReport full_report() {
@@ -144,20 +190,25 @@ TEST(Progress, NarrowLinesDropTheLeastImportantParts) {
 TEST(Progress, LiveLineFitsTheTerminal) {
   std::ostringstream out;
   int columns = 60;
+  double now = 0;
   Progress progress(
-      ProgressMode::kLive, out, [] { return 0.0; }, [&] { return columns; });
+      ProgressMode::kLive, out, [&] { return now; }, [&] { return columns; });
   for (columns = 120; columns >= 1; --columns) {
     out.str("");
+    now += 1;
     progress.report(full_report());
     const std::string line = format_progress(full_report(), std::max(1, columns - 1));
     EXPECT_EQ(out.str(), "\r\x1b[?7l" + line + "\x1b[K\x1b[?7h");
+    out.str("");
+    progress.report(full_report(), Progress::Stays::kLogged);
+    EXPECT_EQ(out.str(), kept(line));
   }
 }
 
 TEST(Progress, NoneShowsOnlyMessages) {
   std::ostringstream out;
   Progress progress(ProgressMode::kNone, out);
-  progress.report(report(1), true);
+  progress.report(report(1), Progress::Stays::kImportant);
   progress.message("saved");
   EXPECT_EQ(out.str(), "saved\n");
 }
@@ -176,6 +227,13 @@ TEST(Metrics, WritesOneObjectPerLine) {
   EXPECT_EQ(text[1], "{\"step\":2,\"loss\":null,\"grad_norm\":null}");
   EXPECT_EQ(text[2], R"({"step":3,"caches":{"programs":{"bytes":5,"hits":2},"maps":{}}})");
   EXPECT_EQ(text[3], R"({"step":4,"caches":{}})");
+  writer.write(5,
+               {{"host", std::string("node\"3")},
+                {"seconds", std::vector<double>{0.5, NAN}},
+                {"started", MetricsWriter::Facts{{"version", std::string("0.1")}, {"ranks", 2}, {"resumed", false}}}});
+  EXPECT_EQ(
+      lines(path).at(4),
+      R"({"step":5,"host":"node\"3","seconds":[0.5,null],"started":{"version":"0.1","ranks":2,"resumed":false}})");
 }
 
 TEST(Metrics, ResumingRemovesLinesAfterTheCheckpoint) {

@@ -55,10 +55,14 @@ inline void still(OptimizerSection& optimizer) {
   optimizer.weight_decay = 0;
 }
 
-inline std::vector<nlohmann::json> metrics(const std::string& run) {
+// The lines of metrics.jsonl: those with which processes began, or all others.
+inline std::vector<nlohmann::json> metrics(const std::string& run, bool starts = false) {
   std::ifstream in(run + "/metrics.jsonl");
   std::vector<nlohmann::json> out;
-  for (std::string line; std::getline(in, line);) out.push_back(nlohmann::json::parse(line));
+  for (std::string line; std::getline(in, line);) {
+    nlohmann::json json = nlohmann::json::parse(line);
+    if (json.contains("started") == starts) out.push_back(std::move(json));
+  }
   return out;
 }
 

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -104,6 +105,25 @@ TEST(Trainer, MetricsLeaveOutWhatHasNotChanged) {
   }
   EXPECT_GT(lines.back()["caches"]["programs"]["hits"], lines.front()["caches"]["programs"]["hits"]);
 
+  // The numbers of all ranks are in every line, and what the process is before the first one.
+  const nlohmann::json compute = lines[2]["ranks"]["compute_seconds"];
+  EXPECT_EQ(lines[2]["rank_compute_seconds"], nlohmann::json::array({compute["most"]}));
+  EXPECT_EQ(compute["least"], compute["median"]);
+  EXPECT_EQ(lines[2]["ranks"]["tokens"],
+            (nlohmann::json{{"least", 256}, {"median", 256}, {"most", 256}, {"most_rank", 0}}));
+  EXPECT_FALSE(lines[2]["ranks"].contains("exposed_ring_seconds")) << "0 on all ranks";
+  const std::vector<nlohmann::json> starts = metrics(folder.path() + "/runs/tiny-001", /*starts=*/true);
+  ASSERT_EQ(starts.size(), 1U);
+  EXPECT_EQ(starts[0]["step"], 0);
+  EXPECT_EQ(starts[0]["started"]["ranks"], 1);
+  EXPECT_EQ(starts[0]["started"]["mesh"], "data 1 x context 1");
+  EXPECT_EQ(starts[0]["started"]["resumed"], false);
+  EXPECT_FALSE(starts[0]["started"].contains("peak_flops"));
+  int64_t planned = 0;
+  for (const auto& [part, bytes] : starts[0]["memory_plan"].items())
+    planned += part == "total" ? 0 : bytes.get<int64_t>();
+  EXPECT_EQ(planned, starts[0]["memory_plan"]["total"]);
+
   // Another process of the run says everything again, because it counts anew. Two ranks wait for each other.
   config.run.steps = 9;
   EXPECT_EQ(train(config, 2, folder.path() + "/runs/tiny-001").code, 0);
@@ -111,6 +131,47 @@ TEST(Trainer, MetricsLeaveOutWhatHasNotChanged) {
   ASSERT_EQ(more.size(), 9U);
   EXPECT_TRUE(more[6].contains("caches") && more[6].contains("plans_made") && more[6].contains("targets_share"));
   EXPECT_TRUE(more[7].contains("exposed_ring_seconds"));
+  EXPECT_EQ(more[7]["ranks"]["tokens"]["most"], 128);
+  EXPECT_EQ(more[7]["rank_compute_seconds"].size(), 2U);
+  EXPECT_EQ(metrics(folder.path() + "/runs/tiny-001", /*starts=*/true).back()["step"], 6);
+}
+
+// One rank of four is busy with something else from step 8 to step 32. It is named after nine slow steps, and no other
+// is, although all wait for it.
+TEST(Trainer, NamesTheRankThatComputesLonger) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.run.steps = 64;
+  config.run.slow_steps = 10;
+  std::ostringstream out;
+  run_ranks(4, [&](Communicator& world) {
+    int64_t calls = 0;
+    TrainOptions options;
+    options.out = &out;
+    options.stop = [&] {
+      ++calls;
+      const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+      while (world.rank() == 2 && calls >= 8 && calls < 32 && std::chrono::steady_clock::now() < until) continue;
+      return false;
+    };
+    EXPECT_EQ(run_training(config, world, options), 0);
+  });
+  std::vector<nlohmann::json> named, over;
+  for (const nlohmann::json& line : metrics(folder.path() + "/runs/tiny-001")) {
+    if (line.contains("slow_rank")) named.push_back(line);
+    if (line.contains("slow_rank_over")) over.push_back(line);
+  }
+  ASSERT_EQ(named.size(), 1U) << out.str();
+  EXPECT_EQ(named[0]["slow_rank"], 2);
+  EXPECT_EQ(named[0]["slow_since"], 8);
+  EXPECT_LT(named[0]["step"], 8 + config.run.slow_steps);
+  EXPECT_GT(named[0]["slow_share"], config.run.slow_share);
+  ASSERT_EQ(over.size(), 1U) << out.str();
+  EXPECT_EQ(over[0]["slow_rank_over"], 2);
+  EXPECT_GT(over[0]["step"], 32);
+  const std::string text = "warning: rank 2 on " + named[0]["slow_host"].get<std::string>() + " computes ";
+  EXPECT_NE(out.str().find(text), std::string::npos) << out.str();
+  EXPECT_NE(out.str().find(" longer than the median since step 8; "), std::string::npos) << out.str();
 }
 
 TEST(Trainer, ResumedRunEqualsUninterruptedRun) {

@@ -1,0 +1,98 @@
+// What every rank of a training job does in its steps: how long it computes, what it waits for, its tokens, its memory
+// and the clock of its processor. The numbers of all ranks travel in the one small collective of a step
+// (Training::step), so that rank 0 can write the least, the median and the most of each to metrics.jsonl, and name a
+// rank that is slow (runtime/run/stragglers.h). Used by run_report.h. Not thread safe.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "runtime/config/config.h"
+#include "runtime/run/metrics.h"
+#include "runtime/run/stragglers.h"
+#include "runtime/training/training.h"
+
+namespace annulus {
+
+// Seconds on the clock of a rank, and the parts of them for which its steps have waited. The waits for other ranks are
+// those of the host on a CPU, and of the compute stream on a GPU.
+struct StepClock {
+  double time = 0;
+  double waited = 0;                           // for other ranks
+  double ring = 0, reduced = 0, gathered = 0;  // parts of `waited`
+  double planned = 0, read = 0, offload = 0;
+
+  static StepClock now(const Communicator& world, Training& training);
+  // The rank's own work; what is exposed is none.
+  double compute() const { return time - waited - planned - read - offload; }
+
+  StepClock& operator+=(const StepClock& other);
+  friend StepClock operator-(const StepClock& a, const StepClock& b);
+};
+
+// A rank that has become slow, or whose link to the next rank has; or that is so no longer.
+struct SlowRank {
+  Stragglers::Change change;
+  std::string host;
+  std::string waited_for;  // "data 12 % of its time, ring 3 %", or "nothing"
+  std::string text;        // for the log
+
+  MetricsWriter::Fields fields() const;
+};
+
+class RankMetrics {
+ public:
+  // Collective: rank 0 learns the names of the hosts.
+  RankMetrics(const Config& config, Communicator& world, Training& training, at::Device device);
+
+  // This rank's numbers for Training::step, where `clock` has what its steps took so far. Files of the kernel and the
+  // device are asked at most once a second.
+  Training::Carried sample(const StepClock& clock);
+
+  // Whether the ranks that contributed this to a step are to measure their links now. The same on all ranks: rank 0
+  // asks once all ranks wait for each other and none of them is slow, as they do for a slow link.
+  static bool asks_for_probe(const std::vector<Training::Carried>& of_ranks);
+
+  // ---- On rank 0
+
+  // Takes what the ranks have contributed to a step; returns the ranks that have become slow, or are so no longer.
+  std::vector<SlowRank> step(int64_t step, std::vector<Training::Carried> of_ranks);
+  // Takes what probe_links returned after a step. A link is slow if three probes in a row say so.
+  std::vector<SlowRank> probed(int64_t step, const std::vector<double>& links);
+  // Adds the keys "ranks" and "rank_compute_seconds" for the time since the last call.
+  void add_fields(MetricsWriter::Fields& fields);
+  // Begins anew after a return to an earlier step, with what the ranks had contributed to the last one.
+  void forget(std::vector<Training::Carried> of_ranks);
+  const std::vector<std::string>& hosts() const { return hosts_; }  // by rank
+
+ private:
+  SlowRank describe(const Stragglers::Change& change) const;
+  // Decides whether to ask for a probe; returns a slow link that is over.
+  std::vector<SlowRank> look_at_links();
+
+  Training& training_;
+  at::Device device_;
+  std::vector<std::string> hosts_;
+  double flops_per_token_;           // without attention
+  double asked_at_ = -1;             // seconds on the clock
+  int64_t memory_ = 0, caches_ = 0;  // bytes when the kernel was last asked
+  double mhz_ = 0;
+  Stragglers stragglers_;
+  size_t window_;
+  double share_;              // of its time for which every rank waits for others where a link may be slow; 0: never
+  std::vector<int> host_of_;  // by rank: a number of its host
+  bool all_wait_ = false;
+  bool asks_ = false;                                // the next step is to carry that rank 0 asks for a probe
+  int said_ = 0;                                     // how many probes in a row have named `link_`
+  std::optional<size_t> link_;                       // from this rank to the next
+  std::deque<std::vector<Training::Carried>> last_;  // of the last steps, the newest behind; one more than the window
+  std::vector<Training::Carried> written_;           // those of the last line
+};
+
+}  // namespace annulus
