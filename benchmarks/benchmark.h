@@ -51,6 +51,7 @@ std::unique_ptr<Benchmark> make_operator_benchmark();
 std::unique_ptr<Benchmark> make_patterns_benchmark();
 std::unique_ptr<Benchmark> make_plan_benchmark();
 std::unique_ptr<Benchmark> make_ring_benchmark();
+std::unique_ptr<Benchmark> make_save_benchmark();
 std::unique_ptr<Benchmark> make_seeds_benchmark();
 std::unique_ptr<Benchmark> make_shard_benchmark();
 std::unique_ptr<Benchmark> make_train_benchmark();

@@ -37,13 +37,15 @@ struct Measurement {
   std::unique_ptr<Benchmark> (*make)();
 };
 
-constexpr std::array<Measurement, 14> kMeasurements = {{
+constexpr std::array<Measurement, 15> kMeasurements = {{
     {"ring", "CPU seconds of a ring over those of one process; its bytes, waiting and memory", 4,
      "--rounds R --length L", make_ring_benchmark},
     {"train", "tokens per CPU second for a 3M-parameter Llama; CPU time outside matrix products and attention", 1,
      "--rounds R", make_train_benchmark},
     {"shard", "a training step whose ranks share its state, compared with one whose ranks hold all of it", 2,
      "--rounds R", make_shard_benchmark},
+    {"save", "for how long training stands still for a checkpoint, written while it waits and behind it", 2,
+     "--rounds R", make_save_benchmark},
     {"longest", "the longest row that fits into a given memory, planned and confirmed, with and without offload", 2,
      "--memory 60MB --layers 12 --window 32 --rounds R", make_longest_benchmark},
     {"operator", "the cost of torch.ops.annulus.attention over that of the C++ call that it makes", 1,

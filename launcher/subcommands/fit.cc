@@ -130,6 +130,14 @@ void print_table(const Config& c, const FitRanks& ranks, const FitTable& table, 
   }
   if (ring.queries > 0) std::printf("the total includes %.1f of queries and their results\n", shown(ring.queries));
   print_offload(ranks, static_cast<int>(table.traffic.size()), table.offload, tflops);
+  if (table.save_copy > 0) {
+    const auto copy = static_cast<double>(table.save_copy);
+    std::printf(
+        "\na checkpoint is copied to %s of the host's memory by each rank, %s by the %s of a host, and written behind "
+        "training, if they are free\n",
+        bytes_text(copy).c_str(), bytes_text(copy * ranks.ranks_of_a_host).c_str(),
+        counted(ranks.ranks_of_a_host, "rank").c_str());
+  }
   std::printf("\nnearest: %s\n", nearest.text.c_str());
 }
 
@@ -176,6 +184,7 @@ void print_json(const std::string& model, const FitRanks& ranks, const FitTable&
                      {{"bytes_of_rank", table.offload.optimizer_bytes},
                       {"host_bytes_of_host", table.offload.optimizer_host},
                       {"file_bytes_of_host", table.offload.optimizer_files}}},
+                    {"save_copy_bytes_of_rank", table.save_copy},
                     {"nearest", {{"found", nearest.found}, {"text", nearest.text}}}};
   std::printf("%s\n", all.dump(2).c_str());
 }

@@ -256,6 +256,8 @@ struct ValidationSection {
 struct CheckpointSection {
   int64_t every = 200;  // steps; 0: only at the end
   int64_t keep = 3;
+  bool background = true;         // written behind training, from a copy, if there is memory for it
+  std::string on_error = "stop";  // "stop", "continue"
 
   friend bool operator==(const CheckpointSection&, const CheckpointSection&) = default;
 };

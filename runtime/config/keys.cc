@@ -301,6 +301,12 @@ const std::vector<Key>& keys() {
 
       {ANNULUS_KEY(checkpoint, every), "steps between two checkpoints; 0: only at the end", {.range = at_least(0)}},
       {ANNULUS_KEY(checkpoint, keep), "newest checkpoints to keep", {.range = at_least(1, kWide)}},
+      {ANNULUS_KEY(checkpoint, background),
+       "copy the state to the host's memory, if it is free, and go on while the copy is written; false: training waits "
+       "until the checkpoint is on the disk"},
+      {ANNULUS_KEY(checkpoint, on_error),
+       "what a run does that could not write a checkpoint, other than its last: \"stop\" or \"continue\"",
+       {.choices = {"stop", "continue"}}},
 
       {ANNULUS_KEY(memory, caches),
        "MiB that the caches of a rank may hold in total (plans, patterns, compositions, rotary tables); 0: nothing is "

@@ -4,6 +4,7 @@
 // to Hugging Face's layout and the subcommand `checkpoint`.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "comm/communicator.h"
 #include "common/files.h"
 #include "runtime/run/checkpoint_manifest.h"
+#include "runtime/run/slice_copies.h"
 #include "runtime/run/tensor_slice.h"
 
 namespace annulus {
@@ -44,7 +46,8 @@ class CheckpointStore {
   // every tensor exactly once; otherwise Error(kInternal) names the tensor and range. Slices on a GPU are copied to the
   // host block by block. The ranks write and sync their files in a temporary folder, which rank 0 then renames;
   // afterwards checkpoints beyond the newest `keep` valid ones are removed. If a rank fails or a process dies at any
-  // time, earlier checkpoints remain. Raises Error(kResource) for I/O errors. Returns the folder.
+  // time, earlier checkpoints remain. Raises Error(kResource) for I/O errors. Returns the folder. checkpoint_save.h
+  // saves while training goes on.
   std::string save(Communicator& comm, const TrainingState& state, const std::vector<TensorSlice>& slices);
 
   // Collective. Returns the newest valid checkpoint, or nullopt if there is none. All sizes and checksums are verified;
@@ -65,6 +68,8 @@ class CheckpointStore {
   void read(const TrainingState& state, const std::vector<TensorSlice>& into);
 
   const std::string& folder() const { return folder_; }
+  // The memory that this rank holds for the copies of saves behind training, in bytes.
+  int64_t copy_bytes() const { return copies_[0].bytes() + copies_[1].bytes(); }
 
   struct Entry {
     std::string path;
@@ -80,12 +85,10 @@ class CheckpointStore {
   std::vector<Entry> newest_first(std::optional<int64_t> step) const;
 
  private:
+  friend class CheckpointSave;
+
   std::optional<Entry> entry_of(const std::string& name) const;
   std::vector<Entry> newest_first(Communicator& comm, OpLabel label) const;
-  std::string begin_save(int64_t step);
-  bool valid(Communicator& comm, OpLabel label, const Entry& entry);
-  void remove_old(Communicator& comm, OpLabel label);
-  void remove_doomed(const std::vector<Entry>& doomed);
   TrainingState opened(const Entry& entry, Manifest manifest);
 
   std::string folder_;
@@ -94,6 +97,8 @@ class CheckpointStore {
   int64_t block_bytes_;
   // Checkpoints that these ranks have written or fully verified; rank 0's set is authoritative.
   std::set<std::string> known_valid_;
+  // The copies from which saves behind training write: of the model and of the optimizer.
+  std::array<SliceCopies, 2> copies_;
   // Of the checkpoint opened last: its folder and manifest.
   std::string opened_;
   std::shared_ptr<const Manifest> manifest_;

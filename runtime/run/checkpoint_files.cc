@@ -2,7 +2,11 @@
 #include "runtime/run/checkpoint_files.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <numeric>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "common/checksum.h"
@@ -16,46 +20,93 @@ std::string range_text(const ManifestTensor& tensor, int64_t begin, int64_t end)
   return "tensor \"" + tensor.name + "\", elements [" + std::to_string(begin) + ":" + std::to_string(end) + "]";
 }
 
+int64_t elements_of(const TensorSlice& slice) {
+  return std::accumulate(slice.shape.begin(), slice.shape.end(), int64_t{1}, std::multiplies<>());
+}
+
 int64_t element_bytes(const ManifestTensor& tensor) { return static_cast<int64_t>(c10::elementSize(tensor.dtype)); }
 
 }  // namespace
 
-void write_slices(const std::string& folder, const std::string& name, const std::vector<const TensorSlice*>& slices,
-                  FileSystem& files, Manifest& manifest) {
+void check_slice(const TensorSlice& slice) {
+  const at::Tensor& values = slice.values;
+  const int64_t elements = elements_of(slice);
+  const bool vector = values.defined() ? values.dim() == 1 && values.is_contiguous() : slice.in_tier.tier != nullptr;
+  if (vector && slice.begin >= 0 && slice.begin + slice.elements().numel() <= elements) {
+    return;
+  }
+  throw Error(ErrorKind::kInternal, "checkpoint",
+              "the slice of tensor \"" + slice.name + "\" from element " + std::to_string(slice.begin) +
+                  " on is not a contiguous vector within its " + counted(elements, "element"));
+}
+
+SlicesFile::SlicesFile(const std::string& folder, std::string name, const std::vector<TensorSlice>& slices,
+                       FileSystem& files, int64_t block_bytes, const std::function<void()>& before_block)
+    : name_(std::move(name)) {
+  Manifest sizes;
+  sizes.block_bytes = block_bytes;
   struct Source {
     const TensorSlice* slice;
     ManifestTensor tensor;
   };
   std::vector<TensorInfo> infos;
   std::map<std::string, Source> sources;
-  for (const TensorSlice* slice : slices) {
-    const PlacedVector elements = slice->elements();
-    ManifestTensor tensor{slice->name, elements.scalar_type(), slice->shape, {}};
-    const int64_t end = slice->begin + elements.numel();
-    tensor.slices.push_back({name, slice->begin, end, {}});
+  for (const TensorSlice& slice : slices) {
+    const PlacedVector elements = slice.elements();
+    ManifestTensor tensor{slice.name, elements.scalar_type(), slice.shape, {}};
+    const int64_t end = slice.begin + elements.numel();
+    tensor.slices.push_back({name_, slice.begin, end, {}});
     const std::string stored = stored_name(tensor, tensor.slices[0]);
     TensorInfo info{stored, tensor.dtype, stored_shape(tensor, tensor.slices[0]), 0, 0};
-    if (sources.emplace(stored, Source{slice, std::move(tensor)}).second) {
+    if (sources.emplace(stored, Source{&slice, std::move(tensor)}).second) {
       infos.push_back(std::move(info));
-    } else if (end > slice->begin) {
+    } else if (end > slice.begin) {
       throw Error(ErrorKind::kInternal, "checkpoint", stored + " was passed twice");
     }
   }
-  SafetensorsWriter writer(folder + "/" + name, std::move(infos), {{"format", "pt"}}, files);
-  for (const TensorInfo& info : writer.tensors()) {
+  writer_.emplace(folder + "/" + name_, std::move(infos), std::map<std::string, std::string>{{"format", "pt"}}, files);
+  for (const TensorInfo& info : writer_->tensors()) {
     auto& [slice, tensor] = sources.at(info.name);
     const PlacedVector elements = slice->elements();
-    const int64_t length = elements.numel(), most = manifest.block_elements(tensor);
+    const int64_t length = elements.numel(), most = sizes.block_elements(tensor);
     for (int64_t at = 0; at < length; at += most) {
+      before_block();
       const at::Tensor block = elements.read(at, std::min(most, length - at));
       // The checksum is taken before the data is written, so that errors of the disk are found.
       tensor.slices[0].blocks.push_back(checksum(block.const_data_ptr(), block.nbytes()));
-      writer.write(block.const_data_ptr(), block.nbytes());
+      writer_->write(block.const_data_ptr(), block.nbytes());
     }
-    manifest.tensors.push_back(std::move(tensor));
+    tensors_.push_back(std::move(tensor));
   }
-  writer.finish();
-  manifest.files[name] = {writer.file_bytes(), checksum(writer.header().data(), writer.header().size())};
+}
+
+void SlicesFile::finish(Manifest& manifest) {
+  writer_->finish();
+  for (ManifestTensor& tensor : tensors_) manifest.tensors.push_back(std::move(tensor));
+  manifest.files[name_] = {writer_->file_bytes(), checksum(writer_->header().data(), writer_->header().size())};
+}
+
+Manifest manifest_of_step(const std::string& folder, int64_t step) {
+  Manifest manifest = read_manifest(folder);
+  if (manifest.step != step) {
+    checkpoint_damaged(folder, "its manifest is that of step " + std::to_string(manifest.step));
+  }
+  return manifest;
+}
+
+Manifest verified_manifest(const std::string& folder, int64_t step, CheckpointPart part, int rank, int ranks) {
+  Manifest manifest = manifest_of_step(folder, step);
+  CheckpointReader(folder, manifest).check(part, rank, ranks);
+  return manifest;
+}
+
+void verify_sizes(const std::string& folder) {
+  for (const auto& [name, said] : read_manifest(folder).files) {
+    std::error_code error;
+    if (std::filesystem::file_size(folder + "/" + name, error) != said.bytes || error) {
+      checkpoint_damaged(folder + "/" + name, "does not have the size that was written, or is missing");
+    }
+  }
 }
 
 CheckpointReader::CheckpointReader(std::string folder, const Manifest& manifest)

@@ -1,5 +1,5 @@
-// Writes and reads the slices of a checkpoint block by block, with memory for only one block. Used by CheckpointStore,
-// checkpoint_merge.cc and the subcommand `checkpoint`.
+// Writes and reads the slices of a checkpoint block by block, with memory for only one block. Used by checkpoint.cc,
+// checkpoint_save.cc, checkpoint_merge.cc and the subcommand `checkpoint`.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,31 @@
 
 namespace annulus {
 
-// Writes these slices to FOLDER/name, syncs the file, and adds them to the manifest. Checksums are computed from memory
-// before the write, so they detect disk errors.
-void write_slices(const std::string& folder, const std::string& name, const std::vector<const TensorSlice*>& slices,
-                  FileSystem& files, Manifest& manifest);
+// Raises Error(kInternal) if the elements of a slice are not a contiguous vector within its tensor.
+void check_slice(const TensorSlice& slice);
+
+// A file of a checkpoint that is being written. Not thread safe.
+class SlicesFile {
+ public:
+  // Writes these slices to FOLDER/name, in blocks of `block_bytes`. Checksums are computed from memory before the
+  // write, so they detect disk errors. Calls `before_block` before each block; what it raises ends the writing.
+  SlicesFile(const std::string& folder, std::string name, const std::vector<TensorSlice>& slices, FileSystem& files,
+             int64_t block_bytes, const std::function<void()>& before_block);
+  // Syncs and closes the file, and adds it and its slices to the manifest.
+  void finish(Manifest& manifest);
+
+ private:
+  std::string name_;
+  std::vector<ManifestTensor> tensors_;
+  std::optional<SafetensorsWriter> writer_;
+};
+
+// Returns the manifest of a checkpoint. Raises Error(kInput) if it is not that of this step.
+Manifest manifest_of_step(const std::string& folder, int64_t step);
+// The same, after it has verified share `rank` of `ranks` of the checkpoint, as CheckpointReader::check() does.
+Manifest verified_manifest(const std::string& folder, int64_t step, CheckpointPart part, int rank, int ranks);
+// Verifies only the sizes of the files, which needs no reading of their contents. Raises Error(kInput).
+void verify_sizes(const std::string& folder);
 
 // Reads the files of one checkpoint. The manifest must outlive it. Not thread safe.
 class CheckpointReader {

@@ -273,6 +273,7 @@ FitTable what_fits(const Config& config, const FitRanks& ranks,
       fit.longest = fitting.longest(level, keeps, kLongestPlanned);
       table.fits.push_back(fit);
       table.caches = plan.caches;
+      if (keeps == Keeps::kAll) table.save_copy = plan.save_copy;
       table.caches_on_device = plan.caches_on_device;
       table.selects_what_travels = plan.selects_what_travels;
       if (keeps == Keeps::kOptimizer) table.offload = fitting.offload(offloaded, plan);

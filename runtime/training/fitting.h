@@ -82,6 +82,7 @@ struct FitTable {
   int shards = 1, replicas = 1;  // runtime/training/state/sharding.h
   int planned = 0;               // the rank of the context axis that was planned
   int64_t caches = 0, caches_on_device = 0;
+  int64_t save_copy = 0;                 // as in MemoryPlan; the same at every level
   bool selects_what_travels = false;     // as in MemoryPlan
   std::vector<Fit> fits = {};            // level 0 with each of kAllKeeps, then level 1, ...
   std::vector<FitTraffic> traffic = {};  // of each level

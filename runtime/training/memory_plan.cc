@@ -1,6 +1,8 @@
 // See memory_plan.h.
 #include "runtime/training/memory_plan.h"
 
+#include <ATen/OpMathType.h>
+
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -49,10 +51,24 @@ std::string MemoryPlan::text() const {
          (offloads ? "; offloaded until the backward " + bytes_text(static_cast<double>(offloaded)) : "") +
          (offloads && offloaded == 0 ? ", as memory.device_layers keeps all layers on the device" : "") +
          (state.moved > 0 ? "; offloaded of the optimizer " + bytes_text(static_cast<double>(state.moved)) : "") +
+         (save_copy > 0 ? "; a checkpoint is written from a copy of " + bytes_text(static_cast<double>(save_copy))
+                        : "") +
          (selects_what_travels ? "; not included is what blocks selected at run time send" : "");
 }
 
 namespace {
+
+// Returns the bytes of a rank's slices of a checkpoint that are copied before they are written: of its shard the values
+// and two moments, but for what lies in files.
+int64_t copied_by_save(const Config& c, const Parameters& parameters, const Sharding& sharding) {
+  if (!c.checkpoint.background || c.checkpoint.every == 0) return 0;
+  const at::ScalarType dtype = compute_dtype(c), updated = at::toOpMathType(dtype);
+  const bool files = c.optimizer.offload == "file";
+  const int64_t vectors = !files ? 3 : dtype == updated ? 1 : 0;
+  int64_t elements = 0;
+  for (const UnitRange& range : shard_ranges(parameters, sharding.shards, 0)) elements += range.count();
+  return elements * vectors * static_cast<int64_t>(c10::elementSize(updated));
+}
 
 MemoryPlan plan_stage(const Config& c, const Stage& stage, const Sharding& sharding, int context_ranks, int rank,
                       RanksAre are) {
@@ -75,9 +91,10 @@ MemoryPlan plan_stage(const Config& c, const Stage& stage, const Sharding& shard
   plan.offloads = c.memory.offload != "none";
   plan.offloaded = plan.step.offloaded();
   plan.offloaded_pinned = plan.step.offloaded(Offload::in_pinned_memory);
+  Parameters parameters(described_units(shape));
+  parameters.lay_out(sharding.shards);
+  plan.save_copy = copied_by_save(c, parameters, sharding);
   if (c.optimizer.offload != "none") {
-    Parameters parameters(described_units(shape));
-    parameters.lay_out(sharding.shards);
     plan.state = state_tier(parameters, state_traits(c, sharding, /*recorded=*/false));
   }
   plan.caches = c.memory.caches << 20;
@@ -154,6 +171,13 @@ OffloadPlan plan_offload(const Config& c, const MemoryPlan& memory, int ranks, R
   plan.files += memory.offloaded * ranks - kept + (host ? layer * ranks : 0);
   if (are == RanksAre::kGpus) plan.host += 2 * memory.offloaded_pinned / offloaded_layers(c) * ranks;
   return plan;
+}
+
+bool save_copy_fits(const MemoryPlan& plan, const OffloadPlan& offload, int ranks, RanksAre are,
+                    const std::optional<AvailableMemory>& available) {
+  if (!available || !switch_from_environment("ANNULUS_MEMORY_CHECK", true)) return true;
+  const int64_t copies = plan.save_copy * ranks;
+  return copies + (are == RanksAre::kGpus ? offload.host : plan.total() * ranks) <= available->bytes;
 }
 
 void require_offload(const Config& c, const OffloadPlan& plan, int ranks, int64_t unit) {

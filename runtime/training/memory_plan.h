@@ -45,6 +45,9 @@ struct MemoryPlan {
   int64_t offloaded = 0, offloaded_pinned = 0;
   bool offloads = false;  // whether memory.offload is set
   StateTier state = {};   // what optimizer.offload moves away from the device
+  // What checkpoint.background copies to the host's memory; a rank with CPU tensors holds it beside total(), which does
+  // not include it, because a run for which it is not free trains without it.
+  int64_t save_copy = 0;
   // True if there are several ranks and a pattern selects its blocks at run time. total() does not include what then
   // travels for it.
   bool selects_what_travels = false;
@@ -69,6 +72,12 @@ struct OffloadPlan {
 // of the optimizer's state that are on their way, in the host's memory. Of memory.host the optimizer's state is taken
 // first.
 OffloadPlan plan_offload(const Config& config, const MemoryPlan& plan, int ranks, RanksAre are);
+
+// Whether the copies of a checkpoint of `ranks` ranks of a host, each with this plan, would fit as well. `available` is
+// what their tensors may take; on GPUs the copies lie in the host's memory instead, of which `offload` takes a part.
+// True if what is free is not known, and with ANNULUS_MEMORY_CHECK=0.
+bool save_copy_fits(const MemoryPlan& plan, const OffloadPlan& offload, int ranks, RanksAre are,
+                    const std::optional<AvailableMemory>& available);
 
 // Raises Error(kResource) if the ranks of this host need more memory or disk for it than is free, if the optimizer's
 // state takes more than memory.host, or if there is no such folder. Does nothing with ANNULUS_MEMORY_CHECK=0. Rows may

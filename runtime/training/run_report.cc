@@ -237,6 +237,13 @@ void RunReport::rewound(int64_t from, const StepResult& spike) {
   if (before) write_start();
 }
 
+void RunReport::checkpoint(const SavedCheckpoint& saved) {
+  if (!metrics_) return;
+  metrics_->write(saved.step, {{"checkpoint", saved.folder.substr(saved.folder.rfind('/') + 1)},
+                               {"checkpoint_stopped_seconds", saved.stopped},
+                               {"checkpoint_seconds", saved.seconds}});
+}
+
 void RunReport::validation(const ValidationResult& result) {
   if (!std::isnan(result.loss)) validation_ = result.loss;  // NaN if nothing is held out
   if (!metrics_) return;

@@ -21,6 +21,7 @@
 #include "runtime/run/metrics.h"
 #include "runtime/training/memory_plan.h"
 #include "runtime/training/rank_metrics.h"
+#include "runtime/training/run_saves.h"
 #include "runtime/training/training.h"
 
 namespace annulus {
@@ -67,6 +68,8 @@ class RunReport {
   void rewound(int64_t from, const StepResult& spike);
   // Called after a validation.
   void validation(const ValidationResult& result);
+  // Called when a checkpoint is on the disk, of which training may have done later steps by now.
+  void checkpoint(const SavedCheckpoint& saved);
   std::optional<double> validation_loss() const { return validation_; }
   double seconds() const;  // since the run's first step
 

@@ -19,9 +19,7 @@
 #include "common/logging/log_setup.h"
 #include "common/terminal.h"
 #include "common/text.h"
-#include "memory/available.h"
 #include "memory/caches.h"
-#include "memory/device_memory.h"
 #include "runtime/data/dataset.h"
 #include "runtime/data/sample_prompt.h"
 #include "runtime/huggingface/model_files.h"
@@ -32,11 +30,11 @@
 #include "runtime/run/run_folder.h"
 #include "runtime/run/run_words.h"
 #include "runtime/training/device_peak.h"
-#include "runtime/training/fitting.h"
-#include "runtime/training/memory_plan.h"
 #include "runtime/training/mesh.h"
 #include "runtime/training/numerics.h"
+#include "runtime/training/run_memory.h"
 #include "runtime/training/run_report.h"
+#include "runtime/training/run_saves.h"
 #include "runtime/training/state/learning_rate.h"
 #include "runtime/training/state/sharding.h"
 #include "runtime/training/training.h"
@@ -67,8 +65,7 @@ class Run {
   void announce();
   void keep_tokenizer();
   void warn_of_later_keys(const std::vector<Stage>& stages);
-  std::optional<AvailableMemory> available() const;
-  void require_memory_for(const std::vector<Stage>& stages);
+  FileSystem& files() const { return options_.files ? *options_.files : FileSystem::real(); }
   bool asked_to_stop() const { return options_.stop ? options_.stop() : interrupted(); }
   // Rank 0 says what all ranks know alike.
   void say(std::string_view text) { tell(progress_.get(), LogLevel::kInfo, text); }
@@ -76,7 +73,9 @@ class Run {
   void suggest_uses();
   bool rewind(StepResult& spike);  // whether the run has returned to a checkpoint
   bool validate();                 // whether to stop
-  void save();
+  bool take_steps(bool validates);
+  void save(bool last);
+  void saved(const SavedCheckpoint& saved);
   int finish(bool stopped);
   Words command(const Words& more) const;
   // Tells the caller on rank 0 how the run could be continued from here.
@@ -100,10 +99,11 @@ class Run {
   std::optional<Config> before_;          // on rank 0 of a resumed run: its old configuration, until it has saved
   std::unique_ptr<Progress> progress_;
   std::optional<RunReport> report_;
-  std::optional<int64_t> saved_step_;  // of the newest checkpoint
-  std::string kept_;                   // the folder of the newest checkpoint
+  std::optional<int64_t> saved_step_;  // of the newest checkpoint that is on the disk
+  std::string kept_;                   // its folder
+  std::unique_ptr<RunSaves> saves_;    // ends before the store and the report that it uses
   Sharding sharding_;
-  MemoryPlan memory_;
+  RunMemory memory_;
   RunStart start_;
 };
 
@@ -122,7 +122,7 @@ void Run::open_resumed() {
   });
   together(
       world_, {"comparing with the run's configuration"}, [&] { refuse_another_model(); }, /*only_first=*/true);
-  store_ = std::make_unique<CheckpointStore>(path_, config_.checkpoint.keep);
+  store_ = std::make_unique<CheckpointStore>(path_, config_.checkpoint.keep, files());
 }
 
 // Runs before anything is made for training, because the checkpoint also says which rows come next.
@@ -218,7 +218,7 @@ void Run::open_folder() {
       folder_ = std::make_unique<RunFolder>(RunFolder::create(config_.run.folder, config_.run.name));
       return folder_->path();
     });
-    store_ = std::make_unique<CheckpointStore>(path_, config_.checkpoint.keep);
+    store_ = std::make_unique<CheckpointStore>(path_, config_.checkpoint.keep, files());
   }
   if (config_.run.log_bytes > 0) {
     open_log_file(path_ + "/logs/rank-" + std::to_string(world_.rank()) + ".log", config_.run.log_bytes);
@@ -238,6 +238,11 @@ void Run::open_folder() {
       },
       /*only_first=*/true);
   report_.emplace(config_, start_, world_, *training_, std::move(metrics), progress_.get());
+  saves_ = std::make_unique<RunSaves>(world_, *store_,
+                                      RunSaves::Settings{.behind = config_.checkpoint.background && memory_.copies_fit,
+                                                         .goes_on = config_.checkpoint.on_error == "continue",
+                                                         .saved = [this](const SavedCheckpoint& is) { saved(is); },
+                                                         .warn = [this](const std::string& text) { warn(text); }});
 }
 
 // Copies the tokenizer into the run, so that the run can be sampled from even if its shards are gone.
@@ -276,47 +281,11 @@ void Run::warn_of_later_keys(const std::vector<Stage>& stages) {
       "that needs causal patterns");
 }
 
-std::optional<AvailableMemory> Run::available() const {
-  if (options_.available) return options_.available();
-  if (!options_.device.is_cuda()) return available_memory();
-  const DeviceMemory memory = device_memory(options_.device);
-  return AvailableMemory{memory.total - memory.outside - memory.allocated, "the GPU's memory"};
-}
-
-// Computes the memory that the run will take, prints it, and compares it with what is available before any is taken.
-// Every rank does so: on a host with too little memory the kernel would kill some process without a message.
-void Run::require_memory_for(const std::vector<Stage>& stages) {
-  const bool gpu = options_.device.is_cuda();
-  const RanksAre are = gpu ? RanksAre::kGpus : RanksAre::kProcesses;
-  const int context = world_.size() / static_cast<int>(config_.mesh.data), ranks = gpu ? 1 : options_.ranks_here;
-  const int rank = world_.rank() % context;
-  std::optional<AvailableMemory> free;
-  const auto nearest = [&] {
-    return nearest_fit(config_, {.ranks = world_.size(),
-                                 .ranks_of_a_host = options_.ranks_here,
-                                 .are = are,
-                                 .memory = static_cast<double>(free->bytes) / ranks,
-                                 .planned = rank})
-        .text;
-  };
-  together(world_, {"planning the memory"}, [&] {
-    free = available();
-    require_memory("at least ", least_memory(config_, sharding_, context), ranks, free, nearest);
-    memory_ = plan_memory(config_, stages, sharding_, context, rank, are);
-  });
-  start_.memory = memory_.kinds();
-  say("memory: " + memory_.text());
-  together(world_, {"planning the memory"}, [&] {
-    require_memory("", static_cast<double>(memory_.total()), ranks, free, nearest);
-    require_offload(config_, plan_offload(config_, memory_, options_.ranks_here, are), options_.ranks_here,
-                    2 * context);
-  });
-}
-
 // Returns from the step just made, a spike, to the newest checkpoint; from there on the rows of that step are left out.
 // If there is no checkpoint, only the update is left out.
 bool Run::rewind(StepResult& spike) {
   const int64_t step = training_->steps_done() - 1;
+  saves_->finish();
   std::vector<std::string> skipped;
   std::optional<TrainingState> state;
   if (saved_step_) state = store_->open_newest_valid(world_, &skipped);
@@ -344,22 +313,31 @@ bool Run::validate() {
   return result.stop;
 }
 
-void Run::save() {
+void Run::save(bool last) {
   const int64_t step = training_->steps_done();
-  if (saved_step_ == step) return;
+  if (saved_step_ == step) return saves_->finish();
   const RunReport::Pause pause(*report_);
   TrainingState state = training_->state();
   if (options_.device.is_cpu()) state.extra["instructions"] = instructions(config_);
-  kept_ = store_->save(world_, state, training_->slices_to_write());
+  const std::vector<TensorSlice> slices = training_->slices_to_write();
+  last ? saves_->save_last(state, slices) : saves_->save(state, slices);
+}
+
+// Called on all ranks when a checkpoint is on the disk.
+void Run::saved(const SavedCheckpoint& saved) {
   together(
-      world_, {"writing the checkpoint", step, "step"},
+      world_, {"writing the checkpoint", saved.step, "step"},
       [&] {
         if (before_) write_config();
         before_.reset();
+        report_->checkpoint(saved);
       },
       /*only_first=*/true);
-  saved_step_ = step;
-  tell(progress_.get(), LogLevel::kDebug, "the checkpoint of step " + std::to_string(step) + " is in " + kept_);
+  saved_step_ = saved.step;
+  kept_ = saved.folder;
+  tell(progress_.get(), LogLevel::kDebug,
+       "the checkpoint of step " + std::to_string(saved.step) + " is in " + kept_ + "; training stood still for " +
+           rounded(saved.stopped, 3) + " s of " + rounded(saved.seconds, 3) + " s");
   if (first_) tell_checkpoint();
 }
 
@@ -447,7 +425,10 @@ int Run::train() {
   for (const std::string& line : schedule_lines(stages, world_.size())) say(line);
   warn_of_later_keys(stages);
   tell_changes();
-  require_memory_for(stages);
+  memory_ =
+      require_memory_for(config_, stages, sharding_, world_, {options_.device, options_.ranks_here, options_.available},
+                         [&](std::string_view line) { say(line); });
+  start_.memory = memory_.plan.kinds();
   if (options_.resume) read_checkpoint();
   training_ = std::make_unique<Training>(config_, std::move(stages), world_, *data_, options_.device, sharding_);
   if (options_.resume) restore();
@@ -464,6 +445,19 @@ int Run::train() {
   const std::string resumed = options_.resume ? "  resumed after step " + with_commas(training_->steps_done()) : "";
   say("data " + data_->text() + "  run folder " + path_ + resumed);
   const bool validates = config_.validation.every > 0 && (data_->has_validation() || !config_.validation.tasks.empty());
+  bool stop = false;
+  try {
+    stop = take_steps(validates);
+  } catch (const Error& error) {
+    // All ranks raise alike that updates were left out too often, so they can still wait for the checkpoint under way.
+    if (error.kind() == ErrorKind::kUsage) saves_->finish();
+    throw;
+  }
+  return finish(stop && training_->steps_done() < config_.run.steps);
+}
+
+// Trains until the last step, or until a rank is asked to stop, and saves. Returns whether one was.
+bool Run::take_steps(bool validates) {
   bool stop = false, due = false;  // due: a checkpoint is to be written after the next applied update
   while (!stop && training_->steps_done() < config_.run.steps) {
     StepResult result = training_->step(asked_to_stop(), report_->carry());
@@ -481,12 +475,16 @@ int Run::train() {
     if (first_ && options_.on_step) options_.on_step(step);
     due = due || (config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0);
     if (last) training_->require_updates();
+    if (!stop && !last && saves_->under_way()) {
+      const RunReport::Pause pause(*report_);
+      saves_->advance();
+    }
     // A checkpoint waits for a step whose update was applied, unless no other step follows.
     if (!stop && !last && !(due && result.applied)) continue;
-    save();
+    save(stop || last);
     due = false;
   }
-  return finish(stop && training_->steps_done() < config_.run.steps);
+  return stop;
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <c10/core/Device.h>
 
 #include "comm/communicator.h"
+#include "common/files.h"
 #include "memory/available.h"
 #include "runtime/config/config.h"
 #include "runtime/training/layer_requests.h"
@@ -41,6 +42,7 @@ struct TrainOptions {
   // Returns the memory that is available for the run's tensors: that of the host for all its ranks together, or that of
   // this rank's GPU. Null: the host or the GPU is queried.
   std::function<std::optional<AvailableMemory>()> available;
+  FileSystem* files = nullptr;  // that writes the checkpoints; null: the real one
   std::ostream* out = nullptr;  // receives rank 0's progress and messages; null: standard output
   // Called once per step and before each validation batch; null: interrupted() of common/interrupt.h.
   std::function<bool()> stop;

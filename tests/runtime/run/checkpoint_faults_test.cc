@@ -1,6 +1,10 @@
-// Tests of saves by several ranks (runtime/run/checkpoint.h) in which one rank fails or dies, or the power fails, at
-// any file operation: the rank is named, and the older checkpoints stay intact.
+// Tests of saves by several ranks (runtime/run/checkpoint_save.h), while training waits and while it goes on, in which
+// one rank fails or dies, or the power fails, at any file operation: the rank is named, and the older checkpoints stay
+// intact.
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <future>
@@ -18,13 +22,14 @@ namespace fs = std::filesystem;
 using Fault = FaultyFiles::Fault;
 
 // The errors that the ranks of a save throw, in rank order; empty for a rank that throws none.
-std::vector<std::string> failures(const std::string& run, int ranks, const std::vector<FileSystem*>& files) {
+std::vector<std::string> failures(const std::string& run, bool behind, int ranks,
+                                  const std::vector<FileSystem*>& files) {
   std::vector<std::string> raised(static_cast<size_t>(ranks));
   run_ranks(ranks, [&](Communicator& world) {
     const auto rank = static_cast<size_t>(world.rank());
     CheckpointStore store(run, 2, *files[rank], kBlock);
     try {
-      save(world, store, 3, 1);
+      save_by(behind, world, store, 3, 1);
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kResource) << error.what();
       raised[rank] = error.what();
@@ -44,8 +49,9 @@ void expect_old_or_new(const std::string& run, bool new_alone) {
                           .check(CheckpointPart::kAll, 0, 1));
     }
   }
-  // The next job saves, and cleans up.
-  saved(run, 4, 2, 1, 2);
+  // The next job saves, and cleans up. A disk that does not sync makes the sweeps faster.
+  FaultyFiles good(Fault::kFull, -1);
+  saved(run, 4, 2, 1, 2, good);
   EXPECT_EQ(read_back(run, 1), 4);
   for (const std::string& name : names(run)) EXPECT_FALSE(name.starts_with(".tmp-")) << name;
 }
@@ -65,7 +71,7 @@ std::string again(const std::string& before) {
 }
 
 // The disk is full at any operation of any rank.
-TEST(CheckpointFaults, NamesTheFailingRankAndKeepsOlderCheckpoints) {
+void fill_the_disk(bool behind) {
   const std::string before = with_two("failing");
   for (int failing = 0; failing < 3; ++failing) {
     bool failed = true;
@@ -77,7 +83,7 @@ TEST(CheckpointFaults, NamesTheFailingRankAndKeepsOlderCheckpoints) {
       FaultyFiles bad(Fault::kFull, at), good(Fault::kFull, -1);
       std::vector<FileSystem*> files(3, &good);
       files[static_cast<size_t>(failing)] = &bad;
-      const std::vector<std::string> raised = failures(run, 3, files);
+      const std::vector<std::string> raised = failures(run, behind, 3, files);
       failed = bad.failed();
       for (const std::string& error : raised) {
         EXPECT_EQ(error, raised[0]);
@@ -94,8 +100,13 @@ TEST(CheckpointFaults, NamesTheFailingRankAndKeepsOlderCheckpoints) {
   }
 }
 
+TEST(CheckpointFaults, NamesTheFailingRankAndKeepsOlderCheckpoints) {
+  fill_the_disk(/*behind=*/false);
+  fill_the_disk(/*behind=*/true);
+}
+
 // A rank dies at any of its operations, without telling the others and without cleaning up.
-TEST(CheckpointFaults, NamesTheDeadRankAndKeepsOlderCheckpoints) {
+void let_ranks_die(bool behind) {
   const std::string before = with_two("dying");
   for (int dying = 0; dying < 3; ++dying) {
     bool died = true;
@@ -118,7 +129,7 @@ TEST(CheckpointFaults, NamesTheDeadRankAndKeepsOlderCheckpoints) {
           if (world.rank() != dying) {
             CheckpointStore store(run, 2, good, kBlock);
             try {
-              save(world, store, 3, 1);
+              save_by(behind, world, store, 3, 1);
             } catch (const Error& error) {
               EXPECT_EQ(error.kind(), ErrorKind::kComm) << error.what();
               EXPECT_NE(std::string(error.what()).find("rank " + std::to_string(dying)), std::string::npos)
@@ -130,7 +141,7 @@ TEST(CheckpointFaults, NamesTheDeadRankAndKeepsOlderCheckpoints) {
           saving = std::thread([&, share = world.shared_from_this()] {
             CheckpointStore store(run, 2, bad, kBlock);
             try {
-              save(*share, store, 3, 1);
+              save_by(behind, *share, store, 3, 1);
               ended.set_value(false);
             } catch (const Error&) {
             }
@@ -152,8 +163,13 @@ TEST(CheckpointFaults, NamesTheDeadRankAndKeepsOlderCheckpoints) {
   }
 }
 
+TEST(CheckpointFaults, NamesTheDeadRankAndKeepsOlderCheckpoints) {
+  let_ranks_die(/*behind=*/false);
+  let_ranks_die(/*behind=*/true);
+}
+
 // The power fails for all ranks at once, at any operation and after the last one.
-TEST(CheckpointFaults, SavedCheckpointsSurvivePowerLoss) {
+void let_the_power_fail(bool behind) {
   const std::string before = with_two("power");
   bool failed = true;
   for (int at = 0; failed; ++at) {
@@ -165,7 +181,7 @@ TEST(CheckpointFaults, SavedCheckpointsSurvivePowerLoss) {
     run_ranks(3, [&](Communicator& world) {
       CheckpointStore store(run, 2, files, kBlock);
       try {
-        save(world, store, 3, 1);
+        save_by(behind, world, store, 3, 1);
       } catch (const Error&) {
         ++raised;
       }
@@ -175,6 +191,44 @@ TEST(CheckpointFaults, SavedCheckpointsSurvivePowerLoss) {
     if (!failed) files.lose_power();
     expect_old_or_new(run, !failed);
   }
+}
+
+TEST(CheckpointFaults, SavedCheckpointsSurvivePowerLoss) {
+  let_the_power_fail(/*behind=*/false);
+  let_the_power_fail(/*behind=*/true);
+}
+
+// A process is killed (kill -9) at any operation of a save while it trains on.
+TEST(CheckpointFaults, KilledProcessLeavesTheOldOrTheNewCheckpoint) {
+  const std::string before = with_two("killed");
+  bool killed = true, seen_old = false, seen_new = false;
+  for (int at = 0; killed; ++at) {
+    ASSERT_LT(at, 1000);
+    SCOPED_TRACE("operation " + std::to_string(at));
+    const std::string run = again(before);
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      FaultyFiles files(Fault::kDeath, at);
+      files.on_death = [] { ::kill(::getpid(), SIGKILL); };
+      try {
+        const auto self = make_self_communicator();
+        CheckpointStore store(run, 2, files, kBlock);
+        save_behind(*self, store, 3, 1);
+      } catch (...) {
+        _exit(1);
+      }
+      _exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    killed = WIFSIGNALED(status);
+    EXPECT_TRUE(killed ? WTERMSIG(status) == SIGKILL : WEXITSTATUS(status) == 0) << status;
+    (read_back(run, 1) == 3 ? seen_new : seen_old) = true;
+    expect_old_or_new(run, !killed);
+  }
+  EXPECT_TRUE(seen_old);
+  EXPECT_TRUE(seen_new);
 }
 
 }  // namespace

@@ -3,12 +3,15 @@
 #pragma once
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <cstdio>
 #include <mutex>
 #include <random>
+#include <thread>
 
+#include "runtime/run/checkpoint_save.h"
 #include "tests/runtime/run/checkpoints.h"
 
 namespace annulus {
@@ -53,10 +56,31 @@ inline void save(Communicator& world, CheckpointStore& store, int64_t step, unsi
   store.save(world, state_of(step).state, cut(tensors_of(step), world.size(), seed)[static_cast<size_t>(world.rank())]);
 }
 
+// Saves behind training, which meanwhile changes what is saved and communicates.
+inline void save_behind(Communicator& world, CheckpointStore& store, int64_t step, unsigned seed) {
+  std::vector<NamedTensor> tensors = tensors_of(step);
+  CheckpointSave save(store, world, state_of(step).state,
+                      cut(tensors, world.size(), seed)[static_cast<size_t>(world.rank())],
+                      CheckpointSave::Writes::kBehind);
+  while (!save.done()) {
+    for (NamedTensor& t : tensors) t.tensor.add_(1);
+    at::Tensor sum = at::ones({1});
+    world.all_reduce(sum, ReduceOp::kSum, {"training"});
+    save.advance();
+    std::this_thread::yield();
+  }
+}
+
+// Saves in one of the two ways.
+inline void save_by(bool behind, Communicator& world, CheckpointStore& store, int64_t step, unsigned seed) {
+  behind ? save_behind(world, store, step, seed) : save(world, store, step, seed);
+}
+
 // Saves the step on `ranks` ranks and returns the checkpoint's folder.
-inline std::string saved(const std::string& run, int64_t step, int ranks, unsigned seed = 1, int64_t keep = 9) {
+inline std::string saved(const std::string& run, int64_t step, int ranks, unsigned seed = 1, int64_t keep = 9,
+                         FileSystem& files = FileSystem::real()) {
   run_ranks(ranks, [&](Communicator& world) {
-    CheckpointStore store(run, keep, FileSystem::real(), kBlock);
+    CheckpointStore store(run, keep, files, kBlock);
     save(world, store, step, seed);
   });
   char name[32];

@@ -55,13 +55,14 @@ inline void still(OptimizerSection& optimizer) {
   optimizer.weight_decay = 0;
 }
 
-// The lines of metrics.jsonl: those with which processes began, or all others.
-inline std::vector<nlohmann::json> metrics(const std::string& run, bool starts = false) {
+// The lines of metrics.jsonl with the key `of` ("started", "checkpoint"), or those with neither of these.
+inline std::vector<nlohmann::json> metrics(const std::string& run, const std::string& of = "") {
   std::ifstream in(run + "/metrics.jsonl");
   std::vector<nlohmann::json> out;
   for (std::string line; std::getline(in, line);) {
     nlohmann::json json = nlohmann::json::parse(line);
-    if (json.contains("started") == starts) out.push_back(std::move(json));
+    const bool wanted = of.empty() ? !json.contains("started") && !json.contains("checkpoint") : json.contains(of);
+    if (wanted) out.push_back(std::move(json));
   }
   return out;
 }

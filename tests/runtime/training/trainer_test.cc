@@ -112,7 +112,7 @@ TEST(Trainer, MetricsLeaveOutWhatHasNotChanged) {
   EXPECT_EQ(lines[2]["ranks"]["tokens"],
             (nlohmann::json{{"least", 256}, {"median", 256}, {"most", 256}, {"most_rank", 0}}));
   EXPECT_FALSE(lines[2]["ranks"].contains("exposed_ring_seconds")) << "0 on all ranks";
-  const std::vector<nlohmann::json> starts = metrics(folder.path() + "/runs/tiny-001", /*starts=*/true);
+  const std::vector<nlohmann::json> starts = metrics(folder.path() + "/runs/tiny-001", "started");
   ASSERT_EQ(starts.size(), 1U);
   EXPECT_EQ(starts[0]["step"], 0);
   EXPECT_EQ(starts[0]["started"]["ranks"], 1);
@@ -133,7 +133,7 @@ TEST(Trainer, MetricsLeaveOutWhatHasNotChanged) {
   EXPECT_TRUE(more[7].contains("exposed_ring_seconds"));
   EXPECT_EQ(more[7]["ranks"]["tokens"]["most"], 128);
   EXPECT_EQ(more[7]["rank_compute_seconds"].size(), 2U);
-  EXPECT_EQ(metrics(folder.path() + "/runs/tiny-001", /*starts=*/true).back()["step"], 6);
+  EXPECT_EQ(metrics(folder.path() + "/runs/tiny-001", "started").back()["step"], 6);
 }
 
 // One rank of four is busy with something else from step 8 to step 32. It is named after nine slow steps, and no other

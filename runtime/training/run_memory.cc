@@ -1,0 +1,67 @@
+// See run_memory.h.
+#include "runtime/training/run_memory.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "comm/agreement.h"
+#include "common/text.h"
+#include "memory/device_memory.h"
+#include "runtime/training/fitting.h"
+
+namespace annulus {
+namespace {
+
+std::optional<AvailableMemory> available_on(const RunDevice& on) {
+  if (on.available) return on.available();
+  if (!on.device.is_cuda()) return available_memory();
+  const DeviceMemory memory = device_memory(on.device);
+  return AvailableMemory{memory.total - memory.outside - memory.allocated, "the GPU's memory"};
+}
+
+}  // namespace
+
+RunMemory require_memory_for(const Config& config, const std::vector<Stage>& stages, const Sharding& sharding,
+                             Communicator& world, const RunDevice& on,
+                             const std::function<void(std::string_view)>& say) {
+  const OpLabel label{"planning the memory"};
+  const bool gpu = on.device.is_cuda();
+  const RanksAre are = gpu ? RanksAre::kGpus : RanksAre::kProcesses;
+  const int context = world.size() / static_cast<int>(config.mesh.data), ranks = gpu ? 1 : on.ranks_here;
+  const int rank = world.rank() % context;
+  MemoryPlan plan;
+  std::optional<AvailableMemory> free;
+  const auto nearest = [&] {
+    return nearest_fit(config, {.ranks = world.size(),
+                                .ranks_of_a_host = on.ranks_here,
+                                .are = are,
+                                .memory = static_cast<double>(free->bytes) / ranks,
+                                .planned = rank})
+        .text;
+  };
+  together(world, label, [&] {
+    free = available_on(on);
+    require_memory("at least ", least_memory(config, sharding, context), ranks, free, nearest);
+    plan = plan_memory(config, stages, sharding, context, rank, are);
+  });
+  const std::vector<Terms::Numbers> fit = agree_together(world, label, [&]() -> Terms {
+    const OffloadPlan offload = plan_offload(config, plan, on.ranks_here, are);
+    return {{}, {save_copy_fits(plan, offload, on.ranks_here, are, gpu ? available_memory() : free) ? 1 : 0}};
+  });
+  const bool copies_fit = std::all_of(fit.begin(), fit.end(), [](const Terms::Numbers& of) { return of[0] == 1; });
+  const int64_t copy = plan.save_copy;
+  if (!copies_fit) plan.save_copy = 0;
+  say("memory: " + plan.text());
+  together(world, label, [&] {
+    require_memory("", static_cast<double>(plan.total()), ranks, free, nearest);
+    require_offload(config, plan_offload(config, plan, on.ranks_here, are), on.ranks_here, 2 * context);
+  });
+  if (!copies_fit) {
+    say("training waits while a checkpoint is written: the " + bytes_text(static_cast<double>(copy)) +
+        " that checkpoint.background would copy for each rank are not free");
+  }
+  return {std::move(plan), copies_fit};
+}
+
+}  // namespace annulus

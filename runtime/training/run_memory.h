@@ -1,0 +1,39 @@
+// Plans the memory of a run on all its ranks, says how much it is, and refuses a run that does not fit, before any of
+// it is taken. Used by trainer.cc.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <functional>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "memory/available.h"
+#include "runtime/config/config.h"
+#include "runtime/training/layer_requests.h"
+#include "runtime/training/memory_plan.h"
+#include "runtime/training/state/sharding.h"
+
+namespace annulus {
+
+struct RunDevice {
+  at::Device device = at::kCPU;
+  int ranks_here = 1;  // the ranks of this host
+  // Returns what is available for the tensors of all ranks of this host, or on a GPU of this rank; null: it is queried.
+  std::function<std::optional<AvailableMemory>()> available;
+};
+
+struct RunMemory {
+  MemoryPlan plan;         // save_copy is 0 if it does not fit
+  bool copies_fit = true;  // whether what checkpoint.background copies is free on all ranks
+};
+
+// Collective. `say` gets lines for the user. Raises Error(kResource) on all ranks if the run itself does not fit: on a
+// host with too little memory the kernel would kill some process without a message.
+RunMemory require_memory_for(const Config& config, const std::vector<Stage>& stages, const Sharding& sharding,
+                             Communicator& world, const RunDevice& on,
+                             const std::function<void(std::string_view)>& say);
+
+}  // namespace annulus
