@@ -12,6 +12,7 @@
 
 #include "comm/checks.h"
 #include "common/logging/log.h"
+#include "memory/pool/pool_tensor.h"
 #include "memory/releasable.h"
 
 namespace annulus {
@@ -127,7 +128,7 @@ bool CommunicatorBackend::lends_to(int peer) const {
 }
 
 at::Tensor CommunicatorBackend::lendable(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  return at::empty(sizes, options);
+  return pool_tensor(sizes, options, PoolPurpose::kTravelling);
 }
 
 // The ranks exchange what they are about to do. If they differ, the same Error(kMismatch) is raised on all of them.

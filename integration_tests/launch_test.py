@@ -397,6 +397,8 @@ class CommandLineTest(cli.CliTest):
         self.assertEqual(code, 0, err)
         for word in ("LibTorch", "Open MPI", "device", "backend", "kernel"):
             self.assertIn(word, out)
+        self.assertIn("pool: freed memory kept for reuse, at most 1,024 MiB", out)
+        self.assertRegex(out, r"(?m)^  kernel scratch +what kernels")
         self.assertIn("caches: 1,792 MiB together", out)
         operators = ("pattern texts", "selected programs", "block maps")
         for name in ("programs", "patterns", "compositions", "rotary tables", *operators):
@@ -407,9 +409,10 @@ class CommandLineTest(cli.CliTest):
         self.assertRegex(out, r"(?m)^  programs +at most 128\.0 MiB: ")
         code, out, err = self.annulus("doctor", ANNULUS_CACHES_MIB="0")
         self.assertRegex(out, r"caches: 0 MiB together .*\n\Z")
-        code, out, err = self.annulus("doctor", ANNULUS_CACHES_MIB="many")
-        self.assertEqual(code, 2)
-        self.assertIn("ANNULUS_CACHES_MIB", err)
+        for variable in ("ANNULUS_CACHES_MIB", "ANNULUS_POOL_MIB"):
+            code, out, err = self.annulus("doctor", **{variable: "many"})
+            self.assertEqual(code, 2)
+            self.assertIn(variable, err)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@
 #include "launcher/subcommand.h"
 #include "launcher/threads.h"
 #include "memory/freed_memory.h"
+#include "memory/pool/pool.h"
 
 namespace annulus {
 namespace {
@@ -250,6 +251,9 @@ void run_program(int argc, char** argv) {
     }
     code = dispatch(command_arguments(), rank);
     if (const int lost = require_printed(); code == 0) code = lost;
+    // All that took memory of the pool has ended, so this is a fault of annulus, though not of the run's results.
+    const std::string left = Pool::in_use_of_process();
+    if (!left.empty()) log_error("memory", "not returned to the pool at the end: " + left);
   } catch (const ReportedError& reported) {
     error = reported;
     said = true;

@@ -14,8 +14,8 @@ namespace annulus {
 // hardware).
 class ReleasableTensor {
  public:
-  // Makes a tensor of shape [elements], without memory.
-  ReleasableTensor(int64_t elements, const at::TensorOptions& options);
+  // Makes a tensor of shape [elements], without memory. `allocator` as for tensor_without_memory().
+  ReleasableTensor(int64_t elements, const at::TensorOptions& options, c10::Allocator* allocator = nullptr);
 
   // Returns the tensor. Do not read or write it or its views while it has no memory.
   const at::Tensor& tensor() const { return tensor_; }
@@ -33,8 +33,10 @@ class ReleasableTensor {
   bool held_ = false;
 };
 
-// Returns a tensor without memory, of which views may be made. Its elements must not be read or written.
-at::Tensor tensor_without_memory(at::IntArrayRef sizes, const at::TensorOptions& options);
+// Returns a tensor without memory, of which views may be made. Its elements must not be read or written. Its own memory
+// comes from `allocator` (memory/pool/pool_tensor.h), or from that of its device if this is null.
+at::Tensor tensor_without_memory(at::IntArrayRef sizes, const at::TensorOptions& options,
+                                 c10::Allocator* allocator = nullptr);
 bool has_memory(const at::Tensor& tensor);
 // Sets the memory of such a tensor, in place of any that it had; `memory` must have the size of its storage.
 void give_memory(const at::Tensor& tensor, c10::DataPtr memory);

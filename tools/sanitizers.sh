@@ -12,7 +12,7 @@ refuse_empty_arguments "tools/sanitizers.sh" "$@"
 all=''
 [[ ${1-} != --all ]] || all=//tests/runtime/training/state:sharded_training_test
 collectives=//tests/comm:threads_test
-shared=(//tests/memory:shared_memory_threads_test //tests/memory/tiers:offload_test
+shared=(//tests/memory/pool:pool_stress_test //tests/memory/pool:shared_memory_threads_test //tests/memory/tiers:offload_test
   //tests/memory/tiers:tiered_tensors_test)
 kernels=(//tests/attention/kernels:kernel_test //tests/attention/kernels:kernel_parts_test
   //tests/attention/kernels:tile_math_test //tests/attention/kernels:shared_keys_test
@@ -34,6 +34,6 @@ under() { # SANITIZER TARGET...
   fi
 }
 under tsan "$collectives" "${shared[@]}" ${all:+"${checkpoints[@]}"} $all
-under asan "$collectives" "${checkpoints[@]}" "${kernels[@]}" $all
+under asan "$collectives" //tests/memory/pool:pool_test //tests/memory/pool:pool_stress_test "${checkpoints[@]}" "${kernels[@]}" $all
 echo "$passed passed, $failed failed"
 ((failed == 0))

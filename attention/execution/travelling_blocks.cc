@@ -2,7 +2,6 @@
 #include "attention/execution/travelling_blocks.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 
 #include "attention/tiles/merge.h"
 #include "attention/tiles/tile_views.h"
+#include "memory/pool/pool_tensor.h"
 #include "memory/releasable.h"
 #include "memory/upload.h"
 
@@ -196,7 +196,9 @@ BlockTensors TravellingBlocks::allocate(int64_t rows, BufferKind kind, Place pla
   const auto tensor = [&](int64_t width, const at::TensorOptions& options) {
     const std::vector<int64_t> shape{rows, width};
     if (place == Place::kLendable) return comm_.lendable(shape, options);
-    return place == Place::kBorrowed ? tensor_without_memory(shape, options) : at::empty(shape, options);
+    constexpr PoolPurpose kPurpose = PoolPurpose::kTravelling;
+    if (place == Place::kOrdinary) return pool_tensor(shape, options, kPurpose);
+    return tensor_without_memory(shape, options, pool_allocator(kPurpose, options.device()));
   };
   const RowContent content = row_content(kind, backward_);
   BlockTensors tensors;

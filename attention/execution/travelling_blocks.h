@@ -32,7 +32,8 @@ void transfer_rows(const BlockTensors& dst, const RowSet& dst_rows, const BlockT
 
 // Storage is allocated when a buffer's life begins. When the life ends, the buffer that memory/storage.h names as its
 // successor takes the storage over; without a successor the storage is freed at once. So a long ring allocates two
-// travelling blocks instead of P, and in every step the memory held is what the plan says.
+// travelling blocks instead of P, and in every step the memory held is what the plan says. On a CPU, memory comes from
+// the pool of the process and returns to it (memory/pool/pool.h), on a GPU from LibTorch's caching allocator.
 //
 // Between ranks that lend to each other (Communicator::lends_to) blocks are not copied. A buffer that is sent to such a
 // rank is lendable, and one that is received from such a rank has no memory until the message arrives; then it has the

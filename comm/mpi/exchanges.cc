@@ -8,8 +8,8 @@
 #include "comm/checks.h"
 #include "common/error.h"
 #include "common/text.h"
+#include "memory/pool/shared_memory.h"
 #include "memory/releasable.h"
-#include "memory/shared_memory.h"
 
 namespace annulus::mpi_internal {
 namespace {

@@ -1,5 +1,5 @@
 // The messages between two ranks of an MPI communicator: starts them, matches those that arrive with the receives that
-// expect them, in order, and lends and borrows memory between ranks of one host (memory/shared_memory.h). Used by
+// expect them, in order, and lends and borrows memory between ranks of one host (memory/pool/shared_memory.h). Used by
 // mpi_communicator.cc. Thread safety: the caller holds the mutex of the runtime.
 #pragma once
 

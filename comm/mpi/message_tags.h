@@ -1,6 +1,6 @@
 // The tag of a point-to-point message: it holds the number of the message between its two ranks, the dtype, and whether
-// the message is the tensor's address instead of its elements (memory/shared_memory.h). Used by mpi_communicator.cc. It
-// does not use MPI, so its tests do not need MPI.
+// the message is the tensor's address instead of its elements (memory/pool/shared_memory.h). Used by
+// mpi_communicator.cc. It does not use MPI, so its tests do not need MPI.
 //
 // Example: with an upper bound of 32767 a tag has 15 bits, 6 for the dtype, 1 for lending and 8 for the number, which
 // starts again from 0 after 256 messages. Message 3 of fp32 (ScalarType 6) has the tag 3 * 128 + 6 = 390, and 454 (64

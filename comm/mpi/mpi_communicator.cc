@@ -4,7 +4,8 @@
 // - Point-to-point messages are received with MPI_ANY_TAG from a given rank. MPI keeps the order of messages between
 //   two ranks, and the tag holds which message between them it is and of what dtype. So a rank that is out of step is
 //   detected, instead of being waited for with a tag that never comes.
-// - Between ranks of one host a message may be the address of memory that its sender lends (memory/shared_memory.h),
+// - Between ranks of one host a message may be the address of memory that its sender lends
+// (memory/pool/shared_memory.h),
 //   instead of the elements. The tag marks it.
 // - Before a collective every rank sends its header to every other (MPI_Iallgather with more than 32 ranks). So a
 //   missing rank can be named, and ranks that disagree all notice before any data are sent.
@@ -26,7 +27,7 @@
 #include "comm/mpi/requests.h"
 #include "comm/watchdog.h"
 #include "common/error.h"
-#include "memory/shared_memory.h"
+#include "memory/pool/shared_memory.h"
 
 namespace annulus::mpi_internal {
 namespace {

@@ -14,7 +14,7 @@
 #include "comm/watchdog.h"
 #include "common/error.h"
 #include "common/logging/log.h"
-#include "memory/shared_memory.h"
+#include "memory/pool/shared_memory.h"
 
 namespace annulus {
 

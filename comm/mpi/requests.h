@@ -19,7 +19,7 @@
 #include "comm/headers.h"
 #include "comm/mpi/mpi_internal.h"
 #include "comm/transfer_state.h"
-#include "memory/shared_memory.h"
+#include "memory/pool/shared_memory.h"
 
 namespace annulus::mpi_internal {
 

@@ -1,12 +1,11 @@
 // See world.h.
 #include "comm/threads/world.h"
 
-#include <ATen/ops/empty.h>
-
 #include <cstring>
 
 #include "comm/checks.h"
 #include "comm/rank_order.h"
+#include "memory/pool/pool_tensor.h"
 #include "memory/releasable.h"
 
 namespace annulus::threads_internal {
@@ -39,7 +38,7 @@ c10::DataPtr share_memory(const at::Tensor& tensor) {
 
 at::Tensor make_lendable(at::IntArrayRef sizes, const at::TensorOptions& options) {
   const at::Tensor tensor = tensor_without_memory(sizes, options);
-  if (tensor.numel() > 0) give_memory(tensor, share_memory(at::empty(sizes, options)));
+  if (tensor.numel() > 0) give_memory(tensor, share_memory(pool_tensor(sizes, options, PoolPurpose::kLent)));
   return tensor;
 }
 

@@ -11,6 +11,7 @@
 #include "common/text.h"
 #include "launcher/topology/binding.h"
 #include "memory/numa.h"
+#include "memory/pool/pool.h"
 
 namespace annulus {
 namespace {
@@ -39,10 +40,12 @@ bool may_bind() { return switch_from_environment("ANNULUS_BIND", true); }
 }  // namespace
 
 void HostAccess::bind_process(const RankPlacement& rank) {
+  Pool& pool = Pool::process();
   try {
     bind_to_cpus(rank);
     const std::string warning = bind_memory(rank.memory_nodes);
     if (!warning.empty() && rank.local_rank == 0) log_warn("place", warning);
+    if (warning.empty()) pool.set_nodes(rank.memory_nodes);
   } catch (const Error& error) {
     // The usual reason, a system that does not allow it, is the same for all ranks of the host.
     if (rank.local_rank == 0) {

@@ -26,6 +26,7 @@
 #include "launcher/topology/binding.h"
 #include "launcher/topology/machine.h"
 #include "memory/caches.h"
+#include "memory/pool/pool.h"
 
 namespace annulus {
 namespace {
@@ -53,6 +54,8 @@ struct Inventory {
   std::vector<DetectedKernel> kernels;
   int64_t cache_bytes = 0;
   std::vector<CacheReport> caches;
+  int64_t pool_bound = 0;
+  std::vector<PoolReport> pool;
 };
 
 Inventory look(const HostReport& report) {
@@ -99,6 +102,8 @@ Inventory look(const HostReport& report) {
   }
   f.used.push_back({"threads", "threads", threads_text()});
   f.caches = cache_reports();
+  f.pool_bound = Pool::process().bound();
+  f.pool = Pool::process().reports();
   return f;
 }
 
@@ -111,6 +116,12 @@ void print_table(const Inventory& f) {
   }
   std::printf("\nused\n");
   print(f.used);
+  std::printf(
+      "\npool: freed memory kept for reuse, at most %s MiB (memory.pool of a run; elsewhere ANNULUS_POOL_MIB)\n",
+      with_commas(f.pool_bound >> 20).c_str());
+  for (const PoolReport& purpose : f.pool) {
+    print({{"", std::string(purpose.name).c_str(), std::string(purpose.holds)}});
+  }
   std::printf("\ncaches: %s MiB together (memory.caches of a run; elsewhere ANNULUS_CACHES_MIB)\n",
               with_commas(f.cache_bytes >> 20).c_str());
   if (f.cache_bytes == 0) return;
@@ -125,7 +136,7 @@ Json json_of(const Inventory& f) {
     for (const Fact& row : rows) all[row.key] = row.text;
     return all;
   };
-  Json kernels = Json::array(), caches;
+  Json kernels = Json::array(), caches, pool;
   for (const DetectedKernel& k : f.kernels) {
     kernels.push_back({{"name", k.name}, {"found", k.found}, {"note", k.note}, {"inputs", k.inputs}});
   }
@@ -133,9 +144,15 @@ Json json_of(const Inventory& f) {
     const CacheStats& s = cache.stats;
     caches[std::string(cache.name)] = {{"bytes", s.bytes}, {"capacity", s.capacity}, {"entries", s.entries}};
   }
+  for (const PoolReport& purpose : f.pool) {
+    const PoolStats& s = purpose.stats;
+    pool[std::string(purpose.name)] = {{"in_use", s.in_use}, {"cached", s.cached}, {"peak", s.peak}};
+  }
   return {{"found", members(f.found)},
           {"kernels", kernels},
           {"used", members(f.used)},
+          {"pool_bytes", f.pool_bound},
+          {"pool", pool},
           {"cache_bytes", f.cache_bytes},
           {"caches", caches}};
 }
@@ -197,6 +214,7 @@ class DoctorSubcommand : public Subcommand {
 
   int run() override {
     cache_total();  // throws on a malformed ANNULUS_CACHES_MIB before anything is printed
+    Pool::process();
     // This comes before the inventory, because a report forks, and the inventory starts CUDA.
     const Diagnosis diagnosis = list_ ? diagnose_hosts() : diagnose_this_host();
     const std::vector<Finding>& findings = diagnosis.findings;

@@ -104,11 +104,14 @@ void print_table(const Config& c, const FitRanks& ranks, const FitTable& table, 
               counted(ranks.ranks, "rank").c_str(), table.data, table.context, counted(table.shards, "rank").c_str(),
               table.replicas > 1 ? (", " + std::to_string(table.replicas) + " times").c_str() : "");
   const bool gpu = ranks.are == RanksAre::kGpus;
-  std::printf("%s has %s; in addition, caches take at most %s of it%s; the plan is for rank %d of the context axis\n\n",
-              gpu ? "a GPU" : "a rank", bytes_text(ranks.memory).c_str(),
-              bytes_text(static_cast<double>(gpu ? table.caches_on_device : table.caches)).c_str(),
-              table.selects_what_travels ? "; keys and values sent for selected blocks are not counted" : "",
-              table.planned);
+  std::printf(
+      "%s has %s; in addition, caches take at most %s of it%s%s; the plan is for rank %d of the context axis\n\n",
+      gpu ? "a GPU" : "a rank", bytes_text(ranks.memory).c_str(),
+      bytes_text(static_cast<double>(gpu ? table.caches_on_device : table.caches)).c_str(),
+      gpu || c.memory.pool == 0
+          ? ""
+          : (", freed memory that is kept at most " + bytes_text(static_cast<double>(c.memory.pool << 20))).c_str(),
+      table.selects_what_travels ? "; keys and values sent for selected blocks are not counted" : "", table.planned);
   std::printf("%5s %9s", "shard", "keeps");
   for (const Kind& kind : kKinds) std::printf(" %11s", kind.name);
   std::printf(" %11s  %-4s %15s\n", ("total, " + std::string(name)).c_str(), "fits", "longest rows");

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "common/error.h"
+#include "memory/pool/pool_tensor.h"
 
 namespace annulus {
 namespace {
@@ -117,7 +118,7 @@ class Offload::Impl {
     for (Piece& piece : e.pieces) {
       if (piece.bytes == 0 && piece.sizes.empty()) continue;
       if (!gpu_) {
-        piece.device = at::empty(piece.sizes, piece.options);
+        piece.device = pool_tensor(piece.sizes, piece.options, PoolPurpose::kStaging);
       } else if (piece.offset >= 0) {
         piece.host = pinned(piece);
       }

@@ -15,6 +15,8 @@
 #include <utility>
 
 #include "common/error.h"
+#include "memory/pool/pool_tensor.h"
+#include "memory/pool/pool_vector.h"
 
 namespace annulus {
 namespace {
@@ -78,7 +80,7 @@ class TieredTensors::Impl {
 
   at::Tensor read(size_t vector, int64_t begin, int64_t count) {
     settle();
-    at::Tensor into = at::empty({count}, settings_.dtype);
+    at::Tensor into = pool_tensor({count}, at::TensorOptions(settings_.dtype), PoolPurpose::kStaging);
     char* const memory = static_cast<char*>(into.data_ptr());
     for (const Bytes& b : bytes_of(vector, begin, count)) {
       over_windows(vectors_[vector], b, [&](const Window& w) {
@@ -174,7 +176,7 @@ class TieredTensors::Impl {
       return;
     }
     const int64_t first = bytes.begin / TierFile::kBlock * TierFile::kBlock, end = TierFile::padded(bytes.end);
-    std::vector<char> memory(static_cast<size_t>(std::min(Transfers::kBuffer, end - first)));
+    PoolVector<char, PoolPurpose::kStaging> memory(static_cast<size_t>(std::min(Transfers::kBuffer, end - first)));
     for (int64_t at = first; at < end; at += Transfers::kBuffer) {
       const int64_t until = std::min(at + Transfers::kBuffer, end);
       const int64_t from = std::max(bytes.begin, at), to = std::min(bytes.end, until);
@@ -212,7 +214,8 @@ class TieredTensors::Impl {
       if (slot.device.size() >= most && (most == 0 || slot.device[0].numel() >= count)) continue;
       slot.device.clear(), slot.host.clear();
       for (size_t i = 0; i < most; ++i) {
-        slot.device.push_back(at::empty({count}, at::TensorOptions(settings_.dtype).device(settings_.device)));
+        slot.device.push_back(
+            pool_tensor({count}, at::TensorOptions(settings_.dtype).device(settings_.device), PoolPurpose::kStaging));
         if (gpu_ && transfers_) slot.host.push_back(at::empty({count}, host_options()));
       }
     }

@@ -1,11 +1,11 @@
 // See transfers.h.
 #include "memory/tiers/transfers.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
+
+#include "memory/pool/pool_tensor.h"
 
 namespace annulus {
 
@@ -18,7 +18,7 @@ OffloadStats& OffloadStats::operator+=(const OffloadStats& other) {
 
 Transfers::Transfers(std::unique_ptr<TierFile> file) : file_(std::move(file)) {
   for (int64_t i = 0; i < kBuffers; ++i) {
-    buffers_.push_back(at::empty({kBuffer + TierFile::kBlock}, at::TensorOptions(at::kByte)));
+    buffers_.push_back(pool_tensor({kBuffer + TierFile::kBlock}, at::TensorOptions(at::kByte), PoolPurpose::kStaging));
   }
   try {
     for (const at::Tensor& buffer : buffers_) {

@@ -264,6 +264,7 @@ struct CheckpointSection {
 
 struct MemorySection {
   int64_t caches = 1792;         // MiB (memory/caches.h)
+  int64_t pool = 1024;           // MiB (memory/pool/pool.h)
   int64_t masks = 1024;          // MiB (mask_limit in attention/pattern/token_mask.h)
   std::string offload = "none";  // "none", "host", "file": where what the forward keeps waits for the backward
   std::string host;   // bytes of pinned memory that the ranks of a host may take together for offload; empty: any

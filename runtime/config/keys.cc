@@ -312,6 +312,11 @@ const std::vector<Key>& keys() {
        "MiB that the caches of a rank may hold in total (plans, patterns, compositions, rotary tables); 0: nothing is "
        "kept",
        {.range = at_least(0, 1 << 20)}},
+      {ANNULUS_KEY(memory, pool),
+       "MiB that freed memory of a step may take on a rank while it is kept for the next one (what travels in "
+       "attention, "
+       "gradients, scratch of kernels, buffers of offload; not on GPUs); 0: nothing is kept",
+       {.range = at_least(0, 1 << 20)}},
       {ANNULUS_KEY(memory, masks),
        "MiB that the bits of a mask of tokens may take on a rank: one for each pair of the blocks of 128 x 128 that "
        "are "

@@ -14,7 +14,6 @@
 #include "common/names.h"
 #include "common/text.h"
 #include "memory/available.h"
-#include "memory/caches.h"
 #include "memory/device_memory.h"
 #include "runtime/data/packing.h"
 #include "runtime/data/shards/token_table.h"
@@ -23,6 +22,7 @@
 #include "runtime/inference/generator.h"
 #include "runtime/tasks/task.h"
 #include "runtime/tensor_files/model_dtypes.h"
+#include "runtime/training/memory_plan.h"
 
 namespace annulus {
 namespace {
@@ -100,7 +100,7 @@ EvaluationJob::EvaluationJob(const EvaluationOptions& options, int ranks)
     refuse("--data held-out is for runs, which hold documents out; " + options.model +
            " is a folder in Hugging Face's layout: name files");
   }
-  if (opened_.run()) set_cache_total(opened_.run()->memory.caches << 20);
+  if (opened_.run()) bound_memory(opened_.run()->memory);
   const auto require_rows = [&](int64_t length) {
     row_requests(opened_.model(), options.attention, rows_at_once(length), length, ranks, "evaluate");
   };

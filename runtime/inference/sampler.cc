@@ -22,7 +22,6 @@
 #include "common/names.h"
 #include "common/text.h"
 #include "memory/available.h"
-#include "memory/caches.h"
 #include "runtime/config/config.h"
 #include "runtime/data/shards/token_table.h"
 #include "runtime/data/shards/tokenization.h"
@@ -33,6 +32,7 @@
 #include "runtime/inference/opened_model.h"
 #include "runtime/run/run_folder.h"
 #include "runtime/tensor_files/model_dtypes.h"
+#include "runtime/training/memory_plan.h"
 
 namespace annulus {
 namespace {
@@ -294,7 +294,7 @@ int run_sample(const SampleOptions& o, Communicator& world, int ranks_here) {
   CacheSettings cache;
   together(world, {"sample, opening the model"}, [&] {
     opened.emplace(o.run, o.root, o.step);
-    if (opened->run()) set_cache_total(opened->run()->memory.caches << 20);
+    if (opened->run()) bound_memory(opened->run()->memory);
     validate(opened->model());
     cache = {.context = o.context.value_or(opened->context()),
              .layout = parse_layout(o.layout.value_or("zigzag"), "--layout"),

@@ -10,6 +10,7 @@
 
 #include "common/error.h"
 #include "common/splitmix64.h"
+#include "memory/pool/pool_tensor.h"
 
 namespace annulus {
 namespace {
@@ -85,7 +86,7 @@ void Parameters::make_leaves(at::ScalarType dtype, at::Device device) {
   const at::TensorOptions options = at::TensorOptions(dtype).device(device);
   for (const ParameterUnit& unit : units_) {
     values_.emplace_back(unit.elements, options);
-    gradients_.emplace_back(unit.elements, options);
+    gradients_.emplace_back(unit.elements, options, pool_allocator(PoolPurpose::kGradients, device));
   }
 }
 

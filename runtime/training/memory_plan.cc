@@ -14,6 +14,7 @@
 #include "common/error.h"
 #include "common/text.h"
 #include "memory/caches.h"
+#include "memory/pool/pool.h"
 #include "memory/tiers/offload.h"
 #include "memory/tiers/tier_file.h"
 #include "runtime/model/model.h"
@@ -47,6 +48,9 @@ std::string MemoryPlan::text() const {
          bytes_text(static_cast<double>(caches_on_device > 0 ? caches_on_device : caches)) +
          (caches_on_device > 0
               ? ", and " + bytes_text(static_cast<double>(caches - caches_on_device)) + " of the host's memory"
+              : "") +
+         (pool > 0
+              ? ", and freed memory that is kept for the next step at most " + bytes_text(static_cast<double>(pool))
               : "") +
          (offloads ? "; offloaded until the backward " + bytes_text(static_cast<double>(offloaded)) : "") +
          (offloads && offloaded == 0 ? ", as memory.device_layers keeps all layers on the device" : "") +
@@ -98,6 +102,7 @@ MemoryPlan plan_stage(const Config& c, const Stage& stage, const Sharding& shard
     plan.state = state_tier(parameters, state_traits(c, sharding, /*recorded=*/false));
   }
   plan.caches = c.memory.caches << 20;
+  plan.pool = gpu ? 0 : c.memory.pool << 20;
   plan.caches_on_device = gpu ? cache_total_on_device(plan.caches) : 0;
   return plan;
 }
@@ -118,6 +123,11 @@ std::vector<AttentionCharges> layer_charges(const LayerRequests& layers, int64_t
   }
   for (const size_t which : layers.of_layer) all.push_back(distinct[which]);
   return all;
+}
+
+void bound_memory(const MemorySection& memory) {
+  set_cache_total(memory.caches << 20);
+  Pool::process().set_bound(memory.pool << 20);
 }
 
 MemoryPlan plan_memory(const Config& c, const std::vector<Stage>& stages, const Sharding& sharding, int context_ranks,

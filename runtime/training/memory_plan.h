@@ -41,6 +41,9 @@ struct MemoryPlan {
   // include it, because what the caches will hold depends on the plans.
   int64_t caches = 0;
   int64_t caches_on_device = 0;
+  // The most that the pool may keep of memory that the step has freed (memory/pool/pool.h), on a CPU. total() does not
+  // include it: what the pool keeps was in use at another moment of the step.
+  int64_t pool = 0;
   // What memory.offload moves away from the device until the backward, and what that takes in a host's memory.
   int64_t offloaded = 0, offloaded_pinned = 0;
   bool offloads = false;  // whether memory.offload is set
@@ -78,6 +81,9 @@ OffloadPlan plan_offload(const Config& config, const MemoryPlan& plan, int ranks
 // True if what is free is not known, and with ANNULUS_MEMORY_CHECK=0.
 bool save_copy_fits(const MemoryPlan& plan, const OffloadPlan& offload, int ranks, RanksAre are,
                     const std::optional<AvailableMemory>& available);
+
+// Sets what the caches and the pool of this process may hold to what a configuration says.
+void bound_memory(const MemorySection& memory);
 
 // Raises Error(kResource) if the ranks of this host need more memory or disk for it than is free, if the optimizer's
 // state takes more than memory.host, or if there is no such folder. Does nothing with ANNULUS_MEMORY_CHECK=0. Rows may

@@ -128,6 +128,27 @@ MetricsWriter::Table RunReport::changed_caches(bool all) {
   return table;
 }
 
+MetricsWriter::Table RunReport::changed_pool(bool all) {
+  MetricsWriter::Table table;
+  for (const PoolReport& purpose : Pool::process().reports()) {
+    const PoolStats& is = purpose.stats;
+    if (is.taken + is.reused == 0) continue;
+    const auto [entry, is_new] = written_.pool.try_emplace(purpose.name, is);
+    PoolStats& before = entry->second;
+    const bool same = is.taken == before.taken && is.peak == before.peak && is.cached == before.cached;
+    if (!all && !is_new && same) continue;
+    before = is;
+    table.push_back({std::string(purpose.name),
+                     {{"in_use", is.in_use},
+                      {"cached", is.cached},
+                      {"peak", is.peak},
+                      {"fragmentation", is.fragmentation()},
+                      {"taken", is.taken},
+                      {"reused", is.reused}}});
+  }
+  return table;
+}
+
 double RunReport::seconds() const { return now() - begin_; }
 
 std::optional<double> RunReport::utilization(double tokens_per_second) const {
@@ -189,6 +210,7 @@ void RunReport::step(const StepResult& result, bool validated) {
     if (MetricsWriter::Table caches = changed_caches(all); !caches.empty()) {
       fields.emplace_back("caches", std::move(caches));
     }
+    if (MetricsWriter::Table pool = changed_pool(all); !pool.empty()) fields.emplace_back("pool", std::move(pool));
     fields.emplace_back("seconds", seconds_done);
     if (const auto offloaded = training_.offloaded()) {
       fields.emplace_back("exposed_offload_seconds", here.offload - interval_.offload);

@@ -17,6 +17,7 @@
 #include "comm/communicator.h"
 #include "common/logging/record.h"
 #include "memory/caches.h"
+#include "memory/pool/pool.h"
 #include "runtime/config/config.h"
 #include "runtime/run/metrics.h"
 #include "runtime/training/memory_plan.h"
@@ -48,6 +49,7 @@ class RunReport {
   struct Written {
     std::map<std::string_view, std::variant<int64_t, double>> fields;
     std::map<std::string_view, CacheStats> caches;
+    std::map<std::string_view, PoolStats> pool;
   };
 
  public:
@@ -96,6 +98,8 @@ class RunReport {
   // Returns the counters of the caches of this process that have been used so far: of all, or of those of which
   // something other than the hits, which grow with every step, is not as it was last written.
   MetricsWriter::Table changed_caches(bool all);
+  // The same for the pool of this process, by purpose; here the free blocks that were used again do not count.
+  MetricsWriter::Table changed_pool(bool all);
   // Returns the model FLOPs utilization (MFU) at this speed, or nothing if the devices' peak is not known.
   std::optional<double> utilization(double tokens_per_second) const;
 

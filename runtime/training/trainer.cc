@@ -19,7 +19,6 @@
 #include "common/logging/log_setup.h"
 #include "common/terminal.h"
 #include "common/text.h"
-#include "memory/caches.h"
 #include "runtime/data/dataset.h"
 #include "runtime/data/sample_prompt.h"
 #include "runtime/huggingface/model_files.h"
@@ -390,7 +389,7 @@ int Run::train() {
     progress_ = std::make_unique<Progress>(progress_mode(std::getenv("ANNULUS_PROGRESS"), terminal), out);
   }
   world_.set_timeout(Seconds(config_.timeout));
-  set_cache_total(config_.memory.caches << 20);
+  bound_memory(config_.memory);
   std::vector<Stage> stages = options_.stages ? *options_.stages : check_training(config_, world_.size());
   if (options_.device.is_cuda()) choose_for_device(stages, config_, "cuda");
   if (config_.optimizer.shard_within == "host") {

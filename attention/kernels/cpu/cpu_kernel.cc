@@ -1,8 +1,7 @@
 // The cpu kernel: flash attention on CPUs (flash.h) for LibTorch's tensors. It gives the tiles of a step to threads, in
 // the pieces of cpu_items.h. choose_kernel.cc makes it. Tiles with the same query rows, or with many keys in common,
 // are computed together (tile_sets.h): only the number of pairs counts. If keys or values are not finite, tiles with a
-// band or a mask are computed densely in small blocks (attention/tiles/dense_tiles.h): a hidden infinity times 0 is
-// NaN.
+// band or a mask are computed densely in blocks (attention/tiles/dense_tiles.h): a hidden infinity times 0 is NaN.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
@@ -25,6 +24,7 @@
 #include "attention/tiles/tile_groups.h"
 #include "attention/tiles/tile_views.h"
 #include "common/error.h"
+#include "memory/pool/pool_tensor.h"
 
 namespace annulus {
 namespace {
@@ -177,8 +177,7 @@ class CpuKernel : public Kernel {
     q_ = prepared(q);
     dout_ = prepared(dout);
     out_ = prepared(out.to(dout.scalar_type()));
-    // exp(score - lse) must be 0 in rows without keys.
-    lse_ = lse.to(kType).masked_fill(lse.eq(-kInfinity), kInfinity);
+    lse_ = lse.to(kType).masked_fill(lse.eq(-kInfinity), kInfinity);  // so that exp(score - lse) is 0 without keys
     dq_ = at::Tensor();
   }
 
@@ -295,7 +294,8 @@ class CpuKernel : public Kernel {
 
   // A new tensor like q, in its dtype if results are rounded, and otherwise in the one that is computed in.
   at::Tensor new_result(bool rounded) const {
-    return at::empty(q_.sizes(), rounded ? q_.options() : q_.options().dtype(kType));
+    if (rounded || q_.scalar_type() == kType) return at::empty(q_.sizes(), q_.options());
+    return pool_tensor(q_.sizes(), q_.options().dtype(kType), PoolPurpose::kScratch);  // the caller will round it
   }
   void new_dq(bool rounded) {
     dq_ = new_result(rounded);
@@ -400,7 +400,7 @@ class CpuKernel : public Kernel {
     const std::vector<std::pair<std::pair<int64_t, int64_t>, std::vector<size_t>>> lists(heads.begin(), heads.end());
     const auto count = static_cast<int64_t>(lists.size());
     const int64_t shares = ceil_div(threads, count);
-    std::vector<std::vector<T>> partial(wave.size() * static_cast<size_t>(shares - 1));
+    std::vector<ScratchBuffer<T>> partial(wave.size() * static_cast<size_t>(shares - 1));
     RECORD_FUNCTION(kBackwardRecord, std::vector<c10::IValue>{});
     for_each_in_parallel(count * shares, threads, poll, [&](size_t task, size_t thread) {
       const int64_t share = static_cast<int64_t>(task) / count;
@@ -411,8 +411,8 @@ class CpuKernel : public Kernel {
         std::vector<QueryBlock<T>> blocks = blocks_of(item);
         T* own = nullptr;
         if (share > 0) {
-          std::vector<T>& dq = partial[i * static_cast<size_t>(shares - 1) + static_cast<size_t>(share - 1)];
-          dq.resize(static_cast<size_t>(item.heads.count * item.count() * q_.size(3)));
+          ScratchBuffer<T>& dq = partial[i * static_cast<size_t>(shares - 1) + static_cast<size_t>(share - 1)];
+          dq.assign(static_cast<size_t>(item.heads.count * item.count() * q_.size(3)), T{0});
           own = dq.data();
         }
         for (int64_t h = 0; h < item.heads.count; ++h) {

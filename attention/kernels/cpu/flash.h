@@ -14,7 +14,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <new>
 #include <span>
 #include <utility>
 #include <vector>
@@ -22,6 +21,7 @@
 #include "attention/kernels/cpu/tile_math.h"
 #include "attention/pattern/span.h"
 #include "attention/pattern/token_mask.h"
+#include "memory/pool/pool_vector.h"
 
 namespace annulus {
 
@@ -94,26 +94,9 @@ struct KeyPiece {
   WrittenRows written;  // of dk and dv
 };
 
-// Allocates memory aligned to cache lines, so that vectors and rows of tiles do not straddle lines. New elements are
-// uninitialized: zeroing them would cost more than a hundredth of a short call.
+// Aligned to cache lines, so that vectors and rows of tiles do not straddle lines, and uninitialized.
 template <typename T>
-struct LineAllocator {
-  using value_type = T;
-  static constexpr std::align_val_t kLine{64};
-
-  LineAllocator() = default;
-  template <typename U>
-  explicit LineAllocator(const LineAllocator<U>&) {}
-  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), kLine)); }
-  template <typename U>
-  void construct(U* element) {
-    ::new (static_cast<void*>(element)) U;  // std::allocator would zero it
-  }
-  void deallocate(T* data, size_t) { ::operator delete(data, kLine); }
-  bool operator==(const LineAllocator&) const { return true; }
-};
-template <typename T>
-using ScratchBuffer = std::vector<T, LineAllocator<T>>;
+using ScratchBuffer = PoolVector<T, PoolPurpose::kScratch>;
 
 // The scratch memory of one thread. Its vectors grow as needed and keep their size.
 template <typename T>

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "common/checksum.h"
+#include "memory/pool/pool_tensor.h"
 #include "runtime/training/state/parameter_groups.h"
 
 namespace annulus {
@@ -235,7 +236,8 @@ void ModelState::after_backward(size_t place) {
   if (last_) finish_reduction();  // that of the following place, before more memory is taken
   if (copies_) {
     if (!u.wide.defined()) {
-      u.wide = leaves.tensor().to(at::toOpMathType(traits_.dtype));
+      const at::TensorOptions wide = leaves.tensor().options().dtype(at::toOpMathType(traits_.dtype));
+      u.wide = pool_tensor(leaves.tensor().sizes(), wide, PoolPurpose::kGradients).copy_(leaves.tensor());
     } else if (first_) {
       u.wide.copy_(leaves.tensor());
     } else {

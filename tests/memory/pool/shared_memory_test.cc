@@ -1,5 +1,5 @@
 // Tests memory that processes lend to each other: between two owners in one process, and between processes.
-#include "memory/shared_memory.h"
+#include "memory/pool/shared_memory.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "common/error.h"
+#include "memory/pool/pool.h"
 #include "memory/releasable.h"
 
 namespace {
@@ -145,20 +146,35 @@ TEST(SharedMemory, KeepsMappings) {
   EXPECT_EQ(open_files(), files);
 }
 
-TEST(SharedMemory, KeepsNoMoreThanItHasUsedAtOnce) {
+// Sets the bound of the pool of this process for a while.
+class Bound {
+ public:
+  explicit Bound(int64_t bytes) { Pool::process().set_bound(bytes); }
+  ~Bound() { Pool::process().set_bound(before_); }
+  Bound(const Bound&) = delete;
+  Bound& operator=(const Bound&) = delete;
+
+ private:
+  const int64_t before_ = Pool::process().bound();
+};
+
+PoolStats lent_blocks() { return Pool::process().reports()[static_cast<size_t>(PoolPurpose::kLent)].stats; }
+
+TEST(SharedMemory, KeepsNoMoreThanTheBoundOfThePool) {
+  const Bound bound(8 << 20);
   Two two;
   auto& [owner, other] = two;
   const int64_t before = mapped_segments();
-  int64_t most = 0;
   for (int64_t length = 10'000; length < 4'000'000; length = length * 5 / 2) {
     const at::Tensor tensor = numbers(owner, 0, length);
-    most = std::max(most, owner.held().used);
-    EXPECT_LE(owner.held().idle, most) << length;
+    EXPECT_LE(owner.held().idle, 8 << 20) << length;
     borrowed(other, *owner.lend(tensor));
   }
+  EXPECT_LE(owner.held().idle, 8 << 20);
+  EXPECT_EQ(owner.held().idle, lent_blocks().cached);
   // The borrower drops mappings of what the owner has given up when it makes a new one.
   borrowed(other, *owner.lend(numbers(owner, 0, 5'000'000)));
-  EXPECT_LE(mapped_segments() - before, 8);
+  EXPECT_LE(mapped_segments() - before, 10);
 }
 
 // A borrower keeps its mapping until it makes a new one, but not the memory.
@@ -170,6 +186,48 @@ TEST(SharedMemory, GivesMemoryBackThatAnotherProcessHasMapped) {
     borrowed(other, *owner.lend(numbers(owner, 0, length)));
   EXPECT_EQ(owner.held().used, 0);
   EXPECT_EQ(bytes_in(owner), table + owner.held().idle);
+  EXPECT_GT(owner.held().idle, 0);
+  Pool::process().trim();
+  EXPECT_EQ(owner.held().idle, 0);
+  EXPECT_EQ(bytes_in(owner), table);
+}
+
+// What the pool of the owner calls in use is what somebody holds, in whichever process.
+TEST(SharedMemory, IsInUseAsLongAsAnybodyHoldsIt) {
+  const int64_t before = lent_blocks().in_use;
+  Two two;
+  auto& [owner, other] = two;
+  at::Tensor mine = numbers(owner, 0);
+  const int64_t bytes = lent_blocks().in_use - before;
+  EXPECT_GE(bytes, 8 * kLength);
+  const LentMemory lent = *owner.lend(mine);
+  mine.reset();
+  EXPECT_EQ(lent_blocks().in_use - before, bytes);
+  at::Tensor theirs = borrowed(other, lent);
+  EXPECT_EQ(lent_blocks().in_use - before, bytes);
+  theirs.reset();
+  EXPECT_EQ(lent_blocks().in_use, before);
+}
+
+// One segment is found as fast among many as among few, and a long run of calls takes neither more memory, nor files,
+// nor mappings.
+TEST(SharedMemory, ManyLoansTakeNoMoreThanAFew) {
+  Two two;
+  auto& [owner, other] = two;
+  const auto lend = [&, &owner = owner, &other = other](int times) {
+    for (int i = 0; i < times; ++i) {
+      const at::Tensor mine = owner.allocate({20'000 + 4'000 * (i % 8)}, at::kDouble);
+      const at::Tensor theirs = borrowed(other, *owner.lend(mine));
+    }
+  };
+  lend(16);
+  const int64_t bytes = bytes_in(owner), files = open_files(), mappings = mapped_segments(),
+                taken = lent_blocks().taken;
+  lend(20'000);
+  EXPECT_EQ(bytes_in(owner), bytes);
+  EXPECT_EQ(open_files(), files);
+  EXPECT_EQ(mapped_segments(), mappings);
+  EXPECT_EQ(lent_blocks().taken, taken);
 }
 
 // Once they are connected, processes lend and borrow even if they can open no more files.

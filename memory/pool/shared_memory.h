@@ -5,8 +5,11 @@
 // /proc/PID/fd before anything is lent, so that all can fall back to copies if one of them cannot. A tensor is
 // allocated in a segment of the file, and lent by sending a LentMemory, which is plain data. The borrower maps the
 // segment and caches the mapping. A table in the file holds the reference count of each segment: tensors of its owner,
-// loans in flight, and tensors of borrowers. The owner reuses a segment whose count is zero, without a message. When it
-// retires a segment, it returns the pages to the system even if others have mapped them. The file outlives its owner
+// loans in flight, and tensors of borrowers. Whoever lets a segment go last puts it on a list in the table, from which
+// its owner takes it without a message and without a search.
+//
+// Segments are blocks of the pool of the process (pool.h), which keeps those that nobody holds for the next tensor and
+// gives them back to the system beyond its bound, even if other processes have mapped them. The file outlives its owner
 // until the last process that has opened it ends.
 #pragma once
 
@@ -15,12 +18,8 @@
 #include <sys/types.h>
 
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <utility>
-#include <vector>
 
 namespace annulus {
 
@@ -55,8 +54,8 @@ class SharedMemory {
   // Raises Error(kUnavailable) if that fails.
   void connect(const SharedFile& theirs);
 
-  // Returns an uninitialized CPU tensor that can be lent. It is an ordinary tensor if no shared memory is left, if it
-  // is so small that a copy costs less, and in a forked child.
+  // Returns an uninitialized CPU tensor that can be lent. It is an ordinary tensor, of the pool, if no shared memory is
+  // left, if it is so small that a copy costs less, and in a forked child.
   at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options);
 
   // Returns whether the tensor lies in memory that this object allocated or borrowed.
@@ -80,28 +79,15 @@ class SharedMemory {
 
  private:
   struct Slot;
+  struct Table;
   class File;
   class Segment;
   using FilePtr = std::shared_ptr<const File>;
   using SegmentPtr = std::shared_ptr<Segment>;
   struct Holder;
+  class Segments;
 
-  SegmentPtr make_segment(int64_t length);
-  SegmentPtr mapped(const LentMemory& lent);
-  SegmentPtr idle_segment(int64_t length) const;
-  SegmentPtr segment_of(const at::Tensor& tensor) const;
-  void retire_idle();
-  static SegmentPtr map(FilePtr file, int64_t slot);
-  static c10::DataPtr hold(SegmentPtr segment, int64_t offset);
-
-  mutable std::mutex mutex_;
-  FilePtr file_;
-  int64_t end_ = 0;        // of the used part of the file
-  int64_t most_used_ = 0;  // the peak of Held::used
-  std::vector<SegmentPtr> own_;
-  std::map<uint64_t, FilePtr> files_;                            // of this process and of others, by number
-  std::map<std::pair<uint64_t, int64_t>, SegmentPtr> borrowed_;  // by file and beginning in it
-  std::map<const char*, std::weak_ptr<Segment>> by_address_;     // own and borrowed ones, by their beginning
+  const std::shared_ptr<Segments> segments_;
 };
 
 }  // namespace annulus

@@ -1,7 +1,6 @@
 // See shared_memory.h.
-#include "memory/shared_memory.h"
+#include "memory/pool/shared_memory.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -10,22 +9,27 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "common/descriptor.h"
 #include "common/error.h"
+#include "memory/pool/pool.h"
+#include "memory/pool/pool_tensor.h"
 
 namespace annulus {
 namespace {
 
 // Tensors with fewer bytes are not worth a segment.
 constexpr int64_t kSmallest = 64 << 10;
-// The lengths of table and segments are multiples of this, so that each begins with a page, and tensors of almost the
-// same size share segments.
+// The length of the table is a multiple of this, the largest page of any system, so that segments begin with a page.
 constexpr int64_t kGrain = 64 << 10;
 // The most segments of a process. All processes that borrow from it map them, and the system lets a process have 65,530
 // mappings by default.
@@ -74,32 +78,57 @@ bool take_pages(int file, int64_t begin, int64_t length) {
 // What processes share about a segment. Each slot has a cache line of its own.
 struct alignas(64) SharedMemory::Slot {
   std::atomic<int64_t> holders;
+  std::atomic<int64_t> next;  // in the list of those that nobody holds any more: its number + 1; 0 at the end
   // Where the segment begins in the file; 0 if the slot is free. No part of the file is used twice, so those that have
   // mapped the segment see here that its owner has given it up.
   std::atomic<int64_t> begin;
   std::atomic<int64_t> length;
 };
 
-// A file that is open. The table of its segments is mapped; it is at the beginning.
+// At the beginning of a file, where it is all zero at first.
+struct SharedMemory::Table {
+  // The segment that its last holder has let go last: its number + 1, or 0. Any process puts segments there; their
+  // owner takes all at once, so no segment can have left the list and come back while another process puts one there.
+  alignas(64) std::atomic<int64_t> let_go;
+  std::array<Slot, kMostSegments> slots;
+};
+
+// A file that is open. Its table is mapped.
 class SharedMemory::File {
  public:
-  static constexpr int64_t kTable = (kMostSegments * int64_t{sizeof(Slot)} + kGrain - 1) / kGrain * kGrain;
+  static constexpr int64_t kTable = (int64_t{sizeof(Table)} + kGrain - 1) / kGrain * kGrain;
   static_assert(std::atomic<int64_t>::is_always_lock_free, "the counts must work between processes");
 
   File(const SharedFile& address, Descriptor descriptor, void* table)
-      : address(address), descriptor_(std::move(descriptor)), slots_(static_cast<Slot*>(table)) {}
-  ~File() { munmap(slots_, kTable); }
+      : address(address), descriptor_(std::move(descriptor)), table_(static_cast<Table*>(table)) {}
+  ~File() { munmap(table_, kTable); }
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
   int descriptor() const { return descriptor_; }
-  Slot& slot(int64_t number) const { return slots_[number]; }
+  Slot& slot(int64_t number) const { return table_->slots[static_cast<size_t>(number)]; }
+
+  // Puts a segment that nobody holds on the list of those.
+  void let_go(int64_t number) const {
+    int64_t first = table_->let_go.load(std::memory_order_relaxed);
+    do slot(number).next.store(first, std::memory_order_relaxed);
+    while (!table_->let_go.compare_exchange_weak(first, number + 1, std::memory_order_acq_rel));
+  }
+  // Returns the segments of the list and empties it. Called by their owner.
+  std::vector<int64_t> take_let_go() const {
+    std::vector<int64_t> numbers;
+    int64_t next = table_->let_go.exchange(0, std::memory_order_acq_rel);
+    for (; next > 0 && next <= kMostSegments; next = slot(next - 1).next.load(std::memory_order_relaxed)) {
+      numbers.push_back(next - 1);
+    }
+    return numbers;
+  }
 
   const SharedFile address;
 
  private:
   Descriptor descriptor_;
-  Slot* slots_;
+  Table* table_;
 };
 
 // A mapped segment.
@@ -137,42 +166,129 @@ class SharedMemory::Segment {
   char* base_;
 };
 
+// The memory of one SharedMemory, which holders of its segments can still find after the end of that. Its locks are
+// taken in the order collecting_, the pool's, mutex_.
+class SharedMemory::Segments final : public BlockSource, public std::enable_shared_from_this<Segments> {
+ public:
+  explicit Segments(FilePtr file);
+
+  // Adds the segments to the pool and takes them out. After leave_pool() they belong to their holders alone.
+  void join_pool() { Pool::process().add(*this); }
+  void leave_pool();
+
+  void* take(int64_t bytes) override;
+  void give_back(void* block, int64_t bytes) override;
+  void collect() override;
+
+  const SharedFile& address() const { return file_->address; }
+  bool in_child() const { return getpid() != file_->address.process; }
+
+  void connect(const SharedFile& theirs);
+  c10::DataPtr hold_new(void* block);
+  bool holds(const at::Tensor& tensor) const;
+  std::optional<LentMemory> lend(const at::Tensor& tensor);
+  c10::DataPtr borrow(const LentMemory& lent);
+  Held held() const;
+
+ private:
+  SegmentPtr mapped(const LentMemory& lent);
+  SegmentPtr segment_of(const at::Tensor& tensor) const;
+  static SegmentPtr map(FilePtr file, int64_t slot);
+  c10::DataPtr hold(SegmentPtr segment, int64_t offset);
+
+  std::mutex collecting_;  // of left_
+  bool left_ = false;
+
+  mutable std::mutex mutex_;  // of all below
+  const FilePtr file_;
+  int64_t end_ = File::kTable;                   // of the used part of the file
+  std::array<SegmentPtr, kMostSegments> own_{};  // by slot
+  std::vector<int64_t> free_slots_;
+  std::map<uint64_t, FilePtr> files_;                            // of this process and of others, by number
+  std::map<std::pair<uint64_t, int64_t>, SegmentPtr> borrowed_;  // by file and beginning in it
+  std::map<const char*, std::weak_ptr<Segment>> by_address_;     // own and borrowed ones, by their beginning
+};
+
 // One holder of a segment. A child that this process forks has copies of its holders, which must not be counted off.
 struct SharedMemory::Holder {
-  explicit Holder(SegmentPtr s) : segment(std::move(s)) {}
+  Holder(SegmentPtr s, std::weak_ptr<Segments> o) : segment(std::move(s)), owner(std::move(o)) {}
   ~Holder() {
-    if (getpid() == process) segment->holders().fetch_sub(1, std::memory_order_acq_rel);
+    if (getpid() != process || segment->holders().fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    segment->file().let_go(segment->slot());
+    if (const std::shared_ptr<Segments> mine = owner.lock()) mine->collect();
   }
   Holder(const Holder&) = delete;
   Holder& operator=(const Holder&) = delete;
 
   const SegmentPtr segment;
+  const std::weak_ptr<Segments> owner;  // empty if another process owns the segment
   const pid_t process = getpid();
 };
 
-SharedMemory::SharedMemory() : end_(File::kTable) {
-  Descriptor file(memfd_create("annulus", MFD_CLOEXEC));
-  struct stat status {};
-  void* table = MAP_FAILED;
-  if (file >= 0 && fstat(file, &status) == 0 && take_pages(file, 0, File::kTable)) {
-    table = map_all(file, 0, File::kTable);
-  }
-  if (table == MAP_FAILED) {
-    throw Error(ErrorKind::kUnavailable, "memory",
-                "no memory can be shared between processes: " + system_error("memfd_create, fallocate or mmap"));
-  }
-  const SharedFile address{getpid(), file, status.st_dev, status.st_ino};
-  file_ = std::make_shared<File>(address, std::move(file), table);
-  files_[address.number] = file_;
+SharedMemory::Segments::Segments(FilePtr file) : file_(std::move(file)) {
+  files_[file_->address.number] = file_;
+  for (int64_t slot = kMostSegments; slot > 0; --slot) free_slots_.push_back(slot - 1);
 }
 
-SharedMemory::~SharedMemory() = default;
+void SharedMemory::Segments::leave_pool() {
+  {
+    const std::lock_guard lock(collecting_);
+    left_ = true;
+  }
+  Pool::process().remove(*this);
+}
 
-const SharedFile& SharedMemory::file() const { return file_->address; }
+// Null if the system refuses, or this process has as many segments as it may.
+void* SharedMemory::Segments::take(int64_t bytes) {
+  static const int64_t page = sysconf(_SC_PAGESIZE);
+  const int64_t length = (bytes + page - 1) / page * page;
+  const std::lock_guard lock(mutex_);
+  if (free_slots_.empty() || !take_pages(file_->descriptor(), end_, length)) return nullptr;
+  const int64_t slot = free_slots_.back();
+  file_->slot(slot).length.store(length, std::memory_order_relaxed);
+  file_->slot(slot).begin.store(std::exchange(end_, end_ + length), std::memory_order_release);
+  SegmentPtr segment = map(file_, slot);
+  if (!segment) {
+    give_pages_back(file_->descriptor(), end_ - length, length);
+    file_->slot(slot).begin.store(0, std::memory_order_release);
+    return nullptr;
+  }
+  free_slots_.pop_back();
+  by_address_[segment->base()] = segment;
+  void* const base = segment->base();
+  own_[static_cast<size_t>(slot)] = std::move(segment);
+  return base;
+}
+
+// Only for segments that nobody holds. A forked child must not give up what its parent uses.
+void SharedMemory::Segments::give_back(void* block, int64_t) {
+  if (in_child()) return;
+  const std::lock_guard lock(mutex_);
+  const auto found = by_address_.find(static_cast<const char*>(block));
+  const SegmentPtr segment = found->second.lock();
+  segment->retire();
+  by_address_.erase(found);
+  own_[static_cast<size_t>(segment->slot())].reset();
+  free_slots_.push_back(segment->slot());
+}
+
+void SharedMemory::Segments::collect() {
+  if (in_child()) return;
+  const std::lock_guard collecting(collecting_);
+  if (left_) return;
+  for (const int64_t slot : file_->take_let_go()) {
+    const void* base = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      base = own_[static_cast<size_t>(slot)]->base();
+    }
+    Pool::process().put(base, PoolPurpose::kLent);
+  }
+}
 
 // In another PID namespace a pid means another process, and a descriptor may have been given to something else, so it
 // is opened only once it is known to be the file: opening a device, for example, may have effects.
-void SharedMemory::connect(const SharedFile& theirs) {
+void SharedMemory::Segments::connect(const SharedFile& theirs) {
   const std::lock_guard lock(mutex_);
   const std::string path = "/proc/" + std::to_string(theirs.process) + "/fd/" + std::to_string(theirs.descriptor);
   const auto refuse = [&](const std::string& why) {
@@ -194,7 +310,7 @@ void SharedMemory::connect(const SharedFile& theirs) {
 }
 
 // Null, with errno, if the system refuses.
-SharedMemory::SegmentPtr SharedMemory::map(FilePtr file, int64_t slot) {
+SharedMemory::SegmentPtr SharedMemory::Segments::map(FilePtr file, int64_t slot) {
   const int64_t begin = file->slot(slot).begin.load(std::memory_order_acquire);
   const int64_t length = file->slot(slot).length.load(std::memory_order_relaxed);
   void* base = map_all(file->descriptor(), begin, length);
@@ -202,25 +318,7 @@ SharedMemory::SegmentPtr SharedMemory::map(FilePtr file, int64_t slot) {
   return std::make_shared<Segment>(std::move(file), slot, begin, length, base);
 }
 
-// Null if the system refuses, or this process has as many segments as it may.
-SharedMemory::SegmentPtr SharedMemory::make_segment(int64_t length) {
-  int64_t slot = 0;
-  while (slot < kMostSegments && file_->slot(slot).begin.load(std::memory_order_relaxed) != 0) ++slot;
-  if (slot == kMostSegments || !take_pages(file_->descriptor(), end_, length)) return nullptr;
-  file_->slot(slot).length.store(length, std::memory_order_relaxed);
-  file_->slot(slot).begin.store(std::exchange(end_, end_ + length), std::memory_order_release);
-  SegmentPtr segment = map(file_, slot);
-  if (!segment) {
-    give_pages_back(file_->descriptor(), end_ - length, length);
-    file_->slot(slot).begin.store(0, std::memory_order_release);
-    return nullptr;
-  }
-  own_.push_back(segment);
-  by_address_[segment->base()] = segment;
-  return segment;
-}
-
-SharedMemory::SegmentPtr SharedMemory::mapped(const LentMemory& lent) {
+SharedMemory::SegmentPtr SharedMemory::Segments::mapped(const LentMemory& lent) {
   const auto file = files_.find(lent.file);
   const bool known_slot = file != files_.end() && lent.slot >= 0 && lent.slot < kMostSegments;
   const int64_t begin = known_slot ? file->second->slot(lent.slot).begin.load(std::memory_order_acquire) : 0;
@@ -229,9 +327,7 @@ SharedMemory::SegmentPtr SharedMemory::mapped(const LentMemory& lent) {
                 "nothing is lent in slot " + std::to_string(lent.slot) + " of the memory " + std::to_string(lent.file) +
                     ": the ranks must run the same program");
   }
-  for (const SegmentPtr& segment : own_) {
-    if (file->second == file_ && segment->begin() == begin) return segment;
-  }
+  if (file->second == file_) return own_[static_cast<size_t>(lent.slot)];
   if (const auto known = borrowed_.find({lent.file, begin}); known != borrowed_.end()) return known->second;
   const SegmentPtr segment = map(file->second, lent.slot);
   if (!segment) {
@@ -248,61 +344,23 @@ SharedMemory::SegmentPtr SharedMemory::mapped(const LentMemory& lent) {
   return segment;
 }
 
-c10::DataPtr SharedMemory::hold(SegmentPtr segment, int64_t offset) {
-  char* data = segment->base() + offset;
-  return {data, new Holder(std::move(segment)), [](void* holder) { delete static_cast<Holder*>(holder); },
-          c10::Device(c10::kCPU)};
+c10::DataPtr SharedMemory::Segments::hold(SegmentPtr segment, int64_t offset) {
+  char* const data = segment->base() + offset;
+  const bool own = &segment->file() == file_.get();
+  auto* const holder = new Holder(std::move(segment), own ? weak_from_this() : std::weak_ptr<Segments>());
+  return {data, holder, [](void* h) { delete static_cast<Holder*>(h); }, c10::Device(c10::kCPU)};
 }
 
-// Of the segments that are long enough, but not twice as long as needed, the shortest. Null if there is none.
-SharedMemory::SegmentPtr SharedMemory::idle_segment(int64_t length) const {
-  SegmentPtr best;
-  for (const SegmentPtr& segment : own_) {
-    if (segment->length() < length || segment->length() >= 2 * length || !segment->idle()) continue;
-    if (!best || segment->length() < best->length()) best = segment;
-  }
-  return best;
-}
-
-// Gives up segments without holders, the oldest first, until they hold no more than has been in use at once, and there
-// may be another segment.
-void SharedMemory::retire_idle() {
-  int64_t used = 0, idle = 0;
-  for (const SegmentPtr& segment : own_) (segment->idle() ? idle : used) += segment->length();
-  most_used_ = std::max(most_used_, used);
-  for (size_t i = 0; i < own_.size() && (idle > most_used_ || own_.size() >= kMostSegments);) {
-    if (!own_[i]->idle()) {
-      ++i;
-      continue;
-    }
-    idle -= own_[i]->length();
-    own_[i]->retire();
-    by_address_.erase(own_[i]->base());
-    own_.erase(own_.begin() + static_cast<std::ptrdiff_t>(i));
-  }
-}
-
-at::Tensor SharedMemory::allocate(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  int64_t bytes = static_cast<int64_t>(options.dtype().itemsize());
-  for (const int64_t size : sizes) bytes *= size;
-  if (bytes < kSmallest || getpid() != file().process) return at::empty(sizes, options);
-  const int64_t length = (bytes + kGrain - 1) / kGrain * kGrain;
+// The first holder of a block that the pool has given.
+c10::DataPtr SharedMemory::Segments::hold_new(void* block) {
   const std::lock_guard lock(mutex_);
-  SegmentPtr segment = idle_segment(length);
-  if (!segment) {
-    retire_idle();
-    segment = make_segment(length);
-  }
-  if (!segment) return at::empty(sizes, options);
+  SegmentPtr segment = by_address_.at(static_cast<const char*>(block)).lock();
   segment->holders().store(1, std::memory_order_release);
-  auto memory = std::make_shared<c10::DataPtr>(hold(std::move(segment), 0));
-  void* data = memory->get();
-  return at::from_blob(
-      data, sizes, [memory = std::move(memory)](void*) {}, options);
+  return hold(std::move(segment), 0);
 }
 
 // Null if it lies in none.
-SharedMemory::SegmentPtr SharedMemory::segment_of(const at::Tensor& tensor) const {
+SharedMemory::SegmentPtr SharedMemory::Segments::segment_of(const at::Tensor& tensor) const {
   if (tensor.numel() == 0) return nullptr;
   const auto* data = static_cast<const char*>(tensor.const_data_ptr());
   const auto after = by_address_.upper_bound(data);
@@ -311,12 +369,12 @@ SharedMemory::SegmentPtr SharedMemory::segment_of(const at::Tensor& tensor) cons
   return segment && data < segment->base() + segment->length() ? segment : nullptr;
 }
 
-bool SharedMemory::holds(const at::Tensor& tensor) const {
+bool SharedMemory::Segments::holds(const at::Tensor& tensor) const {
   const std::lock_guard lock(mutex_);
   return segment_of(tensor) != nullptr;
 }
 
-std::optional<LentMemory> SharedMemory::lend(const at::Tensor& tensor) {
+std::optional<LentMemory> SharedMemory::Segments::lend(const at::Tensor& tensor) {
   const std::lock_guard lock(mutex_);
   const SegmentPtr segment = segment_of(tensor);
   if (!segment) return std::nullopt;
@@ -326,7 +384,7 @@ std::optional<LentMemory> SharedMemory::lend(const at::Tensor& tensor) {
                     static_cast<int64_t>(tensor.nbytes())};
 }
 
-c10::DataPtr SharedMemory::borrow(const LentMemory& lent) {
+c10::DataPtr SharedMemory::Segments::borrow(const LentMemory& lent) {
   const std::lock_guard lock(mutex_);
   SegmentPtr segment = mapped(lent);
   if (lent.offset < 0 || lent.bytes < 0 || lent.bytes > segment->length() - lent.offset) {
@@ -339,11 +397,55 @@ c10::DataPtr SharedMemory::borrow(const LentMemory& lent) {
   return hold(std::move(segment), lent.offset);
 }
 
-SharedMemory::Held SharedMemory::held() const {
+SharedMemory::Held SharedMemory::Segments::held() const {
   const std::lock_guard lock(mutex_);
   Held held;
-  for (const SegmentPtr& segment : own_) (segment->idle() ? held.idle : held.used) += segment->length();
+  for (const SegmentPtr& segment : own_) {
+    if (segment) (segment->idle() ? held.idle : held.used) += segment->length();
+  }
   return held;
 }
+
+SharedMemory::SharedMemory()
+    : segments_([] {
+        Descriptor file(memfd_create("annulus", MFD_CLOEXEC));
+        struct stat status {};
+        void* table = MAP_FAILED;
+        if (file >= 0 && fstat(file, &status) == 0 && take_pages(file, 0, File::kTable)) {
+          table = map_all(file, 0, File::kTable);
+        }
+        if (table == MAP_FAILED) {
+          throw Error(ErrorKind::kUnavailable, "memory",
+                      "no memory can be shared between processes: " + system_error("memfd_create, fallocate or mmap"));
+        }
+        const SharedFile address{getpid(), file, status.st_dev, status.st_ino};
+        return std::make_shared<Segments>(std::make_shared<File>(address, std::move(file), table));
+      }()) {
+  segments_->join_pool();
+}
+
+SharedMemory::~SharedMemory() { segments_->leave_pool(); }
+
+const SharedFile& SharedMemory::file() const { return segments_->address(); }
+
+void SharedMemory::connect(const SharedFile& theirs) { segments_->connect(theirs); }
+
+at::Tensor SharedMemory::allocate(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  const int64_t bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(options.dtype().itemsize());
+  void* block = nullptr;
+  if (bytes >= kSmallest && !segments_->in_child()) {
+    segments_->collect();  // what other processes have let go
+    block = Pool::process().try_get(bytes, PoolPurpose::kLent, segments_.get());
+  }
+  if (block == nullptr) return pool_tensor(sizes, options, PoolPurpose::kTravelling);
+  auto memory = std::make_shared<c10::DataPtr>(segments_->hold_new(block));
+  return at::from_blob(
+      block, sizes, [memory = std::move(memory)](void*) {}, options);
+}
+
+bool SharedMemory::holds(const at::Tensor& tensor) const { return segments_->holds(tensor); }
+std::optional<LentMemory> SharedMemory::lend(const at::Tensor& tensor) { return segments_->lend(tensor); }
+c10::DataPtr SharedMemory::borrow(const LentMemory& lent) { return segments_->borrow(lent); }
+SharedMemory::Held SharedMemory::held() const { return segments_->held(); }
 
 }  // namespace annulus

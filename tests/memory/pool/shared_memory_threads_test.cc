@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "memory/pool/shared_memory.h"
 #include "memory/releasable.h"
-#include "memory/shared_memory.h"
 
 namespace annulus::shared_memory_threads_test {
 namespace {
