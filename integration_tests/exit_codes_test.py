@@ -98,6 +98,8 @@ class ExitCodesTest(cli.CliTest):
         "`attend --output`": ["attend", "--random", "queries=8,heads=1,dim=4", "--output", "{0}"],
         "`attend --mask-out`": ["attend", "--random", "queries=32", "--pattern", LOCAL, "--mask-out", "{0}"],
         "`plan --out`": ["plan", "--ranks", "2", "--length", "64", "--heads", "1", "--out", "{0}"],
+        "`plan --svg`": ["plan", "--ranks", "2", "--length", "64", "--heads", "1", "--svg", "{0}"],
+        "`fit --svg`": ["fit", "config.toml", "--ranks", "1", "--cpu", "--device-memory", "1GB", "--svg", "{0}"],
         "`bench ring --json`": ["bench", "ring", "--json", "{0}"],
         "`topology --save`, `--svg`": ["topology", "-n", "1", "--save", "{0}", "--svg", "{0}"],
         "`launch --log-dir`": ["launch", "-n", "1", "--log-dir", "{0}", "selftest", "print"],

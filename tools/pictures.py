@@ -1,9 +1,14 @@
 #!/usr/bin/env python3
-"""Draws pictures of docs: tools/pictures.py [--check] [FOLDER, default docs/pictures].
+"""Draws pictures of docs: tools/pictures.py [--check] [--program PATH] [FOLDER, default docs/pictures].
+
+With --program, annulus itself draws fit.svg, plan.svg and rings.svg (docs/explanation/memory.md and attention.md,
+docs/how-to/clusters.md), by the commands below.
 
 ring-steps.svg: causal attention over 4 ranks and 16 tokens on a ring, once in the contiguous and once in the zigzag layout. The
 colour of a pair says at which step of the ring it is computed (docs/explanation/attention.md, "ring": in step t rank r computes with the keys
 of rank r - t).
+
+patterns.svg: a mask of each kind of pattern and map, by its definition (docs/explanation/attention.md).
 
 masks.svg: four masks over 4 ranks in the zigzag layout, coloured like ring-steps.svg, with the number of key rows that a
 group-cast sends (README.md).
@@ -21,20 +26,23 @@ layers.svg: the layers and packages of bazel/layers.bzl, and the way of a traini
 tests/tools/pictures_test.py checks that the files are what this draws.
 """
 
+import argparse
 import ast
 import math
 import os
 import re
+import subprocess
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RANKS, TOKENS = 4, 16
 CELL, LEFT, TOP, GAP = 18, 96, 96, 70
-STEPS = ("#2b6cb0", "#38a169", "#d69e2e", "#c05621")  # of steps 0 to 3
+# Of steps 0 to 3: colours after Okabe and Ito, which people with colour blindness can tell apart.
+STEPS = ("#0072b2", "#009e73", "#e69f00", "#d55e00")
 # Pictures stand on the page's own background, light or dark.
 ON_PAGE = """<style>
 :root { color-scheme: light dark } text { font-family: sans-serif; font-size: 12px; fill: #57606a } .line { stroke: #57606a; fill: none }
-.masked { fill: #888; fill-opacity: 0.13 } .on-colour { fill: #fff; font-size: 11px }
+.masked { fill: #888; fill-opacity: 0.13 } path.masked { stroke: #888; stroke-opacity: 0.13 } .on-colour { fill: #fff; font-size: 11px }
 @media (prefers-color-scheme: dark) { text { fill: #9aa4af } .line { stroke: #9aa4af } }
 </style>"""
 
@@ -56,6 +64,23 @@ def text(x, y, words, anchor="start", extra=""):
     return '<text x="%d" y="%d" text-anchor="%s"%s>%s</text>' % (x, y, anchor, extra, words)
 
 
+def cells(left, top, size, rows):
+    """Squares, a pixel apart: rows of colours, None for masked. A run of equal squares in a row is one dashed line, and the lines of a
+    colour are one path, so that pictures of thousands of squares are small."""
+    paths = {}
+    for r, row in enumerate(rows):
+        for c, colour in enumerate(row):
+            runs = paths.setdefault(colour, [])
+            if runs and runs[-1][0] == r and runs[-1][1] + runs[-1][2] == c:
+                runs[-1][2] += 1
+            else:
+                runs.append([r, c, 1])
+    return ['<path stroke-width="%d" stroke-dasharray="%d 1" %s d="%s"/>' % (
+        size - 1, size - 1, 'stroke="%s"' % colour if colour else 'class="masked"', "".join("M%d %.1fh%d" % (
+            left + c * size, top + r * size + (size - 1) / 2, n * size - 1) for r, c, n in runs))
+        for colour, runs in sorted(paths.items(), key=lambda item: item[0] or "")]
+
+
 def panel(left, name, owner):
     """One layout: a row for each query, a column for each key; queries are sorted by their rank."""
     out = [text(left + TOKENS * CELL // 2, 28, name, "middle", ' font-weight="bold"')]
@@ -74,10 +99,8 @@ def panel(left, name, owner):
         out.append(text(left + first * CELL + count * CELL // 2, TOP - 20, "rank %d" % rank, "middle"))
     for row, query in enumerate(order):
         out.append(text(left - 4, TOP + row * CELL + 13, str(query), "end"))
-        for column, key in enumerate(order):
-            fill = 'fill="%s"' % STEPS[step_of(owner(query), owner(key))] if key <= query else 'class="masked"'
-            out.append('<rect x="%d" y="%d" width="%d" height="%d" %s/>' % (
-                left + column * CELL, TOP + row * CELL, CELL - 1, CELL - 1, fill))
+    out += cells(left, TOP, CELL, [[STEPS[step_of(owner(query), owner(key))] if key <= query else None for key in order]
+                                   for query in order])
     for rank in range(1, RANKS):
         at = sum(1 for p in order if owner(p) < rank) * CELL
         out.append('<path class="line" d="M%.1f %.1fh%dM%.1f %.1fv%d"/>' % (
@@ -140,11 +163,8 @@ def masks():
         out.append('<text x="%d" y="16" text-anchor="middle" font-weight="bold">%s</text>' % (left + side // 2, name))
         out.append('<text x="%d" y="34" text-anchor="middle">%d of %d rows are sent</text>' % (
             left + side // 2, rows_needed(mask), every))
-        for q in range(MASK_TOKENS):
-            for k in range(MASK_TOKENS):
-                fill = 'fill="%s"' % STEPS[step_of(owner_of(q), owner_of(k))] if mask(q, k) else 'class="masked"'
-                out.append('<rect x="%d" y="%d" width="%d" height="%d" %s/>' % (
-                    left + k * MASK_CELL, top + q * MASK_CELL, MASK_CELL - 1, MASK_CELL - 1, fill))
+        out += cells(left, top, MASK_CELL, [[STEPS[step_of(owner_of(q), owner_of(k))] if mask(q, k) else None
+                                            for k in range(MASK_TOKENS)] for q in range(MASK_TOKENS)])
     chunk = side // (2 * RANKS)
     for i in range(2 * RANKS):
         out.append('<text x="18" y="%d" text-anchor="end">%d</text>' % (
@@ -155,6 +175,63 @@ def masks():
     for step, colour in enumerate(STEPS):
         out.append('<rect x="%d" y="%d" width="12" height="12" fill="%s"/><text x="%d" y="%d">step %d</text>' % (
             26 + 76 * step, y + 14, colour, 44 + 76 * step, y + 24, step))
+    return "\n".join(out + ["</svg>", ""])
+
+
+def blocks(active):
+    """A causal map over blocks of 2 tokens."""
+    return lambda q, k: k <= q and active(q // 2, k // 2)
+
+
+def tree(lengths, parents):
+    """Nodes in depth-first order; a token sees those before it on the path from its root."""
+    node = [n for n, length in enumerate(lengths) for _ in range(length)]
+
+    def path(n):
+        return {n} | (path(parents[n]) if parents[n] >= 0 else set())
+
+    return lambda q, k: k <= q and node[k] in path(node[q])
+
+
+def near(reach):
+    return lambda q, k: abs(q - k) <= reach
+
+
+# Of bigbird's random blocks, an example: 1 for each query block.
+DRAWN = (0, 0, 0, 0, 1, 2, 3, 1, 5, 2, 6, 4)
+# Each kind of pattern and map in 24 tokens, with what docs/explanation/attention.md says that it counts.
+PATTERNS = (
+    ("full", lambda q, k: True), ("causal", lambda q, k: k <= q), ("window, left 5, right 0", lambda q, k: q - 5 <= k <= q),
+    ("window, 2 sink tokens", lambda q, k: k <= q and (q - 5 <= k or k < 2)),
+    ("documents, causal", dict(MASKS)["documents of 10, 6 and 8"]),
+    ("causal, 4 keys padding", lambda q, k: k <= q and not 8 <= k < 12), ("dilated, 2 branches", dilated),
+    ("tree", tree((8, 6, 4, 6), (-1, 0, 1, 0))),
+    ("union of 2 windows", lambda q, k: q - 8 <= k <= q or abs(q - k) <= 3),
+    ("blocks, local", blocks(near(2))),
+    ("blocks, dilated", blocks(lambda q, k: q - k <= 6 and (q - k) % 2 == 0)),
+    ("blocks, global-local", blocks(lambda q, k: near(1)(q, k) or k < 1)),
+    ("blocks, bigbird", blocks(lambda q, k: near(1)(q, k) or k < 1 or k == DRAWN[q])),
+    ("blocks, strided", blocks(lambda q, k: near(1)(q, k) or k % 4 == 3)),
+    ("blocks, hierarchical", blocks(lambda q, k: near(1)(q, k) or (q - k <= 4 and k % 2 == 1) or k % 4 == 3)))
+
+
+def patterns():
+    side, gap, across, size = MASK_TOKENS * 6, 16, 5, 6
+    rows = -(-len(PATTERNS) // across)
+    width, height = across * (side + gap) + 8, rows * (side + 34) + 24
+    out = ['<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" role="img">' % (
+        width, height, width, height),
+        "<title>The kinds of patterns</title>",
+        "<desc>A square for each kind, with 24 queries from top to bottom and 24 keys from left to right; coloured: counted pairs. %s.</desc>"
+        % ", ".join("%s: %d pairs" % (name, sum(mask(q, k) for q in range(MASK_TOKENS) for k in range(MASK_TOKENS)))
+                    for name, mask in PATTERNS), ON_PAGE]
+    for i, (name, mask) in enumerate(PATTERNS):
+        left, top = 8 + i % across * (side + gap), 22 + i // across * (side + 34)
+        out.append("<g><title>%s</title>" % name)
+        out.append(text(left, top - 6, name))
+        out += cells(left, top, size, [[STEPS[0] if mask(q, k) else None for k in range(MASK_TOKENS)] for q in range(MASK_TOKENS)])
+        out.append("</g>")
+    out.append(text(8, height - 8, "Rows: 24 queries. Columns: 24 keys. Coloured: counted. Maps have blocks of 2 tokens and are causal."))
     return "\n".join(out + ["</svg>", ""])
 
 
@@ -332,23 +409,42 @@ def layers():
                 out.append(text(x + 26, top + 17, name))
             y += tall + ROW
     points = [(at[package][0] + 13, at[package][1]) for _, package in STEP]
-    out.append('<polyline points="%s" fill="none" stroke="#2b6cb0" stroke-opacity="0.45" stroke-width="2"/>' % " ".join(
+    out.append('<polyline points="%s" fill="none" stroke="#0072b2" stroke-opacity="0.45" stroke-width="2"/>' % " ".join(
         "%d,%d" % point for point in points))
     for (number, _), (x, y) in zip(STEP, points):
-        out.append('<circle cx="%d" cy="%d" r="9" fill="#2b6cb0"/>' % (x, y))
+        out.append('<circle cx="%d" cy="%d" r="9" fill="#0072b2"/>' % (x, y))
         out.append('<text x="%d" y="%d" text-anchor="middle" class="on-colour">%s</text>' % (
             x, y + 4, number))
     return "\n".join(out + ["</svg>", ""])
 
 
-PICTURES = {"layers.svg": layers, "long.svg": long, "loss.svg": loss, "masks.svg": masks, "ring-steps.svg": ring_steps,
+PICTURES = {"layers.svg": layers, "long.svg": long, "loss.svg": loss, "masks.svg": masks, "patterns.svg": patterns, "ring-steps.svg": ring_steps,
             "speed.svg": speed}
 
 
+NODE = "tests/launcher/topology/testdata/h200_node.xml"
+BY_PROGRAM = {
+    "fit.svg": "fit configs/plan/8b.toml --ranks 8 --device-memory 141GB",
+    "plan.svg": "plan --ranks 4 --length 65536 --heads 32 --kv-heads 8 --schedule ring --machine h100 --no-proof",
+    "rings.svg": "topology --xml %s --xml %s -n 16" % (NODE, NODE),
+}
+
+
+def draw_by_program(program, folder):
+    for name, command in BY_PROGRAM.items():
+        subprocess.run([os.path.abspath(program), *command.split(), "--svg", os.path.abspath(os.path.join(folder, name))], cwd=ROOT,
+                       stdout=subprocess.DEVNULL, check=True)
+
+
 def main(words):
-    check = "--check" in words
-    folders = [w for w in words if w != "--check"]
-    folder = folders[0] if folders else os.path.join(ROOT, "docs", "pictures")
+    parser = argparse.ArgumentParser(description="Draws pictures of docs.")
+    parser.add_argument("--check", action="store_true", help="compare only")
+    parser.add_argument("--program", help="the program annulus, to draw its pictures as well")
+    parser.add_argument("folder", nargs="?", default=os.path.join(ROOT, "docs", "pictures"))
+    options = parser.parse_args(words)
+    check, folder = options.check, options.folder
+    if options.program:
+        draw_by_program(options.program, folder)
     differ = []
     for name, draw in PICTURES.items():
         path = os.path.join(folder, name)

@@ -119,7 +119,9 @@ double bytes_held(const Program& program, bool backward, const RowBytes& bytes) 
          static_cast<double>(queries) * static_cast<double>(of_query);
 }
 
-std::vector<RankTime> sweep(const std::vector<RankSteps>& some, int ranks, const MachineProfile& machine) {
+std::vector<RankTime> sweep(const std::vector<RankSteps>& some, int ranks, const MachineProfile& machine,
+                            std::vector<std::vector<StepClock>>* clocks) {
+  if (clocks != nullptr) clocks->assign(some.size(), {});
   std::vector<int> index(static_cast<size_t>(ranks), -1);
   size_t steps = 0;
   for (size_t i = 0; i < some.size(); ++i) {
@@ -174,6 +176,7 @@ std::vector<RankTime> sweep(const std::vector<RankSteps>& some, int ranks, const
       load(in, [](const StepCost& c) -> const std::vector<StepCost::Part>& { return c.receives; });
       for (const StepCost::Part& part : step.sends) time.bytes += part.bytes;
 
+      StepClock clock{.begin = time.seconds};
       double arrived = ready[i], bare = ready[i];  // `bare`: if bytes and messages took no time
       double work = 0;                             // of one core for all of its transfers
       for (const auto* loads : {&out, &in}) {
@@ -184,7 +187,12 @@ std::vector<RankTime> sweep(const std::vector<RankSteps>& some, int ranks, const
         for (const Load& l : *loads) {
           if (!l.any) continue;
           const double from = std::max(ready[i], l.from);
-          arrived = std::max(arrived, from + (machine.overlap ? l.seconds : work) + l.latency);
+          const double until = from + (machine.overlap ? l.seconds : work) + l.latency;
+          arrived = std::max(arrived, until);
+          double& first = loads == &out ? clock.sent_from : clock.received_from;
+          double& last = loads == &out ? clock.sent : clock.received;
+          first = last > 0 ? std::min(first, from) : from;
+          last = std::max(last, until);
           bare = std::max(bare, from + l.latency);
         }
       }
@@ -195,6 +203,11 @@ std::vector<RankTime> sweep(const std::vector<RankSteps>& some, int ranks, const
       time.exposed += waited - computed;
       time.latency += std::min(waited - computed, std::max(0.0, bare - computed));
       end[i] = waited + step.add;
+      if (clocks == nullptr) continue;
+      clock.computed = computed;
+      clock.waited = waited;
+      clock.end = end[i];
+      (*clocks)[i].push_back(clock);
     }
     for (size_t i = 0; i < some.size(); ++i) times[i].seconds = end[i];
   }

@@ -58,14 +58,26 @@ struct RankSteps {
   std::vector<StepCost> steps;
 };
 
+// What a rank does when in one step of a direction, in seconds from the beginning of the direction.
+struct StepClock {
+  double begin = 0;
+  double computed = 0;                     // its tiles are computed
+  double sent_from = 0, sent = 0;          // its transfers, from when both ends are ready; both 0 if it sends nothing
+  double received_from = 0, received = 0;  // likewise
+  double waited = 0;                       // tiles and transfers are done, and the additions begin
+  double end = 0;
+};
+
 // Predicts the time of each of these ranks. If they are not all of `ranks`, the others are assumed to begin each step
 // when the rank that waits for them does.
 //
 // All transfers of a step begin when both ranks have begun it or, without overlap, have computed its tiles. The rows
 // that a rank sends share its link, and so do the rows that it receives; ranks that share a NIC share its bandwidth.
 // Inside a host and between hosts are separate links, which work at the same time. A step ends with the computation and
-// with the last transfer, whichever is later, and then its additions run.
-std::vector<RankTime> sweep(const std::vector<RankSteps>& some, int ranks, const MachineProfile& machine);
+// with the last transfer, whichever is later, and then its additions run. `clocks`, if it is given, becomes the clock
+// of each of `some` in each of its steps.
+std::vector<RankTime> sweep(const std::vector<RankSteps>& some, int ranks, const MachineProfile& machine,
+                            std::vector<std::vector<StepClock>>* clocks = nullptr);
 
 // The rank that ends last; all zero if there is none.
 RankTime slowest(const std::vector<RankTime>& times);

@@ -89,8 +89,9 @@ std::string straight(Point from, Point to) {
 
 void SvgCanvas::box(const Box& box, int radius, std::string_view fill, std::string_view stroke, int stroke_width) {
   body_ += "<rect" + attribute("x", box.x) + attribute("y", box.y) + attribute("width", box.width) +
-           attribute("height", box.height) + attribute("rx", radius) + attribute("fill", fill) +
-           attribute("stroke", stroke) + attribute("stroke-width", stroke_width) + "/>\n";
+           attribute("height", box.height) + (radius > 0 ? attribute("rx", radius) : "") + attribute("fill", fill);
+  if (stroke != "none") body_ += attribute("stroke", stroke) + attribute("stroke-width", stroke_width);
+  body_ += "/>\n";
 }
 
 void SvgCanvas::text(Point at, std::string_view text, int size, int width, std::string_view color, bool bold,
@@ -101,6 +102,21 @@ void SvgCanvas::text(Point at, std::string_view text, int size, int width, std::
            attribute("fill", color) + (bold ? attribute("font-weight", "bold") : "") +
            (anchor == Anchor::kStart ? "" : attribute("text-anchor", anchor == Anchor::kMiddle ? "middle" : "end")) +
            ">" + escaped(fitting) + "</text>\n";
+}
+
+int SvgCanvas::paragraph(Point at, std::string_view words, int size, int width, std::string_view color) {
+  std::string line;
+  const auto end_line = [&] {
+    text(at, line, size, width, color);
+    at.y += size * 4 / 3;
+    line.clear();
+  };
+  for (const std::string& word : split(words, ' ')) {
+    if (!line.empty() && text_width(line + " " + word, size) > width) end_line();
+    line += (line.empty() ? "" : " ") + word;
+  }
+  if (!line.empty()) end_line();
+  return at.y;
 }
 
 void SvgCanvas::upward_text(Point at, std::string_view text, int size, int width, std::string_view color) {
@@ -135,12 +151,24 @@ void SvgCanvas::area(std::string_view path, std::string_view fill, std::string_v
            (opacity < 1 ? attribute("fill-opacity", exact(opacity)) : "") + "/>\n";
 }
 
+void SvgCanvas::open(std::string_view description) {
+  body_ += "<g>\n<title>" + escaped(drawable(description.substr(0, kMostBytes))) + "</title>\n";
+}
+
+void SvgCanvas::close() { body_ += "</g>\n"; }
+
+void SvgCanvas::describe(std::string_view title, std::string_view description) {
+  about_ = "<title>" + escaped(drawable(title)) + "</title>\n<desc>" + escaped(drawable(description)) + "</desc>\n";
+}
+
 std::string SvgCanvas::print(int width, int height) const {
   const std::string size = attribute("width", width) + attribute("height", height);
   return "<svg xmlns=\"http://www.w3.org/2000/svg\"" + size +
          attribute("viewBox", "0 0 " + std::to_string(width) + " " + std::to_string(height)) +
-         " font-family=\"Helvetica, Arial, 'Liberation Sans', sans-serif\">\n<style>" + std::string(kDark) +
-         "</style>\n<defs>\n" + heads_ + "</defs>\n<rect" + size + " fill=\"#ffffff\"/>\n" + body_ + "</svg>\n";
+         (about_.empty() ? "" : attribute("role", "img")) +
+         " font-family=\"Helvetica, Arial, 'Liberation Sans', sans-serif\">\n" + about_ + "<style>" +
+         std::string(kDark) + "</style>\n<defs>\n" + heads_ + "</defs>\n<rect" + size + " fill=\"#ffffff\"/>\n" +
+         body_ + "</svg>\n";
 }
 
 }  // namespace annulus

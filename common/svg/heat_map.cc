@@ -2,14 +2,13 @@
 #include "common/svg/heat_map.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 
 #include "common/error.h"
 #include "common/svg/canvas.h"
 #include "common/svg/chart_style.h"
+#include "common/svg/palette.h"
 #include "common/text.h"
 
 namespace annulus {
@@ -18,41 +17,6 @@ namespace {
 constexpr int kCellHeight = 24, kLeastCellWidth = 34, kMostCellWidth = 90;
 constexpr int kCellGap = 1;  // between cells, white
 constexpr int kSwatches = 11, kSwatchWidth = 14, kLeastSwatchHeight = 7;
-
-struct Rgb {
-  double red, green, blue;
-};
-// The colours of 0, 1/2 and 1.
-constexpr std::array<Rgb, 3> kScale = {{{0xee, 0xf3, 0xf8}, {0x7f, 0xa8, 0xd6}, {0x17, 0x47, 0x7f}}};
-
-Rgb color_of_share(double share) {
-  const size_t half = share < 0.5 ? 0 : 1;
-  const double t = 2 * share - static_cast<double>(half);
-  const Rgb &a = kScale[half], &b = kScale[half + 1];
-  return {std::round(a.red + t * (b.red - a.red)), std::round(a.green + t * (b.green - a.green)),
-          std::round(a.blue + t * (b.blue - a.blue))};
-}
-
-std::string hexadecimal(const Rgb& color) {
-  std::array<char, 8> text{};
-  std::snprintf(text.data(), text.size(), "#%02x%02x%02x", static_cast<unsigned>(color.red),
-                static_cast<unsigned>(color.green), static_cast<unsigned>(color.blue));
-  return text.data();
-}
-
-// The relative luminance of WCAG 2.2, from which follows whether black or white text is the more readable.
-double luminance(const Rgb& color) {
-  const auto linear = [](double channel) {
-    const double c = channel / 255;
-    return c <= 0.04045 ? c / 12.92 : std::pow((c + 0.055) / 1.055, 2.4);
-  };
-  return 0.2126 * linear(color.red) + 0.7152 * linear(color.green) + 0.0722 * linear(color.blue);
-}
-
-std::string_view text_color(const Rgb& cell) {
-  const double light = luminance(cell) + 0.05;
-  return 1.05 / light > light / 0.05 ? "#ffffff" : "#000000";
-}
 
 int widest(const std::vector<std::string>& texts) {
   int width = 0;
@@ -129,10 +93,10 @@ class HeatMapDrawing {
     const Box box{grid_.x + static_cast<int>(c) * cell_width_, grid_.y + static_cast<int>(r) * kCellHeight,
                   cell_width_ - kCellGap, kCellHeight - kCellGap};
     const std::optional<double>& share = map_.shares[r][c];
-    const Rgb color = share ? color_of_share(*share) : Rgb{255, 255, 255};
-    canvas_.box(box, 0, hexadecimal(color), share ? "none" : kChartGrid);
-    canvas_.text({box.x + box.width / 2, box.y + 16}, cell_texts_[r][c], kChartFont - 1, box.width, text_color(color),
-                 /*bold=*/false, SvgCanvas::Anchor::kMiddle);
+    const std::string color = share ? scale_color(ColorScale::kBlues, *share) : "#ffffff";
+    canvas_.box(box, 0, color, share ? "none" : kChartGrid);
+    canvas_.text({box.x + box.width / 2, box.y + 16}, cell_texts_[r][c], kChartFont - 1, box.width,
+                 text_color_on(color), /*bold=*/false, SvgCanvas::Anchor::kMiddle);
   }
 
   void draw_axes() {
@@ -164,7 +128,7 @@ class HeatMapDrawing {
     for (int i = 0; i < kSwatches; ++i) {
       const double share = static_cast<double>(kSwatches - 1 - i) / (kSwatches - 1);
       const Box box{x, scale_y_ + i * height, kSwatchWidth, height - kCellGap};
-      canvas_.box(box, 0, hexadecimal(color_of_share(share)), "none");
+      canvas_.box(box, 0, scale_color(ColorScale::kBlues, share), "none");
       if (i % 5 != 0) continue;
       canvas_.text({box.right() + 5, box.y + box.height / 2 + 4}, rounded(100 * share, 0), kChartFont - 1, width_,
                    kInk);

@@ -11,19 +11,21 @@
 
 #include "common/svg/canvas.h"
 #include "common/svg/chart_style.h"
+#include "common/svg/legend.h"
+#include "common/svg/ticks.h"
 #include "common/text.h"
 
 namespace annulus {
 namespace {
 
 constexpr int kPlotHeight = 200;
-constexpr int kLegendLine = 19, kSample = 30;
+constexpr int kSample = 30;
 constexpr int kMostTicks = 7;
 constexpr double kLogarithmicFrom = 5;
 constexpr double kFarthest = 0x1p60, kLargest = 1e300;  // of x and y
 
-// The colours of tools/pictures.py, darkened where they would be faint on white. Their lightness differs little, so
-// that none fades when printed in grey; dashes and markers tell the lines apart then.
+// Colours whose lightness differs little, so that none fades when printed in grey; dashes and markers tell the lines
+// apart then.
 constexpr std::array<std::string_view, 6> kColors = {"#2b6cb0", "#c05621", "#2f855a", "#b7791f", "#805ad5", "#57606a"};
 constexpr std::array<std::string_view, 4> kDashes = {"", "7 3", "2 3", "9 3 2 3"};
 constexpr size_t kMarkers = 5;
@@ -121,12 +123,7 @@ Axis linear_axis(double least, double most) {
     least -= around;
     most += around;
   }
-  const double raw = (most - least) / (kMostTicks - 2);
-  const double power = std::pow(10, std::floor(std::log10(raw)));
-  double step = 10 * power;
-  for (const double factor : {5.0, 2.0, 1.0}) {
-    if (factor * power >= raw) step = factor * power;
-  }
+  const double step = round_distance((most - least) / (kMostTicks - 2));
   const int digits = std::max(0, -static_cast<int>(std::floor(std::log10(step) + 1e-9)));
   const double first = std::floor(least / step + 1e-9), last = std::ceil(most / step - 1e-9);
   Axis axis;
@@ -320,31 +317,23 @@ class Drawing {
   // Returns the height of the picture.
   int draw_legend() {
     const int left = plot_.x, room = kChartWidth - kChartMargin - left;
-    int column = left, level = plot_.bottom() + 60;
-    const auto item = [&](const std::string& name, const auto& sample) {
-      const int width = std::min(kSample + 6 + text_width(name, kChartFont), room);
-      if (column > left && column + width > left + room) {
-        column = left;
-        level += kLegendLine;
-      }
-      sample(column, level - 4);
-      canvas_.text({column + kSample + 6, level}, name, kChartFont, width - kSample - 6, kInk);
-      column += width + 16;
-    };
+    Legend legend(canvas_, {left, plot_.bottom() + 60}, room);
     for (size_t i = 0; i < chart_.lines.size(); ++i) {
-      item(chart_.lines[i].name, [&](int from, int middle) {
+      const auto sample = [&](int from, int middle) {
         canvas_.line(straight({from, middle}, {from + kSample, middle}), kColors[i % kColors.size()], 2,
                      kDashes[i % kDashes.size()], /*arrow=*/false);
         draw_marker(i, from + kSample / 2, middle);
-      });
+      };
+      legend.item(chart_.lines[i].name, sample, kSample);
     }
     for (const std::string& name : named_) {
-      item(name, [&](int from, int middle) {
+      const auto sample = [&](int from, int middle) {
         canvas_.line(straight({from + kSample / 2, middle - 7}, {from + kSample / 2, middle + 7}), kChartFrame, 1,
                      "4 3", /*arrow=*/false);
-      });
+      };
+      legend.item(name, sample, kSample);
     }
-    return level + (column > left ? kChartMargin : kChartMargin - kLegendLine);
+    return legend.bottom() + (legend.empty() ? kChartMargin - Legend::kLine : kChartMargin);
   }
 
   const LineChart& chart_;

@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "common/error.h"
+#include "common/files.h"
+#include "common/svg/stacked_bars.h"
 #include "common/text.h"
 #include "launcher/subcommand.h"
 #include "launcher/subcommands/live_line.h"
@@ -144,6 +146,50 @@ void print_table(const Config& c, const FitRanks& ranks, const FitTable& table, 
   std::printf("\nnearest: %s\n", nearest.text.c_str());
 }
 
+// What a bar of a picture is called; each keeps less on the device than the one before.
+std::string name_of(Keeps keeps) {
+  switch (keeps) {
+    case Keeps::kAll:
+      return "all kept";
+    case Keeps::kRecomputed:
+      return "recompute";
+    case Keeps::kOffloaded:
+      return "+ offload";
+    case Keeps::kOptimizer:
+      return "+ optimizer offload";
+  }
+  return "";
+}
+
+// The rows of the table as bars beside the memory of a device.
+std::string fit_picture(const std::string& model, const Config& c, const FitRanks& ranks, const FitTable& table,
+                        const NearestFit& nearest) {
+  StackedBars bars;
+  const bool gpu = ranks.are == RanksAre::kGpus;
+  bars.title = "Memory of a rank that trains " + model;
+  bars.subtitle = with_commas(table.parameters, "parameter") + " in " + c.model.dtype + "; " + rows_text(c.data) +
+                  " in a batch; " + counted(ranks.ranks, "rank") + ": data " + std::to_string(table.data) +
+                  " x context " + std::to_string(table.context) + "; nearest: " + nearest.text;
+  bars.limit = ranks.memory;
+  bars.limit_name = std::string(gpu ? "a GPU" : "a rank") + " has " + bytes_text(ranks.memory);
+  bars.text = [](double bytes) { return bytes_text(bytes); };
+  for (const Kind& kind : kKinds) bars.kinds.push_back(kind.name);
+  bars.description = bars.subtitle + ". " + bars.limit_name + ".";
+  for (const Fit& fit : table.fits) {
+    StackedBar& bar = bars.bars.emplace_back();
+    bar.group = "shard " + std::to_string(fit.level);
+    bar.name = name_of(fit.keeps);
+    for (const Kind& kind : kKinds) bar.parts.push_back(static_cast<double>(fit.bytes.*kind.bytes));
+    bar.within = fit.fits;
+    const std::string longest = longest_text(fit, 2 * table.context);
+    bar.note = bytes_text(static_cast<double>(fit.bytes.total())) + (!fit.longest        ? ""
+                                                                     : *fit.longest == 0 ? "; no rows fit"
+                                                                                         : "; rows to " + longest);
+    bars.description += " " + bar.group + ", " + bar.name + ": " + bar.note + (fit.fits ? "." : "; does not fit.");
+  }
+  return stacked_bars_svg(bars);
+}
+
 void print_json(const std::string& model, const FitRanks& ranks, const FitTable& table, const NearestFit& nearest) {
   using Json = nlohmann::ordered_json;
   Json fits = Json::array(), traffic = Json::array();
@@ -199,6 +245,8 @@ class FitSubcommand : public Subcommand {
                    "a configuration of `train`, or a folder in Hugging Face's layout, of which config.json is read")
         ->required();
     app.add_flag("--json", json_, "print JSON instead of tables");
+    app.add_option("--svg", svg_, "draw memory by kind in FILE, for each row of the table, beside what a device has")
+        ->type_name("FILE");
     constexpr const char* kDevices = "Devices";
     app.add_option("--ranks", ranks_, "number of ranks that train, one for each device (required)")->group(kDevices);
     app.add_option("--device-memory", memory_text_, "what a GPU, or with --cpu a rank, has: 141GB, 80GiB (required)")
@@ -247,6 +295,7 @@ class FitSubcommand : public Subcommand {
     if (!memory) {
       refuse("--device-memory must be a number of bytes such as 141GB or 80GiB, got \"" + memory_text_ + "\"");
     }
+    if (!svg_.empty()) require_output("launcher", "--svg " + svg_, svg_);
     read_model();
     if (config_.model.dtype == "fp64" && !cpu_) {
       refuse(
@@ -267,6 +316,7 @@ class FitSubcommand : public Subcommand {
     }
     on_.planned = table.planned;
     const NearestFit nearest = nearest_fit(config_, on_);
+    if (!svg_.empty()) write_atomically(FileSystem::real(), svg_, fit_picture(model_, config_, on_, table, nearest));
     if (json_) {
       print_json(model_, on_, table, nearest);
     } else {
@@ -297,7 +347,7 @@ class FitSubcommand : public Subcommand {
                            model_, sets, read_model_from);
   }
 
-  std::string model_, memory_text_;
+  std::string model_, memory_text_, svg_;
   std::vector<std::string> sets_;
   std::optional<int> ranks_, ranks_of_a_host_;
   std::optional<int64_t> context_, batch_;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention/execution/plan_report.h"
+#include "attention/execution/plan_svg.h"
 #include "attention/pattern/pattern.h"
 #include "attention/proof/plan_form.h"
 #include "common/error.h"
@@ -32,6 +33,11 @@ class PlanSubcommand : public Subcommand {
     app.add_option("--out", out_,
                    "write the whole plan, every rank's steps, as JSON to FILE, for `annulus prove` and other programs "
                    "(docs/reference/formats.md); -: to standard output, instead of the table")
+        ->type_name("FILE");
+    app.add_option(
+           "--svg", svg_,
+           "draw the plan in FILE, for a browser: the mask by ranks and steps, and when ranks compute, send and "
+           "receive by the predicted times")
         ->type_name("FILE");
     app.option_defaults()->group("Problem");
     app.add_option("--length", length_, "number of tokens of the whole sequence");
@@ -64,7 +70,7 @@ class PlanSubcommand : public Subcommand {
         "  ./annulus plan --ranks 64 --length 1048576 --heads 64 --kv-heads 8\n"
         "  ./annulus plan --ranks 64 --length 1048576 --heads 64 --kv-heads 8 --machine h100 --layout auto\n"
         "  ./annulus plan --lengths 4096,2048,1024 --heads 8 --json\n"
-        "  ./annulus plan --ranks 4 --length 4096 --heads 8 --out plan.json\n"
+        "  ./annulus plan --ranks 4 --length 4096 --heads 8 --out plan.json --svg plan.svg\n"
         "  ./annulus plan --ranks 8 --length 65536 --heads 32 --layout contiguous \\\n"
         "      --pattern '{ kind = \"window\", left = 4095, right = 0 }'");
   }
@@ -88,11 +94,15 @@ class PlanSubcommand : public Subcommand {
     require_plannable(request_);
     if (json_ && out_ == "-") refuse("--json and --out - both print to standard output; leave one of them out");
     if (!out_.empty() && out_ != "-") require_output("launcher", "--out " + out_, out_);
+    if (!svg_.empty()) require_output("launcher", "--svg " + svg_, svg_);
+    if (!svg_.empty() && svg_ == out_) refuse("--svg and --out name the same file, " + svg_ + "; give them two");
   }
 
   int run() override {
     request_.pattern = read_block_maps(request_.pattern, request_.shape);
-    PlanReport plan = report();
+    PlanPicture picture;
+    PlanReport plan = report(svg_.empty() ? nullptr : &picture);
+    if (!svg_.empty()) write_atomically(FileSystem::real(), svg_, picture.svg());
     const bool table = !json_ && out_ != "-";
     if (table) print_plan(plan);
     const Proof* proof = nullptr;
@@ -114,12 +124,16 @@ class PlanSubcommand : public Subcommand {
  private:
   [[noreturn]] static void refuse(const std::string& message) { throw Error(ErrorKind::kUsage, "launcher", message); }
 
-  // Makes the plan and, with --out, writes it rank by rank meanwhile.
-  PlanReport report() const {
+  // Makes the plan and, rank by rank meanwhile, writes it with --out, and adds it to a picture if there is one.
+  PlanReport report(PlanPicture* picture) const {
     LiveLine line;
     const auto say = [&](const std::string& text) { line.say(text); };
     const auto made = [&](const PlanReport::Take& take) {
-      return PlanReport(request_, head_dim_, element_bytes_, !no_proof_, say, layouts_, take);
+      const PlanReport::Take both = [&](const Program& program) {
+        if (take) take(program);
+        if (picture != nullptr) picture->add(program);
+      };
+      return PlanReport(request_, head_dim_, element_bytes_, !no_proof_, say, layouts_, both);
     };
     const auto written = [&](const std::function<void(std::string_view)>& write) {
       PlanFormWriter writer(write);
@@ -216,7 +230,7 @@ class PlanSubcommand : public Subcommand {
   std::optional<int64_t> length_, key_length_, heads_, kv_heads_;
   std::optional<std::string> layout_;
   int64_t head_dim_ = 128, element_bytes_ = 2;
-  std::string pattern_ = "{ kind = \"causal\" }", schedule_ = "auto", query_offset_ = "0", machine_, out_;
+  std::string pattern_ = "{ kind = \"causal\" }", schedule_ = "auto", query_offset_ = "0", machine_, out_, svg_;
   std::vector<LayoutKind> layouts_;  // to choose from; empty: the request's own
   bool no_proof_ = false, json_ = false;
 };

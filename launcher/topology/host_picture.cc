@@ -12,15 +12,6 @@
 namespace annulus {
 namespace {
 
-// Colours after Okabe and Ito, which people with colour blindness can tell apart, and two more, each with a light tint.
-constexpr std::array<RingColor, 8> kRingColors = {{{"#0072b2", "#d6e9f5"},
-                                                   {"#d55e00", "#f9e0cf"},
-                                                   {"#009e73", "#cfeee4"},
-                                                   {"#b8578f", "#f4deeb"},
-                                                   {"#b07d00", "#f6e8c4"},
-                                                   {"#3a9bd6", "#ddf0fb"},
-                                                   {"#6a4fa0", "#e4def1"},
-                                                   {"#5c6670", "#e4e7eb"}}};
 std::string gibibytes(int64_t bytes) {
   if (bytes >= int64_t{10} << 40) return std::to_string(bytes >> 40) + " TiB";
   return bytes >= int64_t{1} << 30 ? std::to_string(bytes >> 30) + " GiB" : std::to_string(bytes >> 20) + " MiB";
@@ -33,9 +24,9 @@ std::string speed(int64_t megabits_per_s) {
 
 }  // namespace
 
-const RingColor& color_of(const Placement& placement, int rank) {
-  if (placement.hops.empty()) return kRingColors.back();
-  return kRingColors[static_cast<size_t>(rank / placement.context) % kRingColors.size()];
+const Hue& color_of(const Placement& placement, int rank) {
+  if (placement.hops.empty()) return kHues.back();
+  return kHues[static_cast<size_t>(rank / placement.context) % kHues.size()];
 }
 
 std::string_view dash_of(const Link& link) {
@@ -279,8 +270,8 @@ void HostPicture::draw_nic_lines(SvgCanvas& canvas) const {
   for (int r : ranks_) {
     const auto nic = nic_of(r);
     if (!nic) continue;
-    canvas.line(straight(anchors_.at(r).bottom_middle(), nics_.at(*nic).top_middle()), "#b8c2cc", sizes_.words ? 2 : 1,
-                "", /*arrow=*/false);
+    canvas.line(straight(anchors_.at(r).bottom_middle(), nics_.at(*nic).top_middle()), kToNic, sizes_.words ? 2 : 1, "",
+                /*arrow=*/false);
   }
 }
 
@@ -305,7 +296,7 @@ void HostPicture::draw_arcs(SvgCanvas& canvas) const {
 void HostPicture::draw_gpu(SvgCanvas& canvas, int gpu, const Box& box) const {
   const auto rank = rank_of_gpu_.find(gpu);
   const bool used = rank != rank_of_gpu_.end();
-  const RingColor ring = used ? color_of(placement_, rank->second) : RingColor{kIdle, "#ffffff"};
+  const Hue ring = used ? color_of(placement_, rank->second) : Hue{kIdle, "#ffffff"};
   canvas.box(box, 5, ring.tint, ring.line);
   const Point middle = box.top_middle();
   const std::string name = "GPU" + std::to_string(gpu);
@@ -324,7 +315,7 @@ void HostPicture::draw_gpu(SvgCanvas& canvas, int gpu, const Box& box) const {
 
 void HostPicture::draw_cpu_rank(SvgCanvas& canvas, int r, const Box& box) const {
   const RankPlacement& rank = placement_.ranks[r];
-  const RingColor& ring = color_of(placement_, r);
+  const Hue& ring = color_of(placement_, r);
   canvas.box(box, 5, ring.tint, ring.line);
   const Point middle = box.top_middle();
   canvas.text({middle.x, middle.y + (sizes_.words ? 21 : 16)}, (sizes_.words ? "rank " : "") + std::to_string(r),

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/svg/canvas.h"
+#include "common/svg/palette.h"
 #include "launcher/topology/machine.h"
 #include "launcher/topology/placement.h"
 
@@ -17,12 +18,10 @@ namespace annulus {
 inline constexpr std::string_view kNicLine = "#a08a3c";
 inline constexpr std::string_view kNicFill = "#f5f0e1";
 inline constexpr std::string_view kIdle = "#9aa5b1";
+inline constexpr std::string_view kToNic = "#b8c2cc";  // from a rank to its NIC
 
-struct RingColor {
-  std::string_view line, tint;
-};
 // Returns the color of a rank's ring, or gray without rings.
-const RingColor& color_of(const Placement& placement, int rank);
+const Hue& color_of(const Placement& placement, int rank);
 
 // Returns the stroke-dasharray of a link: solid for NVLink and between CPU ranks of one package, dashed for PCI, dotted
 // between packages.

@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "common/svg/canvas.h"
+#include "common/svg/legend.h"
+#include "common/svg/palette.h"
 #include "common/text.h"
 #include "launcher/topology/host_picture.h"
 #include "launcher/topology/lanes.h"
@@ -18,25 +20,23 @@ namespace {
 
 constexpr size_t kLargeHosts = 4;
 constexpr size_t kHosts = 64;
-constexpr int kPageWidth = 1900;  // the most that a row of several hosts is wide
+// The most that a row of several hosts is wide: on a page of a document letters stay readable. Of many hosts, which are
+// drawn small, a picture would be far higher than wide.
+constexpr int kPageWidth = 1000, kWidePage = 1900;
+constexpr size_t kHostsOfWidePage = 16;
+constexpr int kLeastWidth = 420;  // for the legend
+constexpr int kTitleSize = 20;
 constexpr int kMargin = 24;
 constexpr int kTop = 64;  // the height of the title
 constexpr int kBetweenRows = 22, kBetweenHosts = 22;
-constexpr int kLegendLine = 24;
+constexpr int kLegendTop = 24;
 constexpr size_t kNamedRings = 8;
 
 constexpr Sizes kLarge;
 constexpr Sizes kSmall{false, 32, 24, 11, 5, 6, 24, 17, 14, 10, 14, 7, 44};
 
-struct Kind {
-  std::string_view dash, text;
-  bool through_memory;
-};
-constexpr std::array<Kind, 5> kKinds = {{{"", "NVLink", false},
-                                         {"7 3", "PCI", false},
-                                         {"2 3", "PCI, across packages", false},
-                                         {"", "through memory", true},
-                                         {"2 3", "through memory, across packages", true}}};
+// What a line of a dash stands for. A NIC's ranks reach other hosts by solid lines below the hosts.
+constexpr std::array<std::string_view, 3> kDashes = {"", "7 3", "2 3"};
 
 class Page {
  public:
@@ -59,14 +59,22 @@ class Page {
   }
 
  private:
-  // Puts hosts side by side while they fit. x counts from the left edge of the rows.
+  // Puts hosts side by side while they fit on the page, in rows of as many each, so that no row is nearly empty. x
+  // counts from the left edge of the rows.
   void make_rows() {
-    int x = 0;
+    const int page = pictures_.size() > kHostsOfWidePage ? kWidePage : kPageWidth;
+    int widest = 1;
+    for (const HostPicture& picture : pictures_) widest = std::max(widest, picture.width());
+    const auto count = static_cast<int>(pictures_.size());
+    const int fitting = std::max(1, (page + kBetweenHosts) / (widest + kBetweenHosts));
+    const int rows = (count + fitting - 1) / fitting, in_a_row = (count + rows - 1) / rows;
+    int x = 0, in_this_row = 0;
     for (HostPicture& picture : pictures_) {
       arcs_ = std::max(arcs_, picture.arcs());
-      if (x > 0 && x + picture.width() > kPageWidth) {
+      if (in_this_row++ == in_a_row) {
         ++rows_;
         x = 0;
+        in_this_row = 1;
       }
       row_of_.push_back(rows_);
       picture.move(x, 0, 0);
@@ -74,7 +82,14 @@ class Page {
       inner_width_ = std::max(inner_width_, x - kBetweenHosts);
     }
     ++rows_;
-    inner_width_ = std::max(inner_width_, 760);  // for the legend
+    inner_width_ = std::max({inner_width_, kLeastWidth, text_width(title(), kTitleSize) * 20 / 19 + 1});  // it is bold
+    // In the middle, where a row is narrower than the page.
+    for (size_t first = 0; first < pictures_.size(); first += static_cast<size_t>(in_a_row)) {
+      const size_t past = std::min(pictures_.size(), first + static_cast<size_t>(in_a_row));
+      int width = -kBetweenHosts;
+      for (size_t h = first; h < past; ++h) width += pictures_[h].width() + kBetweenHosts;
+      for (size_t h = first; h < past; ++h) pictures_[h].move((inner_width_ - width) / 2, 0, 0);
+    }
   }
 
   // Returns the host and the box at which a rank's lines to other hosts end: a NIC, which may serve several ranks, or
@@ -133,7 +148,7 @@ class Page {
     bottom_ = y - kBetweenRows;
   }
 
-  void draw_title() {
+  std::string title() const {
     const size_t ranks = placement_.ranks.size();
     std::string text = counted(hosts_.size(), "host") + ", " + counted(ranks, "rank") +
                        (placement_.ranks.front().gpu >= 0 ? " on GPUs" : " on processors");
@@ -141,7 +156,28 @@ class Page {
       text += ", " + counted(static_cast<int64_t>(ranks) / placement_.context, "ring") + " of " +
               std::to_string(placement_.context);
     }
-    canvas_.text({left_, 36}, text, 20, inner_width_, kInk, /*bold=*/true);
+    return text;
+  }
+
+  // In words, for those who cannot see the picture.
+  std::string description() const {
+    std::string text;
+    for (const HostPicture& picture : pictures_) {
+      const size_t h = static_cast<size_t>(&picture - pictures_.data());
+      const std::vector<int>& ranks = picture.ranks();
+      text += "Host " + std::to_string(h) + ", " + hosts_[h].host + ", has " +
+              (ranks.empty() ? "no rank" : (ranks.size() == 1 ? "rank " : "ranks ") + ranges_text(ranks)) + ". ";
+    }
+    if (placement_.hops.empty()) return text;
+    const auto between =
+        std::count_if(placement_.hops.begin(), placement_.hops.end(), [](const Hop& hop) { return hop.other_host; });
+    return text + "Each rank sends to the next of its ring; " + counted(between, "hop") + " of " +
+           std::to_string(placement_.hops.size()) + " cross the network.";
+  }
+
+  void draw_title() {
+    canvas_.text({left_, 36}, title(), kTitleSize, inner_width_, kInk, /*bold=*/true);
+    canvas_.describe(title(), description());
     if (hosts_.size() > pictures_.size()) {
       canvas_.text({left_, 55}, "the first " + std::to_string(pictures_.size()) + " hosts are drawn", 12, inner_width_,
                    kFaint);
@@ -155,7 +191,7 @@ class Page {
     }
     for (size_t i = 0; i < drawn_.size(); ++i) {
       const Hop& hop = drawn_[i];
-      const RingColor& color = color_of(placement_, hop.from);
+      const Hue& color = color_of(placement_, hop.from);
       for (int rank : {hop.from, hop.to}) {
         if (port_of(rank).second < 0) continue;
         const Point a = pictures_[host_of(rank)].rank_box(rank).bottom_middle();
@@ -168,54 +204,55 @@ class Page {
     }
   }
 
+  // What lines of this dash mean in this picture; empty: there are none.
+  std::string meaning_of(std::string_view dash) const {
+    std::set<std::string> inside;
+    for (const Hop& hop : placement_.hops) {
+      if (hop.other_host || dash_of(hop.link) != dash || host_of(hop.from) >= pictures_.size()) continue;
+      const bool far = hop.link.kind == LinkKind::kSystem;
+      const bool memory = hop.link.megabytes_per_s == 0;
+      inside.insert(std::string(memory                               ? "through memory"
+                                : hop.link.kind == LinkKind::kNvlink ? "NVLink"
+                                                                     : "PCI") +
+                    (far ? ", across packages" : ""));
+    }
+    std::vector<std::string> meanings(inside.begin(), inside.end());
+    if (dash.empty() && !drawn_.empty()) meanings.push_back("below the hosts the network");
+    return join(meanings, "; ");
+  }
+
   // Returns the height of the page.
   int draw_legend(int y) {
-    int x = left_;
-    y += kLegendLine;
-    const auto item = [&](const std::string& text, auto sample) {
-      const int width = 44 + text_width(text, 12) + 26;
-      if (x > left_ && x + width > left_ + inner_width_) {
-        x = left_;
-        y += kLegendLine;
-      }
-      sample(x, y - 4);
-      canvas_.text({x + 44, y}, text, 12, width, kInk);
-      x += width;
-    };
-    const auto stroke = [&](std::string_view color, std::string_view dash) {
-      return [this, color, dash](int at, int middle) {
-        canvas_.line("M" + std::to_string(at) + " " + std::to_string(middle) + "H" + std::to_string(at + 36), color, 2,
-                     dash, /*arrow=*/true);
-      };
-    };
+    Legend legend(canvas_, {left_, y + kLegendTop}, inner_width_);
     const int context = placement_.context;
     const size_t rings = placement_.hops.empty() ? 0 : placement_.ranks.size() / static_cast<size_t>(context);
     for (size_t ring = 0; ring < std::min(rings, kNamedRings); ++ring) {
       const int first = static_cast<int>(ring) * context;
-      item("ring " + std::to_string(ring) + ": ranks " + std::to_string(first) + " to " +
-               std::to_string(first + context - 1),
-           stroke(color_of(placement_, first).line, ""));
+      const Hue& color = color_of(placement_, first);
+      legend.swatch("ring " + std::to_string(ring) + ": ranks " + std::to_string(first) + " to " +
+                        std::to_string(first + context - 1),
+                    color.tint, color.line);
     }
     if (rings > kNamedRings) {
-      item("and " + counted(rings - kNamedRings, "more ring") + ", in the same colours again", [](int, int) {});
+      legend.words("and " + counted(static_cast<int64_t>(rings - kNamedRings), "more ring") +
+                   ", in the same colours again");
     }
-    for (const auto& [dash, text, through_memory] : kKinds) {
-      const bool any = std::any_of(placement_.hops.begin(), placement_.hops.end(), [&](const Hop& hop) {
-        return !hop.other_host && dash_of(hop.link) == dash && (hop.link.megabytes_per_s == 0) == through_memory;
-      });
-      if (any) item(std::string(text), stroke("#5c6670", dash));
+    for (const std::string_view dash : kDashes) {
+      const std::string meaning = meaning_of(dash);
+      if (!meaning.empty()) legend.stroke(meaning, kHues.back().line, dash, /*arrow=*/true);
     }
-    if (!drawn_.empty()) item("below the hosts: the network", stroke("#5c6670", ""));
+    bool uses = false;
     std::set<bool> up;
-    for (const Machine& machine : hosts_) {
-      for (const Nic& nic : machine.nics) up.insert(nic.active);
+    for (size_t h = 0; h < pictures_.size(); ++h) {
+      for (const Nic& nic : hosts_[h].nics) up.insert(nic.active);
+      for (const int rank : pictures_[h].ranks()) uses = uses || pictures_[h].nic_of(rank);
     }
     for (const bool active : up) {
-      item(active ? "a NIC" : "a NIC without a port that is up", [&](int at, int middle) {
-        canvas_.box({at + 4, middle - 6, 28, 12}, 3, active ? kNicFill : "#ffffff", active ? kNicLine : kIdle);
-      });
+      legend.swatch(active ? "a NIC" : "a NIC without a port that is up", active ? kNicFill : "#ffffff",
+                    active ? kNicLine : kIdle);
     }
-    return y + kMargin;
+    if (uses) legend.stroke("from a rank to the NIC that it uses", kToNic, "", /*arrow=*/false);
+    return legend.bottom() + kMargin;
   }
 
   const std::vector<Machine>& hosts_;

@@ -3,10 +3,12 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import unittest
+import xml.etree.ElementTree as ElementTree
 
 SCRIPT, PICTURE = sys.argv.pop(1), sys.argv.pop(1)
 SPEC = importlib.util.spec_from_file_location("pictures", SCRIPT)
@@ -44,6 +46,25 @@ class Pictures(unittest.TestCase):
         self.assertEqual(pictures.rows_needed(dict(pictures.MASKS)["causal"]), sum(sees))
         self.assertEqual(pictures.rows_needed(lambda q, k: q == k), 0)
         self.assertEqual(pictures.rows_needed(lambda q, k: True), pictures.MASK_TOKENS * (pictures.RANKS - 1))
+
+    def test_the_gallery_has_each_kind_of_pattern_and_map_and_their_pairs(self):
+        root = ElementTree.fromstring(pictures.patterns())
+        names = [g.find("{*}title").text for g in root.iter("{http://www.w3.org/2000/svg}g")]
+        for kind in ("full", "causal", "window", "documents", "dilated", "tree", "union", "local", "global-local", "bigbird", "strided",
+                     "hierarchical", "sink", "padding"):
+            self.assertTrue(any(kind in name for name in names), kind)
+        pairs = {name: sum(mask(q, k) for q in range(24) for k in range(24)) for name, mask in pictures.PATTERNS}
+        self.assertEqual((pairs["full"], pairs["causal"]), (576, 300))
+        self.assertEqual(pairs["documents, causal"], 55 + 21 + 36)
+        self.assertEqual(pairs["window, left 5, right 0"], 24 * 6 - 15)
+
+    def test_runs_of_squares_are_all_squares(self):
+        rows = [["a", "a", None, "b"], [None, "a", "a", "a"]]
+        drawn = {}
+        for line in pictures.cells(10, 20, 6, rows):
+            path = ElementTree.fromstring(line)
+            drawn[path.get("stroke")] = [(float(y), int(x), int(w)) for x, y, w in re.findall(r"M(\d+) ([\d.]+)h(\d+)", path.get("d"))]
+        self.assertEqual(drawn, {"a": [(22.5, 10, 11), (28.5, 16, 17)], "b": [(22.5, 28, 5)], None: [(22.5, 22, 5), (28.5, 10, 5)]})
 
 
 if __name__ == "__main__":

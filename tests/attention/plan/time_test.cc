@@ -54,6 +54,32 @@ TEST(Time, AnOverlappedTransferCostsOnlyWhatNoComputationHides) {
   EXPECT_EQ(slowest(shown).seconds, 4.25);
 }
 
+TEST(Time, ClocksAreThoseOfTheSweep) {
+  std::vector<std::vector<StepClock>> clocks;
+  sweep(exchange(1, 1), 2, machine(true), &clocks);
+  ASSERT_EQ(clocks.size(), 2U);
+  ASSERT_EQ(clocks[1].size(), 2U);
+  const StepClock& first = clocks[1][0];
+  EXPECT_EQ(first.begin, 0);
+  EXPECT_EQ(first.computed, 1);
+  EXPECT_EQ(first.sent_from, 0);
+  EXPECT_EQ(first.sent, 2.75);
+  EXPECT_EQ(first.received, 2.75);
+  EXPECT_EQ(first.waited, 2.75);
+  EXPECT_EQ(first.end, 2.75);
+  const StepClock& second = clocks[1][1];
+  EXPECT_EQ(second.begin, 2.75);
+  EXPECT_EQ(second.computed, 3.75);
+  EXPECT_EQ(second.sent, 0);
+  EXPECT_EQ(second.waited, 3.75);
+  EXPECT_EQ(second.end, 4.25) << "with its addition";
+  // Without overlap transfers begin when both ranks have computed.
+  sweep(exchange(1, 4), 2, machine(false), &clocks);
+  EXPECT_EQ(clocks[0][0].computed, 1);
+  EXPECT_EQ(clocks[0][0].sent_from, 4);
+  EXPECT_EQ(clocks[0][0].received, 4 + 2 * 2.25 + 0.5);
+}
+
 TEST(Time, WithoutOverlapACoreDoesBothEndsAfterItsTiles) {
   const std::vector<RankTime> times = sweep(exchange(1, 1), 2, machine(false));
   EXPECT_EQ(times[0].seconds, 1 + 2 * 2.25 + 0.5 + 1);

@@ -70,5 +70,34 @@ TEST(SvgCanvas, XmlFaultsAreFound) {
   }
 }
 
+TEST(SvgCanvas, GroupsHaveTitlesAndThePictureADescription) {
+  SvgCanvas canvas;
+  canvas.describe("a <picture>", "of \"this\" & that");
+  canvas.open("a box & more");
+  canvas.box({1, 2, 3, 4}, 0, "#ffffff", "none");
+  canvas.close();
+  const std::string svg = canvas.print(20, 20);
+  EXPECT_EQ(xml_fault(svg), "");
+  const auto picture = parse_svg(svg);
+  EXPECT_EQ(picture.titles, (std::vector<std::string>{"a <picture>", "a box & more"}));
+  EXPECT_EQ(picture.description, "of \"this\" & that");
+  EXPECT_LT(svg.find("<desc>"), svg.find("<rect")) << "what describes a picture comes first";
+}
+
+TEST(SvgCanvas, ParagraphsBreakBetweenWords) {
+  SvgCanvas canvas;
+  const std::string text = "one two three four five six seven eight nine ten";
+  const int below = canvas.paragraph({5, 20}, text, 12, 100, kInk);
+  const auto picture = parse_svg(canvas.print(200, 400));
+  std::string all;
+  for (const auto& word : picture.words) {
+    EXPECT_LE(word.box.width, 100);
+    all += (all.empty() ? "" : " ") + word.text;
+  }
+  EXPECT_EQ(all, text);
+  EXPECT_EQ(below, 20 + 16 * static_cast<int>(picture.words.size()));
+  EXPECT_EQ(testing::layout_fault(picture), "");
+}
+
 }  // namespace
 }  // namespace annulus::canvas_test

@@ -69,9 +69,14 @@ ParsedSvg parse_svg(const std::string& svg) {
     if (line.starts_with("<path")) {
       picture.paths.push_back({a["d"], a["stroke"], a["stroke-dasharray"], a["fill"], a.contains("marker-end")});
     }
-    if (line.starts_with("<text")) {
+    const auto content = [&](const std::string& end) {
       const size_t begin = line.find('>') + 1;
-      const std::string text = unescaped(line.substr(begin, line.rfind("</text>") - begin));
+      return unescaped(line.substr(begin, line.rfind(end) - begin));
+    };
+    if (line.starts_with("<title")) picture.titles.push_back(content("</title>"));
+    if (line.starts_with("<desc")) picture.description = content("</desc>");
+    if (line.starts_with("<text")) {
+      const std::string text = content("</text>");
       const int size = number("font-size"), width = text_width(text, size);
       const int before = a["text-anchor"] == "middle" ? width / 2 : a["text-anchor"] == "end" ? width : 0;
       Box box{number("x") - before, number("y") - size * 3 / 4, width, size};

@@ -1,5 +1,6 @@
 // Reads the SVG documents that SvgCanvas writes, for tests of pictures by their geometry, and checks that a text is
-// well-formed XML. Used by tests of common/svg, launcher/topology and runtime/evaluation.
+// well-formed XML. Used by tests of common/svg, attention/execution,
+// launcher/topology and runtime/evaluation.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +27,8 @@ struct ParsedSvg {
   std::vector<ParsedBox> boxes;
   std::vector<ParsedWord> words;
   std::vector<ParsedPath> paths;
+  std::vector<std::string> titles;  // of groups, which a reader sees on hover; the first one may be the picture's
+  std::string description;
 
   // Returns how many texts are equal to this one.
   int64_t count(const std::string& text) const;

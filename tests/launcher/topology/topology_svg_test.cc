@@ -117,8 +117,7 @@ TEST(TopologySvg, DrawsDescribedMachines) {
 TEST(TopologySvg, PictureOfTheUserGuideIsCurrent) {
   const std::vector<Machine> hosts(2, load("h200_node.xml"));
   EXPECT_TRUE(read_small_file("test", "docs/pictures/rings.svg") == topology_svg(hosts, place(hosts, 16, kCuda)))
-      << "make it again: ./annulus topology --xml tests/launcher/topology/testdata/h200_node.xml --xml "
-         "tests/launcher/topology/testdata/h200_node.xml -n 16 --svg docs/pictures/rings.svg";
+      << "make it again: tools/pictures.py --program .bazel/bin/launcher/annulus";
 }
 
 TEST(TopologySvg, DrawsManyHosts) {
