@@ -225,7 +225,7 @@ def _impl(rctx):
     rctx.file("BUILD.bazel", out)
     missing = [l[len("# missing: "):] for l in out.split("\n") if l.startswith("# missing: ")]
     rctx.file("missing.txt", "".join([l.replace(": ", "\t", 1) + "\n" for l in missing]))
-    rctx.file("config.bzl", "CUDA_HOME = %r\nNVCC = %r\nCUDA_LIB = %r\nMPIRUN = %r\nTORCH_ROOT = %r\nTORCH_BYTES = %r\nTORCH_CUDA = %r\nTOKENIZER_PYTHON = %r\n" % (
+    rctx.file("config.bzl", "CUDA_HOME = %r\nNVCC = %r\nCUDA_LIB = %r\nMPIRUN = %r\nTORCH_ROOT = %r\nTORCH_BYTES = %r\nTORCH_CUDA = %r\nTOKENIZER_PYTHON = %r\nFOLLOWER_PYTHON = %r\n" % (
         cuda_home,
         cuda_home + "/bin/nvcc" if cuda_home else "",
         cuda_lib,
@@ -235,6 +235,8 @@ def _impl(rctx):
         torch_cuda,
         # tools/tokenizer_wheels.sh makes it before the tests that run it.
         str(rctx.path(rctx.attr.workspace_file).realpath.dirname) + "/.venv/bin/python",
+        # python/follower/wheels.sh, likewise.
+        str(rctx.path(rctx.attr.workspace_file).realpath.dirname) + "/.venv-follower/bin/python",
     ))
 
 system_deps = repository_rule(

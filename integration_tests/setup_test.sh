@@ -85,7 +85,7 @@ for word in examples torch setup; do
   run "$home/annulus" $word --no-such-option
   exits 2 "$word --no-such-option"
 done
-for word in test install wheel examples torch setup tokenizer; do
+for word in test install wheel examples torch setup tokenizer follower; do
   run "$home/annulus" $word ""
   exits 2 "$word with an empty argument"
   says "$word: argument 1 is empty"

@@ -100,6 +100,7 @@ std::unique_ptr<Subcommand> make_inspect_subcommand();
 std::unique_ptr<Subcommand> make_tokenize_subcommand();
 std::unique_ptr<Subcommand> make_pack_subcommand();
 std::unique_ptr<Subcommand> make_plan_subcommand();
+std::unique_ptr<Subcommand> make_report_subcommand();
 std::unique_ptr<Subcommand> make_prove_subcommand();
 std::unique_ptr<Subcommand> make_topology_subcommand();
 std::unique_ptr<Subcommand> make_selftest_subcommand();

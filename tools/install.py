@@ -42,7 +42,7 @@ PYTHON = re.compile(r"lib(torch_python|shm\w*|nnapi\w*)\.so")
 COMMAND = """#!/bin/bash
 # The command annulus, from a folder that `./annulus install` made. The folder may be moved and copied as a whole.
 # ANNULUS_ISA=baseline/avx2/avx512/avx512bf16/amx: the newest vector instructions that may be used.
-# ANNULUS_PYTHON: the Python that has the tokenizer libraries (see README), for `tokenize` and `sample`.
+# ANNULUS_PYTHON: the Python that has the libraries which the README lists, for `tokenize`, `sample` and `report --tensorboard`.
 set -euo pipefail
 here=$(dirname "$(dirname "$(readlink -f "${{BASH_SOURCE[0]}}")")")
 export ANNULUS_SCRIPT="$here/bin/annulus" ANNULUS_PROGRAM="${{ANNULUS_PROGRAM:-$0}}"
@@ -51,8 +51,8 @@ export ANNULUS_SCRIPT="$here/bin/annulus" ANNULUS_PROGRAM="${{ANNULUS_PROGRAM:-$
 
 {run_program}
 
-if [[ ${{1-}} == tokenizer ]]; then
-  exec "${{ANNULUS_PYTHON:-python3}}" -B "$here/share/annulus/python/tokenizer" "${{@:2}}"
+if [[ ${{1-}} == tokenizer || ${{1-}} == follower ]]; then
+  exec "${{ANNULUS_PYTHON:-python3}}" -B "$here/share/annulus/python/$1" "${{@:2}}"
 fi
 program=$here/libexec/annulus
 run_program "$@"
@@ -74,7 +74,8 @@ system, a copy on each host, or a container image). Hosts also need
 
 Making tokens needs a Python with the packages {wheels};
 ANNULUS_PYTHON names it. Chat templates need {chat}, too. For your own programs in C++ there are include/annulus and lib/libannulus.so, which CMake's
-find_package(annulus) and pkg-config find (share/annulus/docs/reference/cpp.md).
+find_package(annulus) and pkg-config find (share/annulus/docs/reference/cpp.md). `report --tensorboard` and `--wandb` need what
+share/annulus/python/follower/requirements.txt and requirements-wandb.txt list.
 share/annulus/docs/how-to/clusters.md says how to start jobs on several hosts, with Slurm and in Kubernetes.
 """
 
@@ -264,7 +265,7 @@ def install(binaries, headers, prefix):
         out.add_package_file(name + ".in", path + name, values)
 
     for folder, pattern in (("configs", "**/*"), ("docs", "**/*"), ("benchmarks/results", "*.md"), ("examples", "**/*"),
-                            ("python/tokenizer", "*.py")):
+                            ("python/tokenizer", "*.py"), ("python/follower", "*.py"), ("python/follower", "*.txt")):
         for path in sorted(glob.glob(os.path.join(ROOT, folder, pattern), recursive=True)):
             if os.path.isfile(path) and (os.path.basename(path) != "BUILD" or folder == "examples"):
                 out.add(path, "share/annulus/" + os.path.relpath(path, ROOT))

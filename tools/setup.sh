@@ -67,8 +67,8 @@ all_there() {
 [[ ! $table ]] || live_elsewhere=plain
 . tools/live.sh
 if cannot_build "$PWD"; then refuse_to_build "$PWD"; fi
-# The tokenizer libraries have a separate script, because users who already have tokens do not need them.
-tokenizer_wheels() { ((level == 0)) || tools/tokenizer_wheels.sh; }
+# The tokenizer libraries and those of TensorBoard have scripts of their own, because many users do not need them.
+tokenizer_wheels() { ((level == 0)) || { tools/tokenizer_wheels.sh && python/follower/wheels.sh --wandb; }; }
 site_wheels() { [[ ! $docs ]] || tools/site_wheels.sh; }
 if [[ ! $table ]] && all_there; then tokenizer_wheels && site_wheels && exit 0; fi
 

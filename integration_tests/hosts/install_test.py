@@ -228,7 +228,7 @@ class InstallTest(unittest.TestCase):
 
     def test_installs_configurations_and_documents(self):
         for path in ("README", "LICENSE", "share/annulus/CHANGELOG.md", "share/annulus/configs/quickstart.toml", "share/annulus/configs/cluster/mpijob.yaml",
-                     "share/annulus/docs/how-to/clusters.md", "share/annulus/python/tokenizer/__main__.py", "share/annulus/licenses/xxhash.txt"):
+                     "share/annulus/docs/how-to/clusters.md", "share/annulus/python/tokenizer/__main__.py", "share/annulus/python/follower/__main__.py", "share/annulus/licenses/xxhash.txt"):
             self.assertTrue(os.path.isfile(os.path.join(self.prefix, path)), path)
         done = self.ran("train", os.path.join(self.prefix, "share/annulus/configs/quickstart.toml"), "--set", "data.train=['text.txt']",
                         "--set", "run.steps=1", "--set", "data.context=64", "--set", "validation.every=0")

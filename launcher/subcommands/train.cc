@@ -17,11 +17,13 @@
 #include "launcher/launch/exit_report.h"
 #include "launcher/launch/rank.h"
 #include "launcher/launch/rank_place.h"
+#include "launcher/python_programs/follower.h"
 #include "launcher/rank_locations.h"
 #include "launcher/subcommand.h"
 #include "launcher/subcommands/start_job.h"
 #include "runtime/config/config.h"
 #include "runtime/huggingface/model_config.h"
+#include "runtime/report/live_report.h"
 #include "runtime/run/run_folder.h"
 #include "runtime/training/trainer.h"
 #include "runtime/training/training.h"
@@ -47,6 +49,9 @@ class TrainSubcommand : public Subcommand {
                    "begin with the model in a folder in Hugging Face's layout; short for --set model.from=FOLDER (a "
                    "resumed run keeps its own model)")
         ->type_name("FOLDER");
+    app.add_flag("--report", report_,
+                 "write report.html into the run's folder, and again every 10 s or so: a page for a browser that shows "
+                 "how the run goes (annulus report)");
     app.add_flag("--help-config", help_config_,
                  "print a configuration to begin with: every key, its default and what it is for");
     app.callback([this] { resuming_ = resume_->count() > 0; });
@@ -54,6 +59,7 @@ class TrainSubcommand : public Subcommand {
         "Examples:\n"
         "  ./annulus launch -n 2 train configs/quickstart.toml\n"
         "  ./annulus launch -n 2 train configs/quickstart.toml --set run.steps=50 --set run.name=short\n"
+        "  ./annulus launch -n 2 train configs/quickstart.toml --report\n"
         "  ./annulus launch -n 2 train configs/quickstart.toml --resume\n"
         "  ./annulus launch -n 2 train --resume quickstart-001\n"
         "  ./annulus train --help-config > my.toml");
@@ -123,6 +129,15 @@ class TrainSubcommand : public Subcommand {
       }
     };
     options.on_step = report_step;
+    std::unique_ptr<LiveReport> page;  // on rank 0
+    options.on_folder = [&](const std::string& folder) {
+      if (report_) page = std::make_unique<LiveReport>(folder);
+      if (!config_.run.tensorboard) return;
+      const std::string wrong = start_follower(folder);
+      if (wrong.empty()) return;
+      log_warn("train", "no event files for TensorBoard are written (" + wrong + "); `annulus report --tensorboard " +
+                            shell_quote({folder}) + "` writes them at any time");
+    };
     const auto say_how_to_go_on = [&last] {
       if (!last || last->command.empty()) return;
       const std::string text = resume_text(resume_point(last->step, last->folder, last->command));
@@ -132,7 +147,8 @@ class TrainSubcommand : public Subcommand {
       const int code = run_training(config_, gpus ? *gpus : *job.world, options);
       if (code != 0 && !std::cout) say_how_to_go_on();  // the trainer's own message was lost with standard output
       return code;
-    } catch (const std::exception&) {
+    } catch (const std::exception& error) {
+      if (page) page->failed(error.what());
       say_how_to_go_on();
       throw;
     }
@@ -174,6 +190,7 @@ class TrainSubcommand : public Subcommand {
   std::string resume_run_;
   bool resuming_ = false;
   bool help_config_ = false;
+  bool report_ = false;
   Config config_;
 };
 

@@ -7,8 +7,8 @@
 
 namespace annulus {
 
-// The words of `./annulus tokenizer WORDS...`, for exec. Throws Error(kUnavailable) if this program was not started by
-// the script (ANNULUS_SCRIPT) or the script cannot be run.
+// The words of `./annulus tokenizer WORDS...`, for exec. Throws Error(kUnavailable) as script_command() does
+// (launcher/python_programs/script.h).
 std::vector<std::string> tokenizer_command(const std::vector<std::string>& words);
 
 }  // namespace annulus

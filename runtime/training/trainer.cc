@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <functional>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -234,6 +233,7 @@ void Run::open_folder() {
         metrics = std::make_unique<MetricsWriter>(
             folder_->metrics_path(), options_.resume ? std::optional<int64_t>(training_->steps_done()) : std::nullopt);
         tell_checkpoint();
+        if (options_.on_folder) options_.on_folder(path_);
       },
       /*only_first=*/true);
   report_.emplace(config_, start_, world_, *training_, std::move(metrics), progress_.get());

@@ -38,6 +38,8 @@ struct TrainOptions {
   std::function<void(int64_t step, const std::string& folder, const std::vector<std::string>& command)> on_checkpoint;
   // Called on rank 0 after each step, with the number of steps done.
   std::function<void(int64_t step)> on_step;
+  // Called on rank 0 once the run's folder is open, before the first step, with its path.
+  std::function<void(const std::string& folder)> on_folder;
   int ranks_here = 1;  // the ranks of this host, which share its memory
   // Returns the memory that is available for the run's tensors: that of the host for all its ranks together, or that of
   // this rank's GPU. Null: the host or the GPU is queried.

@@ -1,5 +1,6 @@
 """A headless Chromium, controlled through two pipes by the DevTools protocol (https://chromedevtools.github.io/devtools-protocol/),
-so that neither a port nor a package is needed. Used by site_pages_test.py."""
+so that neither a port nor a package is needed. Used by site_pages_test.py, report_pages_test.py and
+docs/pictures/draw_report.py."""
 
 import json
 import os

@@ -1,0 +1,54 @@
+// See follower.h.
+#include "launcher/python_programs/follower.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "common/error.h"
+#include "launcher/python_programs/script.h"
+
+namespace annulus {
+
+std::vector<std::string> follower_command(const std::vector<std::string>& words) {
+  return script_command("follower", "report", "the libraries of TensorBoard and Weights & Biases", words);
+}
+
+std::string start_follower(const std::string& run) {
+  std::vector<std::string> words;
+  try {
+    words = follower_command({"--run=" + run, "--tensorboard", "--follow", "--parent=" + std::to_string(getpid())});
+  } catch (const Error& error) {
+    return std::string(error.message());
+  }
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  const std::string logs = run + "/logs", log = logs + "/tensorboard.log";
+  if (mkdir(logs.c_str(), 0777) != 0 && errno != EEXIST) return logs + ": " + std::strerror(errno);
+
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0666);
+  posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
+  posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t none;
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&attributes, &none);  // this process blocks Ctrl-C (common/interrupt.h)
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSID);
+  pid_t child = -1;
+  const int wrong = posix_spawn(&child, argv[0], &actions, &attributes, argv.data(), environ);
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&actions);
+  return wrong == 0 ? "" : words[0] + " or " + log + ": " + std::strerror(wrong);
+}
+
+}  // namespace annulus
