@@ -20,6 +20,7 @@ USES = {
     "common/control_groups": [],
     "common/simd": ["common"],
     "common/svg": ["common"],
+    "common/trace": ["common"],
     "memory": [],
     "memory/pool": ["memory"],
     "memory/tiers": ["memory/pool"],

@@ -1,5 +1,5 @@
 // The configuration that benchmarks of training steps use: a Llama over the bytes of the default corpus, on the CPU.
-// Used by train.cc, shard.cc, comm.cc and program/save.cc.
+// Used by train.cc, shard.cc, comm.cc, program/save.cc and program/trace.cc.
 #pragma once
 
 #include <cstdint>

@@ -12,6 +12,8 @@
 
 #include "comm/checks.h"
 #include "common/logging/log.h"
+#include "common/splitmix64.h"
+#include "common/trace/recorder.h"
 #include "memory/pool/pool_tensor.h"
 #include "memory/releasable.h"
 
@@ -32,6 +34,12 @@ void add_up(const std::vector<Message>& messages, int64_t& number, int64_t& byte
 
 }  // namespace
 
+TraceName trace_name(Collective collective) {
+  return TraceName::of_literal(collective_name(static_cast<int8_t>(collective)));
+}
+
+int64_t payload_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
+
 // One call of a collective: the values of its header.
 struct CommunicatorBackend::Call {
   Collective collective;
@@ -44,11 +52,14 @@ struct CommunicatorBackend::Call {
 // The Work of every operation of every backend.
 class CommunicatorBackend::StartedWork final : public Work {
  public:
-  // operation: null if it is complete. count: called once, when the operation is found to be complete.
-  StartedWork(CommunicatorBackend& comm, std::unique_ptr<StartedOperation> operation,
+  // operation: null if it is complete. traced: its number in traces. count: called once, when the operation is found to
+  // be complete.
+  StartedWork(CommunicatorBackend& comm, std::unique_ptr<StartedOperation> operation, uint64_t traced, OpLabel label,
               std::function<void()> count = nullptr)
       : comm_(comm),
         operation_(std::move(operation)),
+        traced_(traced),
+        label_(label),
         count_(std::move(count)),
         exceptions_(std::uncaught_exceptions()) {}
 
@@ -60,6 +71,7 @@ class CommunicatorBackend::StartedWork final : public Work {
     }
     try {
       operation_->wait();
+      trace_end(traced_);
     } catch (const std::exception& e) {
       log_error(e, comm_.in_job(comm_.rank()));
     }
@@ -71,7 +83,10 @@ class CommunicatorBackend::StartedWork final : public Work {
   }
 
   void wait() override {
-    if (!std::exchange(waited_, true) || raised_) advance(&StartedOperation::wait);
+    if (std::exchange(waited_, true) && !raised_) return;
+    if (over_) return advance(&StartedOperation::wait);
+    const TraceSpan span(TraceKind::kWait, "wait", label_.operation);
+    advance(&StartedOperation::wait);
   }
 
  private:
@@ -89,11 +104,14 @@ class CommunicatorBackend::StartedWork final : public Work {
       throw;
     }
     if (!over_ && !waited_) return;
+    trace_end(std::exchange(traced_, 0));
     if (const std::function<void()> count = std::exchange(count_, nullptr)) count();
   }
 
   CommunicatorBackend& comm_;
   std::unique_ptr<StartedOperation> operation_;
+  uint64_t traced_;
+  const OpLabel label_;
   std::function<void()> count_;
   int exceptions_;
   bool waited_ = false, over_ = false;
@@ -104,6 +122,26 @@ void CommunicatorBackend::check(const at::Tensor& tensor, const char* role, OpLa
   check_tensor(tensor, device_, backend(), role, label);
 }
 
+// Records the messages of an exchange that have elements. Returns its number in traces.
+uint64_t CommunicatorBackend::trace_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
+                                             OpLabel label) {
+  const uint64_t number = trace_begin(TraceKind::kExchange, "exchange", label.operation, -1);
+  const auto add = [&](const std::vector<Message>& messages, bool sent) {
+    for (const Message& message : messages) {
+      if (message.tensor.nbytes() == 0) continue;
+      const auto peer = static_cast<size_t>(message.peer);
+      const uint64_t nth = sent ? sent_to_[peer]++ : received_from_[peer]++;
+      const int from = sent ? rank_ : message.peer, to = sent ? message.peer : rank_;
+      const auto ends = static_cast<uint64_t>(from) << 32 | static_cast<uint64_t>(to);
+      trace_message(sent ? TraceKind::kSend : TraceKind::kReceive, in_job(message.peer), payload_of(message.tensor),
+                    number, splitmix64(splitmix64(traced_as_ ^ ends) ^ nth) | 1);
+    }
+  };
+  add(sends, true);
+  add(receives, false);
+  return number;
+}
+
 std::unique_ptr<Work> CommunicatorBackend::exchange(const std::vector<Message>& sends,
                                                     const std::vector<Message>& receives, OpLabel label) {
   check_messages(sends, receives, size_, device_, backend(), label);
@@ -112,6 +150,7 @@ std::unique_ptr<Work> CommunicatorBackend::exchange(const std::vector<Message>& 
   for (const Message& message : receives) {
     if (!has_memory(message.tensor) && !lends_to(message.peer)) give_own_memory(message.tensor);
   }
+  const uint64_t traced = trace_exchange(sends, receives, label);
   std::unique_ptr<StartedOperation> operation = start_exchange(sends, receives, label);
   add_up(sends, stats_.messages_sent, stats_.bytes_sent);
   add_up(receives, stats_.messages_received, stats_.bytes_received);
@@ -120,7 +159,7 @@ std::unique_ptr<Work> CommunicatorBackend::exchange(const std::vector<Message>& 
     if (hosts_.of(message.peer) != hosts_.of(rank_)) stats_.bytes_to_other_hosts += bytes;
     if (lends_to(message.peer) && is_lendable(message.tensor)) stats_.bytes_lent += bytes;
   }
-  return std::make_unique<StartedWork>(*this, std::move(operation));
+  return std::make_unique<StartedWork>(*this, std::move(operation), traced, label);
 }
 
 bool CommunicatorBackend::lends_to(int peer) const {
@@ -186,6 +225,7 @@ void CommunicatorBackend::all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel la
   if (hosts_.count() > 1 && adds_in_rank_order()) return begin_all_reduce(tensor, op, label)->wait();
   check(tensor, "tensor", label);
   check_reducible(tensor, backend(), /*bf16=*/false, label);
+  const TraceSpan span(TraceKind::kCollective, trace_name(Collective::kAllReduce), label.operation, payload_of(tensor));
   agree({Collective::kAllReduce, label, &tensor, static_cast<int>(op), -1});
   finish(tensor.nbytes() > 0 ? start_all_reduce(tensor, op, label) : nullptr, tensor.nbytes(), 2);
 }
@@ -231,27 +271,35 @@ std::unique_ptr<Work> CommunicatorBackend::begin_call(Collective which, ReduceOp
   const Begun call{make_header(which, calls_++, &in, shown, -1, label), out, in, label, std::make_shared<int64_t>(0)};
   const size_t payload = std::max(out.nbytes(), in.nbytes());
   const int sends = which == Collective::kAllReduce ? 2 : 1;
-  return std::make_unique<StartedWork>(*this, begin(call), [this, payload, sends, bytes = call.to_other_hosts] {
-    count(payload, sends);
-    stats_.collective_bytes_to_other_hosts += *bytes;
-  });
+  const uint64_t traced =
+      trace_begin(TraceKind::kBegun, trace_name(which), label.operation, static_cast<int64_t>(payload));
+  return std::make_unique<StartedWork>(*this, begin(call), traced, label,
+                                       [this, payload, sends, bytes = call.to_other_hosts] {
+                                         count(payload, sends);
+                                         stats_.collective_bytes_to_other_hosts += *bytes;
+                                       });
 }
 
 void CommunicatorBackend::broadcast(at::Tensor& tensor, int root, OpLabel label) {
   check(tensor, "tensor", label);
   check_root(root, size_, label);
+  const TraceSpan span(TraceKind::kCollective, trace_name(Collective::kBroadcast), label.operation, payload_of(tensor));
   agree({Collective::kBroadcast, label, &tensor, -1, root});
   finish(tensor.nbytes() > 0 ? start_broadcast(tensor, root, label) : nullptr, tensor.nbytes(), 1);
 }
 
 // The agreement is enough: no rank has all headers before every rank has called.
 void CommunicatorBackend::barrier(OpLabel label) {
+  const TraceSpan span(TraceKind::kCollective, trace_name(Collective::kBarrier), label.operation);
   agree({Collective::kBarrier, label});
   finish(nullptr, 0, 0);
 }
 
 std::unique_ptr<Communicator> CommunicatorBackend::split(int color, int key, const SplitOptions& options) {
   const OpLabel label{"split", calls_};
+  const TraceSpan span(TraceKind::kCollective, trace_name(Collective::kSplit), label.operation);
+  const uint64_t traced_as =
+      splitmix64(traced_as_ ^ static_cast<uint64_t>(calls_) << 32 ^ static_cast<uint32_t>(color));
   agree({Collective::kSplit, label});
   split_options_ = options;
   std::unique_ptr<Communicator> out = make_split(color, key, label);
@@ -259,6 +307,7 @@ std::unique_ptr<Communicator> CommunicatorBackend::split(int color, int key, con
     out->set_timeout(timeout_);
     if (hosts_.count() > 1) out->set_hosts(hosts_of(*out));
     out->set_lending(lending_);
+    if (auto* const backend = dynamic_cast<CommunicatorBackend*>(out.get())) backend->traced_as_ = traced_as;
   }
   finish(nullptr, 0, 0);
   return out;

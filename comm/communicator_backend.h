@@ -67,7 +67,12 @@ class CommunicatorBackend : public Communicator {
  protected:
   // device: the device on which tensors must be; one without an index stands for every device of its type.
   CommunicatorBackend(int rank, int size, at::Device device)
-      : rank_(rank), size_(size), device_(device), hosts_(size) {}
+      : rank_(rank),
+        size_(size),
+        device_(device),
+        hosts_(size),
+        sent_to_(static_cast<size_t>(size)),
+        received_from_(static_cast<size_t>(size)) {}
 
   // ---- The transfers. The arguments have been checked. These functions return null if the operation is complete.
 
@@ -154,11 +159,16 @@ class CommunicatorBackend : public Communicator {
   void agree(const Call& call);
   void finish(std::unique_ptr<StartedOperation> operation, size_t payload, int sends);
   void count(size_t payload, int sends);
+  uint64_t trace_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives, OpLabel label);
   void check(const at::Tensor& tensor, const char* role, OpLabel label) const;
 
   CommStats stats_;
   int64_t calls_ = 0;  // collectives that this rank has begun, in the headers
   int64_t numbered_ = 0;
+  // For traces: a number of this communicator that its ranks share, and how many messages went to each rank and came
+  // from it, which number the messages alike on both sides.
+  uint64_t traced_as_ = 0;
+  std::vector<uint64_t> sent_to_, received_from_;
   WaitFor blocked_by_ = WaitFor::kOther;
   SplitOptions split_options_;
   bool lending_ = true;

@@ -8,6 +8,8 @@
 #include "comm/deadline.h"
 #include "common/error.h"
 #include "common/logging/log.h"
+#include "common/trace/last_operations.h"
+#include "common/trace/recorder.h"
 
 namespace annulus::comm_internal {
 
@@ -19,6 +21,8 @@ Watchdog::Watchdog(Seconds timeout, std::function<std::optional<std::string>()> 
           if (wake_.wait_until(lock, Deadline(timeout).time, [this] { return done_; })) return;
           text = message();
         }
+        const std::string saved = save_last_operations(rank < 0 ? trace_rank() : rank, *text);
+        if (!saved.empty() && !text->empty()) *text += "; the last operations of this rank are in " + saved;
         if (!text->empty()) log_last_words(LogLevel::kError, "comm", *text, {.rank = rank});
         _exit(static_cast<int>(ErrorKind::kComm));
       }) {}

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <initializer_list>
 #include <thread>
+#include <utility>
 
 namespace annulus {
 namespace {
@@ -40,7 +41,7 @@ void handle(int signal) {
 
 }  // namespace
 
-void install_interrupt_handlers() {
+void install_interrupt_handlers(std::function<void(int signal)> arrived) {
   struct sigaction action {};
   action.sa_handler = handle;
   action.sa_flags = SA_RESTART;
@@ -57,9 +58,11 @@ void install_interrupt_handlers() {
     if (signal != SIGPIPE) sigaddset(&requests, signal);
   }
   pthread_sigmask(SIG_BLOCK, &requests, nullptr);
-  std::thread([requests] {
+  std::thread([requests, arrived = std::move(arrived)] {
     for (int signal = 0;;) {
-      if (sigwait(&requests, &signal) == 0) handle(signal);
+      if (sigwait(&requests, &signal) != 0) continue;
+      if (arrived) arrived(signal);
+      handle(signal);
     }
   }).detach();
 }

@@ -3,6 +3,8 @@
 // ranks once per step, so that all write a checkpoint and stop at the same step.
 #pragma once
 
+#include <functional>
+
 namespace annulus {
 
 // Starts watching for these signals. The first sets the flag. Another one ends the process at once if it arrives at
@@ -15,7 +17,10 @@ namespace annulus {
 // without another signal mask block them. A handler would corrupt memory: the kernel saves the state of the interrupted
 // thread, several kilobytes, below its stack pointer, which may lie between heap blocks while oneDNN multiplies fp32
 // matrices (uxlfoundation/oneDNN issue 4845, oneDNN up to 3.11.1; LibTorch 2.11 has an earlier one).
-void install_interrupt_handlers();
+//
+// `arrived` is called on that thread with each signal, before it sets the flag, so it may do what a handler must not;
+// it must not raise.
+void install_interrupt_handlers(std::function<void(int signal)> arrived = nullptr);
 
 // Returns whether a signal has arrived. Thread safe, like interrupt_exit_code().
 bool interrupted();

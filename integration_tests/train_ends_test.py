@@ -13,6 +13,7 @@ import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cli  # noqa: E402
+import trace_reader  # noqa: E402
 
 GO_ON = re.compile(r"^annulus: to continue from the checkpoint of step (\d+): (.*)$", re.M)
 NO_CHECKPOINT = ("--set", "checkpoint.every=0")
@@ -116,6 +117,16 @@ class TrainEndsTest(cli.CliTest):
         code, err = self.running.finish()
         self.assertEqual(code, 6, err)
         self.assertRegex(err, r"step \d+: .*; rank 1 is stopped \(SIGSTOP or a debugger; host \S+\)")
+        # What rank 0 did last ends with what it waited for; the stopped rank could write nothing.
+        folder = re.search(r"what the ranks did last is in (.*)/last-operations-rank-R\.json", err).group(1)
+        self.assertEqual(os.path.basename(os.path.dirname(folder)), "tiny-001")
+        self.assertEqual([os.path.basename(f) for f in glob.glob(os.path.join(self.folder, folder, "last-operations-*"))],
+                         ["last-operations-rank-0.json"])
+        trace = trace_reader.Trace(os.path.join(self.folder, folder, "last-operations-rank-0.json"), arrows=False)
+        self.assertEqual(trace.ranks(), [0])
+        self.assertTrue(trace.spans_of(0, "step"))
+        missed = [b for b, _ in trace.messages if b["args"].get("unfinished")]
+        self.assertTrue(missed or trace.spans_of(0, "barrier"), trace.about)
         self.goes_on(err, "--set", "timeout=60")
 
     def test_stalled_rank_without_launch(self):

@@ -31,6 +31,8 @@
 #include "common/logging/logger.h"
 #include "common/terminal.h"
 #include "common/text.h"
+#include "common/trace/last_operations.h"
+#include "common/trace/recorder.h"
 #include "launcher/command_line.h"
 #include "launcher/help.h"
 #include "launcher/launch/rank.h"
@@ -192,6 +194,16 @@ int require_printed() {
                   (reason == 0 ? " in full; the disk that it goes to may be full" : ": " + writing_error_text(reason)));
 }
 
+// What a rank did before it lost another explains the loss, so the message names the file that has it.
+Error with_last_operations(const Error& error) {
+  const std::string file = save_last_operations(trace_rank(), error.message());
+  if (file.empty()) return error;
+  // The same text on all ranks, so that `launch` shows it once.
+  return {error.kind(), error.module(),
+          std::string(error.message()) + "; what the ranks did last is in " + folder_of(file) +
+              "/last-operations-rank-R.json (docs/how-to/monitoring.md, Traces)"};
+}
+
 // Ends the process without running the destructors of static objects. Nothing needs them: whatever a subcommand began
 // has ended, and each record of the log was flushed when it was written. LibTorch's alone, which take its table of
 // operators apart, take 0.06 s, about a third of the shortest command.
@@ -242,6 +254,8 @@ void run_program(int argc, char** argv) {
     }
     rank = launch_info();
     set_log_place(host_name(), rank.rank, std::max(1, rank.size));
+    set_main_trace_thread(rank.rank);
+    if (const char* const logs = text_from_environment("ANNULUS_LOG_DIR")) set_last_operations_folder(logs);
     attach_to_launcher(rank);
     if (avoid_wrong_gradients()) {
       log_warn_once_per_job(
@@ -263,6 +277,7 @@ void run_program(int argc, char** argv) {
   } catch (...) {
     error = error_in_flight("");
   }
+  if (error && error->kind() == ErrorKind::kComm) error = with_last_operations(*error);
   if (error) code = error->exit_code();  // docs/how-to/troubleshooting.md, "Exit codes"
   if (error && attached_to_launcher()) {
     if (!said)

@@ -22,6 +22,7 @@
 #include "attention/execution/travelling_blocks.h"
 #include "attention/plan/schedules.h"
 #include "attention/tiles/tile_views.h"
+#include "common/trace/recorder.h"
 
 namespace annulus {
 namespace {
@@ -167,6 +168,7 @@ struct Execution {
 
   // This rank's out and lse, or dq alone, with what other ranks have computed for its queries.
   std::pair<at::Tensor, at::Tensor> own_results(const at::Tensor& q) {
+    const TraceSpan span(TraceKind::kCompute, "finish");
     if (!own_ended_) return results_of(-1);
     const BlockTensors& own = buffers.get(kOwnResultsBuffer);
     return {own[0].view(q.sizes()), backward ? at::Tensor() : lse_of(own[1], q)};
@@ -201,6 +203,8 @@ struct Execution {
     for (size_t s = 0; s < steps.size(); ++s) {
       const Step& step = steps[s];
       const int number = static_cast<int>(s);
+      const TraceHop hop(number + 1);
+      const TraceSpan of_hop(TraceKind::kPhase, "hop");
       std::unique_ptr<Work> work;
       if (!step.sends.empty() || !step.receives.empty()) {
         const std::vector<Message> receives =
@@ -225,17 +229,23 @@ struct Execution {
       for (size_t i = 0; i < step.tiles.size();) {
         size_t past = i + 1;
         while (past < step.tiles.size() && place_of(step.tiles[past]) == place_of(step.tiles[i])) ++past;
+        const TraceSpan of_tiles(TraceKind::kCompute, "tiles");
         compute(kernel_of(step.tiles[i].queries), std::span<const Tile>(step.tiles).subspan(i, past - i));
         i = past;
       }
       for (const auto& [buffer, number] : fresh) zero_if_fresh(block(buffer, number));  // no tile has written these
-      for (const Finish& finish : step.finishes) buffers.fill(finish.results, end(finish.queries));
+      for (const Finish& finish : step.finishes) {
+        const TraceSpan of_finish(TraceKind::kCompute, "finish");
+        buffers.fill(finish.results, end(finish.queries));
+      }
       if (work) {
         const double before = call.comm->stats().wait_seconds;
         work->wait();
         // On a device this orders streams. The device's wait is measured later, and added to the communicator's.
         if (on_cpu) waited += call.comm->stats().wait_seconds - before;
       }
+      std::optional<TraceSpan> of_adds;
+      if (!step.adds.empty()) of_adds.emplace(TraceKind::kCompute, TraceName("add"));
       for (const Add& add : step.adds) {
         if (add.dst == kOwnResultsBuffer && program.moves_queries() && !own_ended_) {
           buffers.put(kOwnResultsBuffer, end(-1));
@@ -245,6 +255,7 @@ struct Execution {
         transfer_rows(buffers.get(add.dst), program.buffers[static_cast<size_t>(add.dst)].rows, buffers.get(add.src),
                       program.buffers[static_cast<size_t>(add.src)].rows, merges ? Joining::kMerge : Joining::kAdd);
       }
+      of_adds.reset();
       work.reset();
       buffers.end_step(number);
     }
@@ -287,6 +298,7 @@ AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, cons
                                   const PlannedCall& planned, const at::Tensor& sinks, AttentionStats* stats) {
   avoid_wrong_gradients();
   const AttentionCall& call = planned.settings();
+  const TraceSpan span(TraceKind::kPhase, "attention forward", call.label);
   const bool unproved = agree_on(planned, q, std::nullopt, [&] {
     require_fit(q, k, v, call);
     require_sinks(sinks, q, call);
@@ -322,6 +334,7 @@ AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, cons
 AttentionGradients attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                                       const at::Tensor& v, AttentionOutput forward, AttentionStats* stats) {
   const AttentionCall& call = forward.call.settings();
+  const TraceSpan span(TraceKind::kPhase, "attention backward", call.label);
   agree_on(forward.call, q, forward.number, [&] {
     require_fit(q, k, v, call);
     require_fit(dout, forward, q);

@@ -12,6 +12,7 @@
 #include "attention/execution/prove.h"
 #include "common/error.h"
 #include "common/text.h"
+#include "common/trace/recorder.h"
 
 namespace annulus {
 namespace {
@@ -135,6 +136,7 @@ PlannedCall PlannedCall::with(std::shared_ptr<const RankPlan> selected) const {
 
 void plan_calls(const std::vector<PlannedCall>& calls, const TensorTraits& tensors, OpLabel label) {
   if (calls.empty()) return;
+  const TraceSpan span(TraceKind::kPlanning, "agree on calls", label.operation);
   Communicator& comm = *calls.front().settings().comm;
   // The first call of each request, in their order, and so the same on all ranks once they have agreed.
   struct First {

@@ -9,6 +9,7 @@
 
 #include "comm/agreement.h"
 #include "common/error.h"
+#include "common/trace/recorder.h"
 
 namespace annulus {
 namespace {
@@ -80,6 +81,7 @@ void require_right(const RankShare& share, const std::vector<Word>& incoming, co
 }  // namespace
 
 void prove_together(const RankPlan& plan, Communicator& comm) {
+  const TraceSpan span(TraceKind::kPlanning, "prove together");
   const RankShare& share = plan.share();
   const PlanRequest& request = plan.program.request;
   if (comm.size() == 1) {

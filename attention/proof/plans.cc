@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "attention/plan/traffic.h"
+#include "common/trace/recorder.h"
 #include "memory/caches.h"
 
 namespace annulus {
@@ -37,7 +38,11 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 PlanPointer find_plan(const PlanRequest& request, int rank) {
   return *plans().get(
-      {request, rank}, [&] { return std::make_shared<const RankPlan>(request, make_program(request, rank)); },
+      {request, rank},
+      [&] {
+        const TraceSpan span(TraceKind::kPlanning, "make plan");
+        return std::make_shared<const RankPlan>(request, make_program(request, rank));
+      },
       [](const PlanPointer& plan) { return plan_bytes(*plan); });
 }
 
@@ -55,7 +60,7 @@ class Planner {
   }
   void add(PlanKey key, bool prove) {
     const std::lock_guard lock(mutex_);
-    todo_.emplace_back(std::move(key), prove);
+    todo_.push_back({std::move(key), prove, trace_rank()});
     more_.notify_one();
   }
 
@@ -65,9 +70,10 @@ class Planner {
       std::unique_lock lock(mutex_);
       more_.wait(lock, [this] { return ended_ || !todo_.empty(); });
       if (ended_) return;
-      const auto [key, prove] = std::move(todo_.front());
+      const auto [key, prove, rank_of_job] = std::move(todo_.front());
       todo_.pop_front();
       lock.unlock();
+      const TraceThread thread(rank_of_job, "planner");
       try {
         const PlanPointer plan = find_plan(key.request, key.rank);
         if (prove) plan->share();
@@ -78,7 +84,12 @@ class Planner {
   std::mutex mutex_;
   std::condition_variable more_;
   bool ended_ = false;
-  std::deque<std::pair<PlanKey, bool>> todo_;
+  struct Task {
+    PlanKey key;
+    bool prove;
+    int rank_of_job;  // for traces
+  };
+  std::deque<Task> todo_;
   std::thread thread_;  // the last member, because it uses the others
 };
 
@@ -90,6 +101,7 @@ RankPlan::RankPlan(const PlanRequest& request, Program made)
 const RankShare& RankPlan::share(const Pattern* pattern) const {
   const std::lock_guard lock(mutex_);
   if (!share_) {
+    const TraceSpan span(TraceKind::kPlanning, "prove plan");
     share_ = RankShare{verify_rank(program, pattern ? *pattern : *cached_pattern(program.request)),
                        sent_digests(program), received_digests(program)};
     ++shares_made;

@@ -64,6 +64,8 @@ constexpr std::array<Measurement, 15> kMeasurements = {{
      "--rounds R --shorten 16", make_seeds_benchmark},
     {"counts", "bytes, messages, allocations and plans of small cases, which tests compare with those kept", 1, "",
      make_counts_benchmark},
+    {"trace", "what the recorder of operations costs a training step while no trace is asked for", 2, nullptr,
+     make_trace_benchmark},
     {"layouts", "pairs and sent rows of layouts of packed rows, counted over drawn lengths of documents", 1,
      "--ranks 8 --length 131072 --batches R", make_layouts_benchmark},
     {"gpu", "on a GPU: attention over LibTorch's operator, a ring over one call, patterns, training steps", 1, "",

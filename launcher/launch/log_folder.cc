@@ -94,7 +94,8 @@ std::pair<std::string, int> make_folder(const std::string& wanted) {
 
 // Removes the folder unless its job runs. launch.log goes last, so that a later call finds a half-removed folder again.
 bool remove_folder(const fs::path& folder) {
-  static const std::regex ours("rank-[0-9]+\\.log|mpirun\\.log|launch\\.log|job\\.log(\\.tmp-[0-9]+)?");
+  static const std::regex ours(
+      "rank-[0-9]+\\.log|mpirun\\.log|launch\\.log|(job\\.log|last-operations-rank-[0-9]+\\.json)(\\.tmp-[0-9]+)?");
   std::error_code error;
   std::vector<fs::path> files;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {

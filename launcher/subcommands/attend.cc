@@ -33,6 +33,10 @@ class AttendSubcommand : public Subcommand {
                    "safetensors file to write: out, lse (and dq, dk, dv); may be left out with --random")
         ->type_name("FILE");
     app.add_flag("--backward", options_.backward, "also compute the gradients, from the tensor dout");
+    app.add_option("--trace", options_.trace,
+                   "file to write: what every rank computed, sent and waited for, in Chrome's trace format, which "
+                   "ui.perfetto.dev shows (docs/how-to/monitoring.md)")
+        ->type_name("FILE");
     app.add_option("--mask-out", options_.mask_out, "safetensors file to write: the block map that was used")
         ->type_name("FILE");
     check_ = app.add_option("--check", options_.check_rows,

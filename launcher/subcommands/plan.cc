@@ -12,10 +12,12 @@
 #include "attention/execution/plan_report.h"
 #include "attention/execution/plan_svg.h"
 #include "attention/pattern/pattern.h"
+#include "attention/plan/timeline.h"
 #include "attention/proof/plan_form.h"
 #include "common/error.h"
 #include "common/files.h"
 #include "common/text.h"
+#include "common/trace/chrome_trace.h"
 #include "launcher/subcommand.h"
 #include "launcher/subcommands/live_line.h"
 #include "launcher/subcommands/print_proof.h"
@@ -38,6 +40,10 @@ class PlanSubcommand : public Subcommand {
            "--svg", svg_,
            "draw the plan in FILE, for a browser: the mask by ranks and steps, and when ranks compute, send and "
            "receive by the predicted times")
+        ->type_name("FILE");
+    app.add_option("--trace", trace_,
+                   "write the predicted time line of all ranks to FILE, in the form of `attend --trace FILE`, which "
+                   "ui.perfetto.dev shows (docs/how-to/monitoring.md)")
         ->type_name("FILE");
     app.option_defaults()->group("Problem");
     app.add_option("--length", length_, "number of tokens of the whole sequence");
@@ -71,6 +77,7 @@ class PlanSubcommand : public Subcommand {
         "  ./annulus plan --ranks 64 --length 1048576 --heads 64 --kv-heads 8 --machine h100 --layout auto\n"
         "  ./annulus plan --lengths 4096,2048,1024 --heads 8 --json\n"
         "  ./annulus plan --ranks 4 --length 4096 --heads 8 --out plan.json --svg plan.svg\n"
+        "  ./annulus plan --ranks 4 --length 4096 --heads 8 --trace plan-trace.json\n"
         "  ./annulus plan --ranks 8 --length 65536 --heads 32 --layout contiguous \\\n"
         "      --pattern '{ kind = \"window\", left = 4095, right = 0 }'");
   }
@@ -95,14 +102,22 @@ class PlanSubcommand : public Subcommand {
     if (json_ && out_ == "-") refuse("--json and --out - both print to standard output; leave one of them out");
     if (!out_.empty() && out_ != "-") require_output("launcher", "--out " + out_, out_);
     if (!svg_.empty()) require_output("launcher", "--svg " + svg_, svg_);
-    if (!svg_.empty() && svg_ == out_) refuse("--svg and --out name the same file, " + svg_ + "; give them two");
+    if (!trace_.empty()) require_output("launcher", "--trace " + trace_, trace_);
+    const auto same = [](const std::string& a, const std::string& b) {
+      return !a.empty() && !b.empty() && same_file(a, b);
+    };
+    if (same(svg_, out_) || same(trace_, out_) || same(trace_, svg_)) {
+      refuse("two of --out, --svg and --trace name the same file; give each its own");
+    }
   }
 
   int run() override {
     request_.pattern = read_block_maps(request_.pattern, request_.shape);
     PlanPicture picture;
-    PlanReport plan = report(svg_.empty() ? nullptr : &picture);
+    std::optional<PlanTimeline> timeline;
+    PlanReport plan = report(svg_.empty() ? nullptr : &picture, timeline);
     if (!svg_.empty()) write_atomically(FileSystem::real(), svg_, picture.svg());
+    if (timeline) write(*timeline, plan);
     const bool table = !json_ && out_ != "-";
     if (table) print_plan(plan);
     const Proof* proof = nullptr;
@@ -124,16 +139,18 @@ class PlanSubcommand : public Subcommand {
  private:
   [[noreturn]] static void refuse(const std::string& message) { throw Error(ErrorKind::kUsage, "launcher", message); }
 
-  // Makes the plan and, rank by rank meanwhile, writes it with --out, and adds it to a picture if there is one.
-  PlanReport report(PlanPicture* picture) const {
+  // Makes the plan and, rank by rank meanwhile, writes it with --out, adds it to a picture if there is one, and with
+  // --trace to its timeline.
+  PlanReport report(PlanPicture* picture, std::optional<PlanTimeline>& timeline) const {
     LiveLine line;
     const auto say = [&](const std::string& text) { line.say(text); };
     const auto made = [&](const PlanReport::Take& take) {
-      const PlanReport::Take both = [&](const Program& program) {
+      const PlanReport::Take all = [&](const Program& program) {
         if (take) take(program);
         if (picture != nullptr) picture->add(program);
+        if (!trace_.empty()) add(timeline, program);
       };
-      return PlanReport(request_, head_dim_, element_bytes_, !no_proof_, say, layouts_, both);
+      return PlanReport(request_, head_dim_, element_bytes_, !no_proof_, say, layouts_, all);
     };
     const auto written = [&](const std::function<void(std::string_view)>& write) {
       PlanFormWriter writer(write);
@@ -152,6 +169,32 @@ class PlanSubcommand : public Subcommand {
       file->close();
     });
     return *std::move(plan);
+  }
+
+  void add(std::optional<PlanTimeline>& timeline, const Program& program) const {
+    if (!timeline) timeline.emplace(request_.terms->machine, RowBytes{head_dim_, element_bytes_});
+    timeline->add(program);
+    if (timeline->events() <= kMostTraced) return;
+    refuse("--trace would write more than " + with_commas(kMostTraced, "event") + " for " +
+           counted(request_.ranks, "rank") + ", which no viewer shows; plan fewer ranks");
+  }
+
+  void write(const PlanTimeline& timeline, const PlanReport& plan) const {
+    FileSystem& files = FileSystem::real();
+    replace_file(files, trace_, [&](const std::string& beside) {
+      const std::unique_ptr<OutputFile> file = files.create(beside);
+      const auto put = [&](const std::string& text) { file->write(text.data(), text.size()); };
+      put(chrome_head({{"attention", plan.request().text()},
+                       {"times", "predicted on " + request_.terms->machine.name + ", none was measured"}}));
+      bool first = true;
+      for (const TraceRecord& record : timeline.records()) {
+        if (!std::exchange(first, false)) put(",\n");
+        put(chrome_events(record, {}));
+      }
+      put(chrome_tail());
+      file->sync();
+      file->close();
+    });
   }
 
   // Sets the number of ranks and positions from --ranks and --length or from --lengths.
@@ -230,7 +273,8 @@ class PlanSubcommand : public Subcommand {
   std::optional<int64_t> length_, key_length_, heads_, kv_heads_;
   std::optional<std::string> layout_;
   int64_t head_dim_ = 128, element_bytes_ = 2;
-  std::string pattern_ = "{ kind = \"causal\" }", schedule_ = "auto", query_offset_ = "0", machine_, out_, svg_;
+  static constexpr int64_t kMostTraced = 2'000'000;  // about 500 MB
+  std::string pattern_ = "{ kind = \"causal\" }", schedule_ = "auto", query_offset_ = "0", machine_, out_, svg_, trace_;
   std::vector<LayoutKind> layouts_;  // to choose from; empty: the request's own
   bool no_proof_ = false, json_ = false;
 };

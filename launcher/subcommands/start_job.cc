@@ -4,6 +4,7 @@
 #include "common/logging/log.h"
 #include "common/logging/log_setup.h"
 #include "common/text.h"
+#include "common/trace/recorder.h"
 #include "common/version.h"
 #include "launcher/launch/rank.h"
 
@@ -18,6 +19,7 @@ Job start_job(std::vector<Field> fields, const std::string& device) {
   options.start = "annulus launch -n";
   Job job = bootstrap(options);
   set_log_place(job.host, job.rank, job.size);  // the launcher may number the ranks differently
+  set_main_trace_thread(job.rank);
   if (job.rank != job.launch.rank) report_number(job.rank);
   return job;
 }

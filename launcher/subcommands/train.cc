@@ -1,5 +1,7 @@
 // annulus train: one rank of a training job. This file has the options and starts the rank; runtime/training/trainer.h
 // does the work.
+#include <signal.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -12,6 +14,8 @@
 #include "common/interrupt.h"
 #include "common/logging/log.h"
 #include "common/text.h"
+#include "common/trace/last_operations.h"
+#include "common/trace/recorder.h"
 #include "launcher/command_line.h"
 #include "launcher/device.h"
 #include "launcher/launch/exit_report.h"
@@ -52,6 +56,10 @@ class TrainSubcommand : public Subcommand {
     app.add_flag("--report", report_,
                  "write report.html into the run's folder, and again every 10 s or so: a page for a browser that shows "
                  "how the run goes (annulus report)");
+    app.add_option("--trace", trace_,
+                   "trace these steps, such as 100-104: what every rank computes, sends, waits for and reads, to "
+                   "RUN/traces in Chrome's format, which ui.perfetto.dev shows (docs/how-to/monitoring.md)")
+        ->type_name("FIRST-LAST");
     app.add_flag("--help-config", help_config_,
                  "print a configuration to begin with: every key, its default and what it is for");
     app.callback([this] { resuming_ = resume_->count() > 0; });
@@ -77,6 +85,7 @@ class TrainSubcommand : public Subcommand {
     if (!init_.empty()) sets_.push_back("model.from=" + toml_string(init_));
     config_ = load_config(config_path_, sets_, [&](const Config& given) { return read_model(given); });
     network();  // throws if a name is malformed
+    if (!trace_.empty()) steps_ = parse_trace_steps(trace_, config_.run.steps);
   }
 
   Network network() const override {
@@ -102,10 +111,14 @@ class TrainSubcommand : public Subcommand {
       std::fputs(config_template().c_str(), stdout);
       return 0;
     }
-    install_interrupt_handlers();
+    // mpirun ends the other ranks of a job in which one has failed by SIGTERM, and soon after by SIGKILL.
+    install_interrupt_handlers([](int signal) {
+      if (signal == SIGTERM) save_last_operations(trace_rank(), "the rank was asked to end by SIGTERM");
+    });
     std::string text;
     for (const KeyText& text_of : flatten(config_)) text += text_of.key + " = " + text_of.value + "\n";
-    Job job = start_job({{"configuration", text}, {"resume", resuming_ ? "yes " + resume_run_ : "no"}});
+    Job job =
+        start_job({{"configuration", text}, {"resume", resuming_ ? "yes " + resume_run_ : "no"}, {"trace", trace_}});
     TrainOptions options;
     job.run_together({"checking the configuration", 0}, [&] { options.stages = check_training(config_, job.size); });
     const DeviceChoice choice = choose_devices(job, config_.device);
@@ -120,6 +133,7 @@ class TrainSubcommand : public Subcommand {
     options.command = typed_words(job.size);
     options.program = typed_program();
     options.ranks_here = job.local_size;
+    options.trace = steps_;
     std::optional<ResumePoint> last;  // without a launcher, rank 0 itself prints how to continue the run
     options.on_checkpoint = [&last](int64_t step, const std::string& folder, const std::vector<std::string>& command) {
       if (attached_to_launcher()) {
@@ -186,6 +200,8 @@ class TrainSubcommand : public Subcommand {
 
   std::string config_path_, init_;
   std::vector<std::string> sets_;
+  std::string trace_;
+  std::optional<TraceSteps> steps_;
   CLI::Option* resume_ = nullptr;
   std::string resume_run_;
   bool resuming_ = false;

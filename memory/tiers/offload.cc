@@ -243,10 +243,16 @@ Offload::Offload(const OffloadSettings& settings, std::unique_ptr<TierFile> file
     : impl_(std::make_unique<Impl>(settings, std::move(file))) {}
 Offload::~Offload() = default;
 bool Offload::takes(int64_t layer) const { return layer < impl_->settings().layers; }
-int64_t Offload::put(std::vector<at::Tensor> tensors) { return impl_->put(std::move(tensors)); }
+int64_t Offload::put(std::vector<at::Tensor> tensors) {
+  const TraceSpan span(TraceKind::kTier, "give to tier");
+  return impl_->put(std::move(tensors));
+}
 void Offload::settle() { impl_->settle(); }
 void Offload::fetch_next() { impl_->fetch_next(); }
-std::vector<at::Tensor> Offload::take(int64_t ticket) { return impl_->take(ticket); }
+std::vector<at::Tensor> Offload::take(int64_t ticket) {
+  const TraceSpan span(TraceKind::kTier, "take from tier");
+  return impl_->take(ticket);
+}
 void Offload::clear() { impl_->clear(); }
 OffloadStats Offload::stats() const { return impl_->stats(); }
 

@@ -22,7 +22,10 @@ Transfers::Transfers(std::unique_ptr<TierFile> file) : file_(std::move(file)) {
   }
   try {
     for (const at::Tensor& buffer : buffers_) {
-      threads_.emplace_back([this, &buffer] { work(buffer); });
+      threads_.emplace_back([this, &buffer, rank = trace_rank()] {
+        const TraceThread thread(rank, "tier");
+        work(buffer);
+      });
     }
   } catch (...) {
     stop();
@@ -97,6 +100,7 @@ void Transfers::work(const at::Tensor& buffer) {
 void Transfers::carry(const Piece& piece, void* buffer) const {
   const auto& [memory, offset, bytes] = piece.part;
   const bool out = piece.way == Way::kOut;
+  const TraceSpan span(TraceKind::kTier, out ? TraceName("write to tier") : TraceName("read from tier"), {}, bytes);
   if (out && piece.batch->after != nullptr) piece.batch->after->synchronize();
   if (!file_->direct()) return out ? file_->write(offset, memory, bytes) : file_->read(offset, memory, bytes);
   if (out) {

@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/trace/recorder.h"
 #include "memory/tiers/tier_file.h"
 
 namespace annulus {
@@ -42,6 +43,7 @@ class CountedWait {
 
  private:
   OffloadStats& stats_;
+  const TraceSpan span_{TraceKind::kWait, "wait for tier"};
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 

@@ -17,9 +17,11 @@
 #include "attention/execution/planned_call.h"
 #include "attention/plan/choice.h"
 #include "comm/agreement.h"
+#include "comm/gather_trace.h"
 #include "common/error.h"
 #include "common/files.h"
 #include "common/text.h"
+#include "common/trace/recorder.h"
 #include "runtime/tensor_files/block_map_file.h"
 
 namespace annulus {
@@ -41,7 +43,8 @@ void check_outputs(const AttendOptions& options, const PatternSpec& pattern) {
   std::vector<NamedFile> others;
   if (!options.input.empty()) others.push_back({"--input", options.input});
   add_map_files(pattern, others);
-  for (const NamedFile& file : {NamedFile{"--output", options.output}, NamedFile{"--mask-out", options.mask_out}}) {
+  for (const NamedFile& file : {NamedFile{"--output", options.output}, NamedFile{"--mask-out", options.mask_out},
+                                NamedFile{"--trace", options.trace}}) {
     if (file.path.empty()) continue;
     for (const NamedFile& other : others) {
       if (!same_file(file.path, other.path)) continue;
@@ -257,6 +260,7 @@ RandomTensors AttendJob::inputs(const std::vector<Span>* queries, const std::vec
 }
 
 void AttendJob::run(Communicator& world, at::Device device) const {
+  const TraceThread thread(world.in_job(world.rank()), kMainThread);
   const auto rank = static_cast<size_t>(world.rank());
   // The check of all pairs needs all inputs on rank 0; with drawn rows each rank looks at its own.
   const bool dense = options_.check && !draw_;
@@ -294,6 +298,8 @@ void AttendJob::run(Communicator& world, at::Device device) const {
   Communicator& host = world.host();
   finish(device);
   host.barrier({"attend, start"});
+  std::optional<TraceWindow> trace;
+  if (!options_.trace.empty()) trace.emplace(trace_rank());
   const auto begin = std::chrono::steady_clock::now();
   AttentionStats forward, backward;
   const AttentionOutput output = attention_forward(in.q, in.k, in.v, planned, here, &forward);
@@ -302,6 +308,9 @@ void AttendJob::run(Communicator& world, at::Device device) const {
   finish(device);
   world.progress();  // on a GPU a transfer may have been aborted; this raises before its results are used
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  std::optional<GatheredTrace> gathered;
+  if (trace)
+    gathered = gather_trace(world, trace->finish(), options_.trace, {{"attention", output.program().request.text()}});
 
   at::Tensor sums = at::tensor(
       {forward.messages_sent + backward.messages_sent, forward.bytes_sent + backward.bytes_sent}, at::ScalarType::Long);
@@ -342,6 +351,10 @@ void AttendJob::run(Communicator& world, at::Device device) const {
       PlanRequest of_blocks = request_;
       of_blocks.pattern = ran.pattern;
       std::printf("auto: %s\n", choose_plan(of_blocks).reason().c_str());
+    }
+    if (gathered) {
+      std::printf("trace: %s (clocks of ranks agree within %s microseconds)\n", options_.trace.c_str(),
+                  significant(static_cast<double>(gathered->clock_error) / 1e3, 2).c_str());
     }
     std::fflush(stdout);
   }

@@ -45,6 +45,7 @@ struct AttendOptions {
   bool even = false;               // refuse lengths that do not give every rank the same share
   std::vector<int64_t> lengths;    // not empty: contiguous parts of these lengths instead of a layout
   Dropout dropout = {};
+  std::string trace;       // the file to write a trace of the attention to (comm/gather_trace.h); empty: none
   std::string mask_out;    // the file to write the block map that was used to; empty: none
   bool check = false;      // compare the results with the oracle
   std::string check_rows;  // not empty: compare drawn rows and keys instead, "rows=64,seed=7" (check_rows.h)

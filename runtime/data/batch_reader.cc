@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/error.h"
+#include "common/trace/recorder.h"
 
 namespace annulus {
 
@@ -17,6 +18,7 @@ int64_t BatchShape::length() const {
 }
 
 Batch fill_batch(const Dataset& data, const BatchShape& shape, std::vector<DrawnRow> rows, int64_t* to) {
+  const TraceSpan span(TraceKind::kData, "read batch", {}, shape.values() * int64_t{sizeof(int64_t)});
   Batch batch{.rows = std::move(rows)};
   const int64_t length = shape.length();
   const std::vector<Span> positions = shape.place ? shape.place(batch.rows) : shape.positions;
@@ -65,7 +67,11 @@ BatchReader::BatchReader(const Dataset& data, BatchShape shape, int64_t batches,
 size_t BatchReader::slot_of(int64_t step) const { return static_cast<size_t>(step - begin_) % memory_.size(); }
 
 void BatchReader::begin_to_read(int64_t step) {
-  if (step < end_) steps_[slot_of(step)] = std::async(std::launch::async, [this, step] { return read(step); });
+  if (step >= end_) return;
+  steps_[slot_of(step)] = std::async(std::launch::async, [this, step, rank = trace_rank()] {
+    const TraceThread thread(rank, "data reader");
+    return read(step);
+  });
 }
 
 BatchReader::Step BatchReader::read(int64_t step) const {
@@ -84,6 +90,7 @@ BatchReader::Step BatchReader::read(int64_t step) const {
 
 const BatchReader::Step& BatchReader::take() {
   if (next_ >= end_) throw Error(ErrorKind::kInternal, "data", "no step is left to be read");
+  const TraceSpan span(TraceKind::kWait, "wait for data");
   const auto before = std::chrono::steady_clock::now();
   if (next_ > begin_) begin_to_read(next_ - 1 + static_cast<int64_t>(steps_.size()));
   taken_ = steps_[slot_of(next_++)].get();

@@ -140,6 +140,12 @@ int64_t tokenizer_ids(const std::string& path) {
   return ids.largest() + 1;
 }
 
+void copy_tokenizer(const std::string& from, const std::string& to) {
+  if (from.empty()) return;
+  FileSystem::real().make_folder(to);
+  copy_files({"tokens.table", "tokenization.json", "tokenizer.json", "tokenizer.model"}, from, to);
+}
+
 std::string check_tokenizer(const std::string& folder, int64_t vocab, bool data_is_text,
                             const std::string& data_tokenizer) {
   std::vector<std::string> there;

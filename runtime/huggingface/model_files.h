@@ -19,6 +19,10 @@ const std::vector<std::string>& passed_files();
 std::vector<std::string> copy_files(const std::vector<std::string>& names, const std::string& from,
                                     const std::string& to, FileSystem& files = FileSystem::real());
 
+// Copies the files of a tokenizer of token shards (tokens.table, tokenization.json and the tokenizer itself) likewise
+// to the folder `to`, which it makes. Does nothing if `from` is empty.
+void copy_tokenizer(const std::string& from, const std::string& to);
+
 // Checks the folder's tokenizer (tokenizer.json, tokenizer.model) against the model and the data. Raises Error(kInput),
 // naming the file, if the tokenizer has ids >= `vocab`, if the data are bytes but its ids are not (byte_tokenizer.h),
 // or if the data's tokenizer has another digest (empty: unknown). Accepts a folder without a tokenizer. Returns a line

@@ -12,6 +12,7 @@
 #include <optional>
 #include <utility>
 
+#include "common/trace/recorder.h"
 #include "memory/tiers/offload.h"
 #include "runtime/model/choose_ops.h"
 #include "runtime/model/products.h"
@@ -236,6 +237,8 @@ at::Tensor LayerRun::mlp_added(MlpTile& m) const {
 }
 
 std::vector<at::Tensor> LayerRun::forward(at::Tensor x, at::Tensor delta, const Attend& attend, bool keeps) {
+  const TraceLayer in_layer(layer);
+  const TraceSpan span(TraceKind::kPhase, "layer forward");
   const bool whole = keeps && !s.recompute;
   if (s.use != nullptr) s.use->before_forward(before);
   Rows sum(rows), q(rows), k(rows), v(rows);
@@ -294,6 +297,8 @@ Heads LayerRun::make_heads() {
 }
 
 at::Tensor LayerRun::backward(at::Tensor dsum, at::Tensor ddelta) {
+  const TraceLayer in_layer(layer);
+  const TraceSpan span(TraceKind::kPhase, "layer backward");
   const ModelShape& m = s.shape;
   if (ticket) {
     attention.kept = s.offload->take(*ticket);

@@ -14,6 +14,7 @@
 
 #include "comm/agreement.h"
 #include "common/error.h"
+#include "common/trace/recorder.h"
 #include "runtime/run/checkpoint_stages.h"
 
 namespace annulus {
@@ -156,6 +157,7 @@ void CheckpointSave::begin(Doing doing, std::function<void()> action) {
   try {
     if (action) {
       action_ = std::async(behind_ ? std::launch::async : std::launch::deferred, [this, action = std::move(action)] {
+        const TraceSpan span(TraceKind::kFile, "write checkpoint");
         try {
           action();
         } catch (...) {

@@ -18,6 +18,7 @@
 #include "common/logging/log_setup.h"
 #include "common/terminal.h"
 #include "common/text.h"
+#include "common/trace/recorder.h"
 #include "runtime/data/dataset.h"
 #include "runtime/data/sample_prompt.h"
 #include "runtime/huggingface/model_files.h"
@@ -61,7 +62,6 @@ class Run {
   void write_config() { write_atomically(FileSystem::real(), folder_->config_path(), to_toml(config_)); }
   void open_folder();
   void announce();
-  void keep_tokenizer();
   void warn_of_later_keys(const std::vector<Stage>& stages);
   FileSystem& files() const { return options_.files ? *options_.files : FileSystem::real(); }
   bool asked_to_stop() const { return options_.stop ? options_.stop() : interrupted(); }
@@ -97,6 +97,7 @@ class Run {
   std::optional<Config> before_;          // on rank 0 of a resumed run: its old configuration, until it has saved
   std::unique_ptr<Progress> progress_;
   std::optional<RunReport> report_;
+  std::optional<RunTrace> trace_;
   std::optional<int64_t> saved_step_;  // of the newest checkpoint that is on the disk
   std::string kept_;                   // its folder
   std::unique_ptr<RunSaves> saves_;    // ends before the store and the report that it uses
@@ -226,7 +227,7 @@ void Run::open_folder() {
       world_, {"opening the run's files"},
       [&] {
         store_->require_writable();
-        keep_tokenizer();
+        copy_tokenizer(data_->tokenizer_folder(), tokenizer_folder(path_));
         if (import_) import_->keep_files(path_);
         // A resumed run keeps the configuration of its checkpoints until it has written a new one.
         if (!options_.resume) write_config();
@@ -242,14 +243,7 @@ void Run::open_folder() {
                                                          .goes_on = config_.checkpoint.on_error == "continue",
                                                          .saved = [this](const SavedCheckpoint& is) { saved(is); },
                                                          .warn = [this](const std::string& text) { warn(text); }});
-}
-
-// Copies the tokenizer into the run, so that the run can be sampled from even if its shards are gone.
-void Run::keep_tokenizer() {
-  const std::string from = data_->tokenizer_folder(), to = tokenizer_folder(path_);
-  if (from.empty()) return;
-  FileSystem::real().make_folder(to);
-  copy_files({"tokens.table", "tokenization.json", "tokenizer.json", "tokenizer.model"}, from, to);
+  trace_.emplace(options_.trace, path_, world_, training_->steps_done());
 }
 
 // Says what the run is and what it computes on, as far as that is known before it takes memory.
@@ -459,6 +453,7 @@ int Run::train() {
 bool Run::take_steps(bool validates) {
   bool stop = false, due = false;  // due: a checkpoint is to be written after the next applied update
   while (!stop && training_->steps_done() < config_.run.steps) {
+    for (const std::string& line : trace_->before_step(training_->steps_done())) say(line);
     StepResult result = training_->step(asked_to_stop(), report_->carry());
     stop = result.stop;
     if (result.spike && config_.optimizer.spike_action == "rewind" && rewind(result)) {
@@ -483,12 +478,14 @@ bool Run::take_steps(bool validates) {
     save(stop || last);
     due = false;
   }
+  for (const std::string& line : trace_->finish(training_->steps_done())) say(line);
   return stop;
 }
 
 }  // namespace
 
 int run_training(const Config& config, Communicator& world, const TrainOptions& options) {
+  const TraceThread thread(world.in_job(world.rank()), kMainThread);
   return Run(config, world, options).train();
 }
 

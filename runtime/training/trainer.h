@@ -15,6 +15,7 @@
 #include "common/files.h"
 #include "memory/available.h"
 #include "runtime/config/config.h"
+#include "runtime/run/run_trace.h"
 #include "runtime/training/layer_requests.h"
 
 namespace annulus {
@@ -44,8 +45,9 @@ struct TrainOptions {
   // Returns the memory that is available for the run's tensors: that of the host for all its ranks together, or that of
   // this rank's GPU. Null: the host or the GPU is queried.
   std::function<std::optional<AvailableMemory>()> available;
-  FileSystem* files = nullptr;  // that writes the checkpoints; null: the real one
-  std::ostream* out = nullptr;  // receives rank 0's progress and messages; null: standard output
+  FileSystem* files = nullptr;      // that writes the checkpoints; null: the real one
+  std::optional<TraceSteps> trace;  // of --trace
+  std::ostream* out = nullptr;      // receives rank 0's progress and messages; null: standard output
   // Called once per step and before each validation batch; null: interrupted() of common/interrupt.h.
   std::function<bool()> stop;
 };

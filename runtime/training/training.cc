@@ -24,6 +24,7 @@
 #include "comm/agreement.h"
 #include "common/error.h"
 #include "common/text.h"
+#include "common/trace/recorder.h"
 #include "memory/upload.h"
 #include "runtime/tasks/task.h"
 #include "runtime/training/numerics.h"
@@ -235,6 +236,7 @@ auto Training::read_for(OpLabel agreement, const Read& read) {
 }
 
 StepResult Training::step(bool stop, const std::function<Carried()>& carry) {
+  const TraceSpan span(TraceKind::kPhase, "step", with_commas(steps_done_ + 1));
   require_stage(steps_done_);
   Share& share = *share_;
   const Stage& now = stages_[stage_];
@@ -279,7 +281,12 @@ StepResult Training::step(bool stop, const std::function<Carried()>& carry) {
     model_state_.begin_pass(steps_done_ + 1, i == 0, i + 1 == now.accumulate);
     share.graph.run([&] {
       const c10::AutoGradMode grad(true);
-      const at::Tensor local = loss(on_device, share.tables(on_device), attends);
+      at::Tensor local;
+      {
+        const TraceSpan forward(TraceKind::kPhase, "forward");
+        local = loss(on_device, share.tables(on_device), attends);
+      }
+      const TraceSpan backward(TraceKind::kPhase, "backward");
       local.backward();
       numbers_[kLoss].add_(local.detach());
     });
@@ -337,6 +344,7 @@ void Training::apply(double gradient_scale, StepResult& result) {
   const double largest = largest_divisor(config_.model.dtype == "fp64" ? at::kDouble : at::kFloat);
   result.applied = sound && !result.spike && divisor <= largest;
   if (result.applied) {
+    const TraceSpan span(TraceKind::kCompute, "update");
     optimizer_.update(gradient_scale, result.gradient_norm, steps_done_);
     model_state_.changed();
     spikes_.applied(result.gradient_norm);
@@ -360,6 +368,7 @@ void Training::apply(double gradient_scale, StepResult& result) {
 }
 
 ValidationResult Training::validate(const std::function<bool()>& stop) {
+  const TraceSpan span(TraceKind::kPhase, "validation");
   const c10::AutoGradMode no_grad(false);
   const int64_t step = std::max<int64_t>(0, steps_done_ - 1);  // rows are as long as those of the last step
   require_stage(step);

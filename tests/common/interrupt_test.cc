@@ -45,6 +45,17 @@ TEST(Interrupt, IgnoredSignalsStayIgnored) {
   EXPECT_EXIT(ignoring(SIGPIPE), ::testing::ExitedWithCode(143), "");
 }
 
+TEST(Interrupt, TellsWhichSignalHasArrivedBeforeItSetsTheFlag) {
+  const auto told = [] {
+    static std::atomic<int> arrived = 0;
+    install_interrupt_handlers([](int signal) { arrived = interrupted() ? 0 : signal; });
+    kill(getpid(), SIGTERM);
+    while (!interrupted()) std::this_thread::yield();
+    std::_Exit(arrived == SIGTERM ? 7 : 1);
+  };
+  EXPECT_EXIT(told(), ::testing::ExitedWithCode(7), "");
+}
+
 // Repeats the signal for longer than the time after which a second Ctrl-C ends the process.
 void ask_again_and_again(int signal) {
   install_interrupt_handlers();

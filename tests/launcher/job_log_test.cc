@@ -132,8 +132,13 @@ TEST_F(LogFolderTest, IsOfOneJobAlone) {
 
 TEST_F(LogFolderTest, KeepsTheNewestOfItsOwn) {
   // A launcher that was killed while it sorted job.log has left the temporary file.
-  const std::vector<std::string> ours = {"launch.log",     "mpirun.log", "job.log",
-                                         "job.log.tmp-77", "rank-0.log", "rank-17.log"};
+  const std::vector<std::string> ours = {"launch.log",
+                                         "mpirun.log",
+                                         "job.log",
+                                         "job.log.tmp-77",
+                                         "rank-0.log",
+                                         "rank-17.log",
+                                         "last-operations-rank-17.json"};
   for (int day = 1; day <= 5; ++day) make("2026010" + std::to_string(day) + "-120000-77", ours);
   make("20250101-120000-1", {"launch.log", "rank-0.log", "rank-0.log.txt"});
   make("20250102-120000-1", {"rank-0.log"});
