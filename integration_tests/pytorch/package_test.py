@@ -352,9 +352,10 @@ class Package(unittest.TestCase):
         other_cuda = (for_cuda_9, f"built for CUDA 9, but torch {re.escape(torch.__version__)} is for .*: install a torch for CUDA 9, or build")
         for path, words in [missing, (__file__, "does not load into torch"), other_cuda]:
             env = dict(os.environ, ANNULUS_TORCH_LIBRARY=path, PYTHONPATH=os.pathsep.join(sys.path))
-            done = subprocess.run([sys.executable, "-c", "import annulus"], env=env, capture_output=True, text=True)
-            self.assertEqual(done.returncode, 1)
-            self.assertRegex(done.stderr, "ImportError: the library of annulus.*" + words)
+            for use in ("import annulus; annulus.attention", "from annulus import attention"):
+                done = subprocess.run([sys.executable, "-c", use], env=env, capture_output=True, text=True)
+                self.assertEqual(done.returncode, 1)
+                self.assertRegex(done.stderr, "ImportError: the library of annulus.*" + words)
 
 
 if __name__ == "__main__":

@@ -182,7 +182,7 @@ class Wheel(unittest.TestCase):
                 os.symlink(path, os.path.join(stand_in, "annulus", os.path.basename(path)))
         with open(os.path.join(stand_in, "annulus", "_built.py"), "w") as file:
             file.write('VERSION = "0.1.0"\nTORCH = "2.10.1"\n')
-        code, _, err = self.run_python("-c", f"import sys; sys.path.insert(0, {stand_in!r}); import annulus")
+        code, _, err = self.run_python("-c", f"import sys; sys.path.insert(0, {stand_in!r}); import annulus; annulus.plan")
         self.assertEqual(code, 1)
         here = re.escape(torch.__version__)
         self.assertRegex(err, rf"ImportError: this wheel of annulus 0.1.0 was built for torch 2.10, but torch {here} is")
@@ -192,7 +192,7 @@ class Wheel(unittest.TestCase):
             names = archive.namelist()
             (metadata,) = (archive.read(n).decode() for n in names if n.endswith(".dist-info/METADATA"))
             library = archive.extract("annulus/libannulus_torch.so", self.folder)
-        for wanted in ("annulus/__init__.py", "annulus/py.typed", "annulus/transformers.py"):
+        for wanted in ("annulus/__init__.py", "annulus/py.typed", "annulus/transformers.py", "annulus/testing/conformance/__main__.py"):
             self.assertIn(wanted, names)
         self.assertEqual([n for n in names if ".so" in n], ["annulus/libannulus_torch.so"])
         licenses = [os.path.basename(n) for n in names if "/licenses/" in n and not n.endswith("/")]

@@ -137,9 +137,9 @@ def main():
     info = f"annulus-{version}.dist-info"
     with tempfile.TemporaryDirectory() as folder:
         files = {}
-        for path in sorted(glob.glob("python/annulus/*.py")) + ["python/annulus/py.typed"]:
+        for path in sorted(glob.glob("python/annulus/**/*.py", recursive=True)) + ["python/annulus/py.typed"]:
             with open(path, "rb") as file:
-                files["annulus/" + os.path.basename(path)] = file.read()
+                files[os.path.relpath(path, "python")] = file.read()
         built = f'"""Written by tools/wheel/wheel.py."""\n\nVERSION = "{version}"\nTORCH = "{torch}"\n'
         files["annulus/_built.py"] = built.encode()
         files["annulus/libannulus_torch.so"] = library(arguments.library, folder)
