@@ -75,7 +75,7 @@ class TrainBenchmark : public Benchmark {
     training.step();  // touches memory for the first time
 
     RankMetrics ranks(config, world, training, at::kCPU);
-    const StepClock origin = StepClock::now(world, training);
+    const TrainingClock origin = TrainingClock::now(world, training);
     Stragglers stragglers({config.run.slow_share, config.run.slow_steps});
     std::vector<double> cpu, wall, outside, metrics;  // of each step
     double products = 0, attention = 0;               // of the step with the least CPU seconds
@@ -89,7 +89,7 @@ class TrainBenchmark : public Benchmark {
       outside.push_back(cpu.back() - seen.product_seconds() - seen.attention_seconds());
       // What rank 0 of a job of kRanks does after a step that is logged; its numbers are those of this rank.
       add_cost(metrics, true, [&] {
-        const Training::Carried own = ranks.sample(StepClock::now(world, training) - origin);
+        const Training::Carried own = ranks.sample(TrainingClock::now(world, training) - origin);
         MetricsWriter::Fields fields;
         ranks.step(training.steps_done(), {own});
         ranks.add_fields(fields);

@@ -117,11 +117,9 @@ class TrainEndsTest(cli.CliTest):
         code, err = self.running.finish()
         self.assertEqual(code, 6, err)
         self.assertRegex(err, r"step \d+: .*; rank 1 is stopped \(SIGSTOP or a debugger; host \S+\)")
-        # What rank 0 did last ends with what it waited for; the stopped rank could write nothing.
+        # What rank 0 did last ends with what it waited for. The stopped rank writes its own only if mpirun wakes it up.
         folder = re.search(r"what the ranks did last is in (.*)/last-operations-rank-R\.json", err).group(1)
         self.assertEqual(os.path.basename(os.path.dirname(folder)), "tiny-001")
-        self.assertEqual([os.path.basename(f) for f in glob.glob(os.path.join(self.folder, folder, "last-operations-*"))],
-                         ["last-operations-rank-0.json"])
         trace = trace_reader.Trace(os.path.join(self.folder, folder, "last-operations-rank-0.json"), arrows=False)
         self.assertEqual(trace.ranks(), [0])
         self.assertTrue(trace.spans_of(0, "step"))

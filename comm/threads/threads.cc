@@ -217,6 +217,12 @@ class ThreadCommunicator::Operation : public StartedOperation {
     World& world = *group_->world;
     std::unique_lock<std::mutex> lock(world.mutex);
     for (auto woken = World::Woken::kByPeer; !poll(woken);) {
+      if (woken == World::Woken::kStuck) {
+        // What all wait for is being carried out by another thread of a rank that has ended, which needs the mutex.
+        lock.unlock();
+        std::this_thread::yield();
+        lock.lock();
+      }
       woken = world.block(lock, group_->in_world(comm_.rank()), deadline_.time);
     }
     return true;

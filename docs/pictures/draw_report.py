@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Draws docs/pictures/report.png: the beginning of a page of `annulus report`, in a headless Chromium.
+"""Draws docs/pictures/report.png: the beginning of the page that `annulus report` makes of a run, in a headless Chromium. The
+run is that of the quickstart:
 
-    docs/pictures/draw_report.py PATH/annulus
+    ./annulus launch -n 2 train configs/quickstart.toml
+    docs/pictures/draw_report.py PATH/annulus runs/quickstart-001
 """
 
 import base64
@@ -13,14 +15,12 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "..", "tests", "tools"))
 import chromium  # noqa: E402
-import report_runs  # noqa: E402
 
 WIDTH, HEIGHT = 1000, 640
 
 
-def main(annulus):
+def main(annulus, run):
     with tempfile.TemporaryDirectory() as folder:
-        run = report_runs.write(folder, "pretrain-001", log=report_runs.warnings())
         path = os.path.join(folder, "report.html")
         subprocess.run([annulus, "report", run, "--out", path], check=True, stdout=subprocess.DEVNULL)
         page = chromium.Chromium()
@@ -34,4 +34,4 @@ def main(annulus):
 
 
 if __name__ == "__main__":
-    main(os.path.abspath(sys.argv[1]))
+    main(os.path.abspath(sys.argv[1]), sys.argv[2])

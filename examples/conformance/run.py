@@ -113,11 +113,11 @@ def table(folder):
     reports = [r for r in (kept(folder, adapter) for adapter in ADAPTERS) if r is not None]
     ran = [r for r in reports if "skipped" not in r]
     cases = list(dict.fromkeys(c["case"] for r in ran for c in r["cells"]))
-    lines = ["| implementation | " + " | ".join(cases) + " |", "|" + "---|" * (1 + len(cases))]
+    lines = ["|implementation|" + "|".join(cases) + "|", "|" + "---|" * (1 + len(cases))]
     for r in ran:
         name = f"{r['package']} {r['version']}, ".replace("+cu130", "") if r["package"] else ""
         entries = [verdict_of([c for c in r["cells"] if c["case"] == case]) for case in cases]
-        lines.append(f"| {name}{ADAPTERS[r['adapter']][1]} | " + " | ".join(entries) + " |")
+        lines.append(f"|{name}{ADAPTERS[r['adapter']][1]}|" + "|".join(entries) + "|")
     lines += [""] + [f"{ADAPTERS[r['adapter']][0]}, {ADAPTERS[r['adapter']][1]}: skipped: {r['skipped']}" for r in reports if "skipped" in r]
     for r in ran:
         for path, (*_, again) in r["repeated"].items():

@@ -103,11 +103,14 @@ class PlanSubcommand : public Subcommand {
     if (!out_.empty() && out_ != "-") require_output("launcher", "--out " + out_, out_);
     if (!svg_.empty()) require_output("launcher", "--svg " + svg_, svg_);
     if (!trace_.empty()) require_output("launcher", "--trace " + trace_, trace_);
-    const auto same = [](const std::string& a, const std::string& b) {
-      return !a.empty() && !b.empty() && same_file(a, b);
-    };
-    if (same(svg_, out_) || same(trace_, out_) || same(trace_, svg_)) {
-      refuse("two of --out, --svg and --trace name the same file; give each its own");
+    const std::pair<const char*, const std::string*> files[] = {
+        {"--svg", &svg_}, {"--trace", &trace_}, {"--out", &out_}};
+    for (size_t i = 0; i < std::size(files); ++i) {
+      for (size_t j = i + 1; j < std::size(files); ++j) {
+        const std::string &one = *files[i].second, &other = *files[j].second;
+        if (one.empty() || other.empty() || !same_file(one, other)) continue;
+        refuse(std::string(files[i].first) + " and " + files[j].first + " name the same file; name another one");
+      }
     }
   }
 

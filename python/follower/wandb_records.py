@@ -30,6 +30,8 @@ class WandbRecords:
         quiet = wandb.Settings(console="off", disable_git=True, disable_job_creation=True, save_code=False, silent=True,
                                x_disable_stats=True, x_disable_meta=True)
         os.makedirs(os.path.join(self.folder, "wandb"), exist_ok=True)
+        # The client keeps a log and a cache there, and without the variable, as in some batch jobs, complains at length.
+        os.environ.setdefault("HOME", os.path.abspath(os.path.join(self.folder, "wandb")))
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 self._run = wandb.init(mode="offline", dir=self.folder, project="annulus", name=name, group=name, config=self.config,

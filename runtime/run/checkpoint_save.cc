@@ -24,6 +24,7 @@ namespace fs = std::filesystem;
 using Entry = CheckpointStore::Entry;
 
 constexpr std::string_view kTemporary = ".tmp-";
+constexpr TraceName kWriterThread = "checkpoint writer";
 
 struct GivenUp {};  // ends an action; another rank has failed, or this object is being destroyed
 
@@ -88,12 +89,15 @@ std::string folder_name(int64_t step, int64_t revision) {
 }  // namespace
 
 CheckpointSave::CheckpointSave(CheckpointStore& store, Communicator& comm, const TrainingState& state,
-                               const std::vector<TensorSlice>& slices, Writes writes)
+                               const std::vector<TensorSlice>& slices, Writes writes,
+                               std::function<void(const std::string& folder)> on_disk)
     : store_(store),
       comm_(comm),
       label_{"writing the checkpoint", state.step, "step"},
       state_(state),
-      behind_(writes == Writes::kBehind) {
+      behind_(writes == Writes::kBehind),
+      on_disk_(std::move(on_disk)) {
+  const TraceSpan span(TraceKind::kFile, "save checkpoint");
   const std::vector<Terms::Numbers> writers = agree_together(comm, label_, [&]() -> Terms {
     if (state.step < 0) {
       throw Error(ErrorKind::kInternal, "checkpoint", "the step of a checkpoint must not be negative");
@@ -156,7 +160,10 @@ void CheckpointSave::begin(Doing doing, std::function<void()> action) {
   std::promise<void> ended;
   try {
     if (action) {
-      action_ = std::async(behind_ ? std::launch::async : std::launch::deferred, [this, action = std::move(action)] {
+      const auto how = behind_ ? std::launch::async : std::launch::deferred;
+      action_ = std::async(how, [this, rank = trace_rank(), action = std::move(action)] {
+        std::optional<TraceThread> thread;
+        if (behind_) thread.emplace(rank, kWriterThread);
         const TraceSpan span(TraceKind::kFile, "write checkpoint");
         try {
           action();
@@ -222,6 +229,7 @@ void CheckpointSave::publish(const std::vector<std::string>& parts) {
   }
   files.sync_folder(store_.folder_);
   store_.known_valid_.insert(path_);
+  if (on_disk_) on_disk_(path_);
 }
 
 // Begins to verify the checkpoints that are kept if all of them are valid.

@@ -34,9 +34,11 @@ class CheckpointSave {
   };
 
   // Collective, as CheckpointStore::save. With kBehind the slices are copied (slice_copies.h), but those that lie in a
-  // file are written to the checkpoint's file at once, block by block, and only synced and published behind.
+  // file are written to the checkpoint's file at once, block by block, and only synced and published behind. Calls
+  // `on_disk` on rank 0 as soon as the checkpoint is on the disk, with kBehind on the thread.
   CheckpointSave(CheckpointStore& store, Communicator& comm, const TrainingState& state,
-                 const std::vector<TensorSlice>& slices, Writes writes);
+                 const std::vector<TensorSlice>& slices, Writes writes,
+                 std::function<void(const std::string& folder)> on_disk = nullptr);
   // Of a save that has not ended, the writing is given up. What it has left in its temporary folder the next removes.
   ~CheckpointSave();
   CheckpointSave(const CheckpointSave&) = delete;
@@ -53,8 +55,9 @@ class CheckpointSave {
 
   int64_t step() const { return state_.step; }
   const std::string& folder() const { return path_; }
-  bool published() const { return doing_ > Doing::kPublish; }  // it is on the disk, and survives a power failure
-  bool done() const { return doing_ == Doing::kNothing; }      // older checkpoints have been removed as well
+  // Whether all ranks know that it is published: on the disk, where it survives a power failure.
+  bool published() const { return doing_ > Doing::kPublish; }
+  bool done() const { return doing_ == Doing::kNothing; }  // older checkpoints have been removed as well
 
  private:
   enum class Doing { kWrite, kPublish, kVerify, kRemove, kNothing };
@@ -83,6 +86,7 @@ class CheckpointSave {
   const OpLabel label_;
   const TrainingState state_;
   const bool behind_;
+  const std::function<void(const std::string& folder)> on_disk_;
   std::array<Part, 2> parts_;
   std::string path_, beside_;  // the checkpoint's folder and its temporary one
 

@@ -13,8 +13,10 @@ namespace {
 constexpr double kAttentionCosts[] = {0.125, 0.25, 0.5, 1, 2, 4, 8};
 // Unequal parts up to this share count as equal.
 constexpr double kEqual = 1e-3;
-// By how much the excess must stand out of the variation of steps, and what its median may be off by.
-constexpr double kNoises = 4, kErrors = 2;
+// The median of n steps may be off by their noise times about twice the root of 1 / n (a standard error, of normal
+// deviations). It must be above the share by one of these, and above nothing by five, as every step of a long run is
+// tried.
+constexpr double kAboveShare = 2, kAboveNothing = 10;
 // How much longer a message takes over a slow link.
 constexpr double kSlowLink = 4, kSlowLinkSeconds = 0.002;
 // The part of a new window in the noise of earlier ones.
@@ -27,7 +29,8 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? *middle : (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
-// Returns by how much each value is above the median of the others.
+// Returns by how much each value is above the median of the others. Of an even number of others it is the larger middle
+// one, so that two of three slow ranks are as slow as most.
 std::vector<double> above_others(const std::vector<double>& values) {
   const size_t n = values.size();
   std::vector<size_t> order(n);
@@ -36,7 +39,7 @@ std::vector<double> above_others(const std::vector<double>& values) {
   std::vector<double> above(n);
   for (size_t place = 0; place < n; ++place) {
     const auto other = [&](size_t i) { return values[order[i < place ? i : i + 1]]; };
-    const double middle = (other((n - 2) / 2) + other((n - 1) / 2)) / 2;
+    const double middle = other((n - 1) / 2);
     above[order[place]] = middle > 0 ? values[order[place]] / middle - 1 : 0;
   }
   return above;
@@ -139,8 +142,8 @@ std::vector<Stragglers::Change> Stragglers::add(int64_t step, const std::vector<
     const double middle = median(rank.excess);
     if (middle <= settings_.share) continue;
     if (varies < 0) varies = std::max(noise(), noise_.value_or(0));
-    const double known = std::log1p(middle) - kErrors * varies / std::sqrt(static_cast<double>(window));
-    if (known <= std::log1p(settings_.share) || std::log1p(middle) <= kNoises * varies) continue;
+    const double off = varies / std::sqrt(static_cast<double>(window)), is = std::log1p(middle);
+    if (is - kAboveShare * off <= std::log1p(settings_.share) || is <= kAboveNothing * off) continue;
     rank.slow = true;
     Change change{.rank = static_cast<int>(i), .slow = true, .excess = middle, .since = step};
     for (size_t at = 0; at < window; ++at) {

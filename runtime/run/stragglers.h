@@ -18,16 +18,16 @@ struct RankStep {
   double attention = 0;  // FLOPs of attention as planned
 };
 
-// A step's excess of a rank is by how much its seconds are above the median of the other ranks' seconds, as a share of
-// that, once all are divided by what each rank has to compute. Where ranks have unequal parts it is the least excess
-// that any speed of attention from an eighth to eight times that of the rest gives, because those speeds are not known:
-// a rank is not called slow for what the plan gives it.
+// A step's excess of a rank is by how much its seconds are above the median of the other ranks' seconds (of two middle
+// ones the larger), as a share of that, once all are divided by what each rank has to compute. Where ranks have unequal
+// parts it is the least excess that any speed of attention from an eighth to eight times that of the rest gives,
+// because those speeds are not known: a rank is not called slow for what the plan gives it.
 //
 // A rank becomes slow when in a window of the last Settings::steps steps the median of its excess is above
-// Settings::share, and nine tenths of its excesses are above half of that, so that a pause or two do not count. The
-// median must also be four times what the ranks vary from step to step (the median of that, as logarithms, in this
-// window or, if it is more, on average in those before), and above the share by more than it may be off, so that noise
-// does not count. It stops being slow when the median is below half of the share.
+// Settings::share, and nine tenths of its excesses are above half of that, so that a pause or two do not count. So that
+// noise does not count, the median must be above the share by more than it may be off, and above 0 by five times that:
+// this follows from how much ranks vary from step to step (the median of that, as logarithms, in this window or, if it
+// is more, on average in those before). It stops being slow when the median is below half of the share.
 class Stragglers {
  public:
   struct Settings {

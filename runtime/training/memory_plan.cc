@@ -49,9 +49,8 @@ std::string MemoryPlan::text() const {
          (caches_on_device > 0
               ? ", and " + bytes_text(static_cast<double>(caches - caches_on_device)) + " of the host's memory"
               : "") +
-         (pool > 0
-              ? ", and freed memory that is kept for the next step at most " + bytes_text(static_cast<double>(pool))
-              : "") +
+         (pool > 0 ? ", and freed memory that is kept for reuse at most " + bytes_text(static_cast<double>(pool))
+                   : "") +
          (offloads ? "; offloaded until the backward " + bytes_text(static_cast<double>(offloaded)) : "") +
          (offloads && offloaded == 0 ? ", as memory.device_layers keeps all layers on the device" : "") +
          (state.moved > 0 ? "; offloaded of the optimizer " + bytes_text(static_cast<double>(state.moved)) : "") +

@@ -89,15 +89,16 @@ Carried difference(const Carried& now, const Carried& before) {
 
 }  // namespace
 
-StepClock StepClock::now(const Communicator& world, Training& training) {
+TrainingClock TrainingClock::now(const Communicator& world, Training& training) {
   const CommStats& all = world.stats();
   const CommStats& ring = training.mesh().axis("context").stats();
-  StepClock clock{.time = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(),
-                  .waited = all.wait_seconds + ring.wait_seconds,
-                  .ring = ring.wait_seconds,
-                  .planned = plan_stats().seconds_on_path,
-                  .read = training.waited_for_data(),
-                  .offload = training.offloaded() ? training.offloaded()->waited : 0};
+  TrainingClock clock{
+      .time = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(),
+      .waited = all.wait_seconds + ring.wait_seconds,
+      .ring = ring.wait_seconds,
+      .planned = plan_stats().seconds_on_path,
+      .read = training.waited_for_data(),
+      .offload = training.offloaded() ? training.offloaded()->waited : 0};
   const ModelState& state = training.model_state();
   for (const Communicator* comm : {state.sharers(), state.replicas()}) {
     if (comm == nullptr) continue;
@@ -108,7 +109,7 @@ StepClock StepClock::now(const Communicator& world, Training& training) {
   return clock;
 }
 
-StepClock& StepClock::operator+=(const StepClock& other) {
+TrainingClock& TrainingClock::operator+=(const TrainingClock& other) {
   time += other.time;
   waited += other.waited;
   ring += other.ring;
@@ -120,7 +121,7 @@ StepClock& StepClock::operator+=(const StepClock& other) {
   return *this;
 }
 
-StepClock operator-(const StepClock& a, const StepClock& b) {
+TrainingClock operator-(const TrainingClock& a, const TrainingClock& b) {
   return {.time = a.time - b.time,
           .waited = a.waited - b.waited,
           .ring = a.ring - b.ring,
@@ -155,7 +156,7 @@ RankMetrics::RankMetrics(const Config& config, Communicator& world, Training& tr
   for (int rank = 0; rank < world.size(); ++rank) host_of_.push_back(world.hosts().of(rank));
 }
 
-Carried RankMetrics::sample(const StepClock& clock) {
+Carried RankMetrics::sample(const TrainingClock& clock) {
   if (asked_at_ < 0 || clock.time - asked_at_ >= 1) {
     asked_at_ = clock.time;
     memory_ = device_.is_cuda() ? device_memory(device_).allocated : resident_bytes();

@@ -22,18 +22,18 @@ namespace annulus {
 
 // Seconds on the clock of a rank, and the parts of them for which its steps have waited. The waits for other ranks are
 // those of the host on a CPU, and of the compute stream on a GPU.
-struct StepClock {
+struct TrainingClock {
   double time = 0;
   double waited = 0;                           // for other ranks
   double ring = 0, reduced = 0, gathered = 0;  // parts of `waited`
   double planned = 0, read = 0, offload = 0;
 
-  static StepClock now(const Communicator& world, Training& training);
+  static TrainingClock now(const Communicator& world, Training& training);
   // The rank's own work; what is exposed is none.
   double compute() const { return time - waited - planned - read - offload; }
 
-  StepClock& operator+=(const StepClock& other);
-  friend StepClock operator-(const StepClock& a, const StepClock& b);
+  TrainingClock& operator+=(const TrainingClock& other);
+  friend TrainingClock operator-(const TrainingClock& a, const TrainingClock& b);
 };
 
 // A rank that has become slow, or whose link to the next rank has; or that is so no longer.
@@ -53,7 +53,7 @@ class RankMetrics {
 
   // This rank's numbers for Training::step, where `clock` has what its steps took so far. Files of the kernel and the
   // device are asked at most once a second.
-  Training::Carried sample(const StepClock& clock);
+  Training::Carried sample(const TrainingClock& clock);
 
   // Whether the ranks that contributed this to a step are to measure their links now. The same on all ranks: rank 0
   // asks once all ranks wait for each other and none of them is slow, as they do for a slow link.

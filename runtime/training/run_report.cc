@@ -56,10 +56,10 @@ RunReport::RunReport(const Config& config, const RunStart& start, Communicator& 
       metrics_(std::move(metrics)),
       progress_(progress),
       begin_(now()),
-      left_out_(StepClock::now(world, training)),
+      left_out_(TrainingClock::now(world, training)),
       ranks_(config, world, training, start.device),
       begin_step_(training.steps_done()) {
-  left_out_ = StepClock::now(world, training);
+  left_out_ = TrainingClock::now(world, training);
   write_start();
 }
 
@@ -160,7 +160,7 @@ void RunReport::step(const StepResult& result, bool validated) {
   interval_tokens_ += result.tokens;
   interval_targets_ += result.targets;
   if (start_.device.is_cuda()) sample();
-  const StepClock here = clock();
+  const TrainingClock here = clock();
   std::vector<double> links;
   if (RankMetrics::asks_for_probe(result.carried)) {
     const Pause pause(*this);

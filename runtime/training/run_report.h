@@ -78,19 +78,19 @@ class RunReport {
   // The time during which a Pause exists does not count for speeds.
   class Pause {
    public:
-    explicit Pause(RunReport& report) : report_(report), before_(StepClock::now(report.world_, report.training_)) {}
-    ~Pause() { report_.left_out_ += StepClock::now(report_.world_, report_.training_) - before_; }
+    explicit Pause(RunReport& report) : report_(report), before_(TrainingClock::now(report.world_, report.training_)) {}
+    ~Pause() { report_.left_out_ += TrainingClock::now(report_.world_, report_.training_) - before_; }
     Pause(const Pause&) = delete;
     Pause& operator=(const Pause&) = delete;
 
    private:
     RunReport& report_;
-    StepClock before_;
+    TrainingClock before_;
   };
 
  private:
   // This rank's clock since the run began, less all pauses.
-  StepClock clock() const { return StepClock::now(world_, training_) - left_out_; }
+  TrainingClock clock() const { return TrainingClock::now(world_, training_) - left_out_; }
   void write_start();
   void sample();  // takes this rank's numbers for all ranks
   // Adds a field, if `all` or if its value is not the one last written.
@@ -110,12 +110,12 @@ class RunReport {
   Training& training_;
   std::unique_ptr<MetricsWriter> metrics_;
   Progress* progress_;
-  const double begin_;  // seconds when the run's first step began
-  StepClock left_out_;  // what is not counted: all before the first step, and pauses
-  StepClock interval_;  // the clock at the last line of metrics
+  const double begin_;      // seconds when the run's first step began
+  TrainingClock left_out_;  // what is not counted: all before the first step, and pauses
+  TrainingClock interval_;  // the clock at the last line of metrics
   RankMetrics ranks_;
   Training::Carried carried_{};  // the numbers taken last, and the clock then
-  StepClock sampled_;
+  TrainingClock sampled_;
   Written written_;
   std::optional<double> validation_;  // nats per token, of the last validation
   int64_t begin_step_;

@@ -40,8 +40,11 @@ void RunSaves::begin(const TrainingState& state, const std::vector<TensorSlice>&
   writes_ = writes;
   begun_ = begun;
   said_ = false;
+  const auto on_disk = [tell = settings_.on_disk, step = state.step](const std::string& folder) {
+    if (tell) tell(step, folder);
+  };
   guarded(state.step, goes_on,
-          [&] { save_ = std::make_unique<CheckpointSave>(store_, world_, state, slices, writes); });
+          [&] { save_ = std::make_unique<CheckpointSave>(store_, world_, state, slices, writes, on_disk); });
   stopped_ = seconds_now() - begun;
 }
 

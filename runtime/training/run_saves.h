@@ -29,6 +29,8 @@ class RunSaves {
   struct Settings {
     bool behind = true;    // whether training goes on while checkpoints are written
     bool goes_on = false;  // whether it goes on after a save that failed for a resource, such as a full disk
+    // Called on rank 0 as soon as the checkpoint of this step is in `folder` on the disk, on the thread that writes.
+    std::function<void(int64_t step, const std::string& folder)> on_disk;
     std::function<void(const SavedCheckpoint&)> saved;     // called on every rank once a checkpoint is on the disk
     std::function<void(const std::string& message)> warn;  // says what all ranks know alike
   };

@@ -76,11 +76,10 @@ class Run {
   void saved(const SavedCheckpoint& saved);
   int finish(bool stopped);
   Words command(const Words& more) const;
-  // Tells the caller on rank 0 how the run could be continued from here.
-  void tell_checkpoint() {
+  // Tells the caller on rank 0 how the run could be continued from this checkpoint.
+  void tell_checkpoint(int64_t step, const std::string& folder) const {
     if (!options_.on_checkpoint) return;
-    const bool complete = training_->steps_done() >= config_.run.steps;
-    options_.on_checkpoint(saved_step_.value_or(0), kept_, complete ? Words() : command({"--resume", path_}));
+    options_.on_checkpoint(step, folder, step >= config_.run.steps ? Words() : command({"--resume", path_}));
   }
 
   const Config& config_;
@@ -222,6 +221,7 @@ void Run::open_folder() {
   if (config_.run.log_bytes > 0) {
     open_log_file(path_ + "/logs/rank-" + std::to_string(world_.rank()) + ".log", config_.run.log_bytes);
   }
+  trace_.emplace(options_.trace, path_, world_, training_->steps_done());
   std::unique_ptr<MetricsWriter> metrics;
   together(
       world_, {"opening the run's files"},
@@ -233,17 +233,18 @@ void Run::open_folder() {
         if (!options_.resume) write_config();
         metrics = std::make_unique<MetricsWriter>(
             folder_->metrics_path(), options_.resume ? std::optional<int64_t>(training_->steps_done()) : std::nullopt);
-        tell_checkpoint();
+        tell_checkpoint(saved_step_.value_or(0), kept_);
         if (options_.on_folder) options_.on_folder(path_);
       },
       /*only_first=*/true);
   report_.emplace(config_, start_, world_, *training_, std::move(metrics), progress_.get());
-  saves_ = std::make_unique<RunSaves>(world_, *store_,
-                                      RunSaves::Settings{.behind = config_.checkpoint.background && memory_.copies_fit,
-                                                         .goes_on = config_.checkpoint.on_error == "continue",
-                                                         .saved = [this](const SavedCheckpoint& is) { saved(is); },
-                                                         .warn = [this](const std::string& text) { warn(text); }});
-  trace_.emplace(options_.trace, path_, world_, training_->steps_done());
+  saves_ = std::make_unique<RunSaves>(
+      world_, *store_,
+      RunSaves::Settings{.behind = config_.checkpoint.background && memory_.copies_fit,
+                         .goes_on = config_.checkpoint.on_error == "continue",
+                         .on_disk = [this](int64_t step, const std::string& at) { tell_checkpoint(step, at); },
+                         .saved = [this](const SavedCheckpoint& is) { saved(is); },
+                         .warn = [this](const std::string& text) { warn(text); }});
 }
 
 // Says what the run is and what it computes on, as far as that is known before it takes memory.
@@ -331,7 +332,6 @@ void Run::saved(const SavedCheckpoint& saved) {
   tell(progress_.get(), LogLevel::kDebug,
        "the checkpoint of step " + std::to_string(saved.step) + " is in " + kept_ + "; training stood still for " +
            rounded(saved.stopped, 3) + " s of " + rounded(saved.seconds, 3) + " s");
-  if (first_) tell_checkpoint();
 }
 
 // Returns the command that was typed without its --resume, followed by `more`.

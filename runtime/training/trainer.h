@@ -33,9 +33,9 @@ struct TrainOptions {
   // "./annulus", "launch", "-n", "2", "train", "quickstart.toml".
   std::vector<std::string> command;
   std::string program = "./annulus";  // the first word of the sample command
-  // Called on rank 0 when the run has begun and after each checkpoint, with the step from which the run could continue
-  // and the command to do so. `folder` is that of the checkpoint of `step`, empty if there is none yet; `command` is
-  // empty once the run is complete.
+  // Called on rank 0 when the run has begun and, on any thread, after each checkpoint, with the step from which the run
+  // could continue and the command to do so. `folder` is that of the checkpoint of `step`, empty if there is none yet;
+  // `command` is empty once the run is complete.
   std::function<void(int64_t step, const std::string& folder, const std::vector<std::string>& command)> on_checkpoint;
   // Called on rank 0 after each step, with the number of steps done.
   std::function<void(int64_t step)> on_step;

@@ -118,7 +118,9 @@ void let_ranks_die(bool behind) {
       std::promise<bool> ended;  // true: by its death
       std::promise<void> others_have_ended;
       std::shared_future<void> released = others_have_ended.get_future().share();
+      std::atomic<bool> dead = false;
       bad.on_death = [&] {
+        dead = true;
         ended.set_value(true);
         released.wait();  // nothing of this rank happens any more while the others run
       };
@@ -141,9 +143,12 @@ void let_ranks_die(bool behind) {
           saving = std::thread([&, share = world.shared_from_this()] {
             CheckpointStore store(run, 2, bad, kBlock);
             try {
-              save_by(behind, *share, store, 3, 1);
+              save_by(behind, *share, store, 3, 1, [&] {
+                if (dead) throw FaultyFiles::Dead();  // the writer has died, and with it the whole rank
+              });
               ended.set_value(false);
             } catch (const Error&) {
+            } catch (const FaultyFiles::Dead&) {
             }
           });
           if (ended.get_future().get()) throw FaultyFiles::Dead();

@@ -7,6 +7,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <cstdio>
+#include <functional>
 #include <mutex>
 #include <random>
 #include <thread>
@@ -56,13 +57,16 @@ inline void save(Communicator& world, CheckpointStore& store, int64_t step, unsi
   store.save(world, state_of(step).state, cut(tensors_of(step), world.size(), seed)[static_cast<size_t>(world.rank())]);
 }
 
-// Saves behind training, which meanwhile changes what is saved and communicates.
-inline void save_behind(Communicator& world, CheckpointStore& store, int64_t step, unsigned seed) {
+// Saves behind training, which meanwhile changes what is saved and communicates. `each_time` is called before that and
+// may throw.
+inline void save_behind(Communicator& world, CheckpointStore& store, int64_t step, unsigned seed,
+                        const std::function<void()>& each_time = nullptr) {
   std::vector<NamedTensor> tensors = tensors_of(step);
   CheckpointSave save(store, world, state_of(step).state,
                       cut(tensors, world.size(), seed)[static_cast<size_t>(world.rank())],
                       CheckpointSave::Writes::kBehind);
   while (!save.done()) {
+    if (each_time) each_time();
     for (NamedTensor& t : tensors) t.tensor.add_(1);
     at::Tensor sum = at::ones({1});
     world.all_reduce(sum, ReduceOp::kSum, {"training"});
@@ -72,8 +76,9 @@ inline void save_behind(Communicator& world, CheckpointStore& store, int64_t ste
 }
 
 // Saves in one of the two ways.
-inline void save_by(bool behind, Communicator& world, CheckpointStore& store, int64_t step, unsigned seed) {
-  behind ? save_behind(world, store, step, seed) : save(world, store, step, seed);
+inline void save_by(bool behind, Communicator& world, CheckpointStore& store, int64_t step, unsigned seed,
+                    const std::function<void()>& each_time = nullptr) {
+  behind ? save_behind(world, store, step, seed, each_time) : save(world, store, step, seed);
 }
 
 // Saves the step on `ranks` ranks and returns the checkpoint's folder.

@@ -148,6 +148,23 @@ TEST(Stragglers, QuietRunsNameNoOne) {
   }
 }
 
+// Seconds by rank that `annulus launch -n 3 train` wrote (rank_compute_seconds), step by step, on two cores that much
+// else used meanwhile: ranks vary by a factor of ten.
+TEST(Stragglers, RecordedQuietRunNamesNoOne) {
+  std::ifstream file("tests/runtime/run/testdata/quiet_steps.txt");
+  for (const int64_t steps : {10, 20}) {
+    file.clear();
+    file.seekg(0);
+    Stragglers stragglers({.share = 0.2, .steps = steps});
+    int64_t step = 0;
+    for (double a = 0, b = 0, c = 0; file >> a >> b >> c;) {
+      const auto named = stragglers.add(++step, {{a, 1, 1}, {b, 1, 1}, {c, 1, 1}});
+      EXPECT_TRUE(named.empty()) << "rank " << named[0].rank << " at step " << step;
+    }
+    EXPECT_EQ(step, 250);
+  }
+}
+
 TEST(Stragglers, ForgetsStepsBeforeABreak) {
   Stragglers stragglers({.share = 0.2, .steps = 4});
   const Seconds slow = [](int64_t, size_t rank) { return rank == 0 ? 2 : 1; };
