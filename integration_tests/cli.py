@@ -22,6 +22,23 @@ ANNULUS = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else ""
 HELPERS = [os.path.abspath(a) for a in sys.argv[2:] if not a.startswith("-")]
 LIMIT = 60  # seconds until a command counts as hung
 
+# What tests of `fit` plan: a small model on data that need not be there.
+FIT_CONFIG = """
+[run]
+steps = 1
+[data]
+train = ["nowhere/*.tokens"]
+context = 4096
+batch = 2
+[model]
+layers = 4
+dim = 256
+heads = 4
+dtype = "bf16"
+[optimizer]
+lr = 1e-3
+"""
+
 
 def environment(**extra):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "ANNULUS_")) or k == "ANNULUS_ISA"}

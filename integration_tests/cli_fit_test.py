@@ -13,21 +13,7 @@ sys.path.insert(0, HERE)
 import cli  # noqa: E402
 
 ROOT = os.path.dirname(HERE)
-CONFIG = """
-[run]
-steps = 1
-[data]
-train = ["nowhere/*.tokens"]
-context = 4096
-batch = 2
-[model]
-layers = 4
-dim = 256
-heads = 4
-dtype = "bf16"
-[optimizer]
-lr = 1e-3
-"""
+CONFIG = cli.FIT_CONFIG
 # The config.json of a model with the shape of CONFIG.
 FOLDER = {
     "model_type": "llama",

@@ -12,21 +12,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cli  # noqa: E402
 
 SVG = "{http://www.w3.org/2000/svg}"
-CONFIG = """
-[run]
-steps = 1
-[data]
-train = ["nowhere/*.tokens"]
-context = 4096
-batch = 2
-[model]
-layers = 4
-dim = 256
-heads = 4
-dtype = "bf16"
-[optimizer]
-lr = 1e-3
-"""
+CONFIG = cli.FIT_CONFIG
 
 
 class PicturesTest(cli.CliTest):
