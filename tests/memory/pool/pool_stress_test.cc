@@ -144,18 +144,22 @@ TEST(PoolStress, ThreadsNearTheBoundKeepWhatTheyHold) {
     workers.push_back(std::make_unique<Worker>(pool, t + 1, wrong));
     all[static_cast<size_t>(t)] = workers.back().get();
   }
+  std::vector<PoolReport> reports;
   const auto run = [&](int64_t operations) {
     std::vector<std::thread> threads;
     for (Worker* const worker : all) threads.emplace_back([&, worker] { worker->run(operations / kThreads, all); });
     for (std::thread& thread : threads) thread.join();
     for (Worker* const worker : all) worker->end();
     EXPECT_EQ(pool.in_use(), "");
+    reports = pool.reports();
+    // How much of their chunks free blocks keep depends on which blocks these are: without them nothing does.
+    pool.trim();
     return resident_bytes();
   };
   const int64_t early = run(kOperations / 10), late = run(kOperations - kOperations / 10);
   EXPECT_EQ(wrong, 0);
   int64_t cached = 0, reused = 0, taken = 0;
-  for (const PoolReport& report : pool.reports()) {
+  for (const PoolReport& report : reports) {
     cached += report.stats.cached, reused += report.stats.reused, taken += report.stats.taken;
     EXPECT_GT(report.stats.peak, 0);
     EXPECT_EQ(report.stats.in_use, 0);
@@ -163,9 +167,10 @@ TEST(PoolStress, ThreadsNearTheBoundKeepWhatTheyHold) {
   EXPECT_LE(cached, kBound);
   EXPECT_GT(cached, kBound / 4);  // it works near its bound
   EXPECT_GT(reused, taken);
-  // Free blocks may take the bound, and rests of chunks as much again; nothing else may stay.
+  // What is left belongs to the C library and the lists of the threads. A pool that loses one block of a hundred would
+  // exceed this: 480,000 are taken or reused, and of most of them two pages are touched.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // these keep what is freed
-  EXPECT_LE(late, early + kBound);
+  EXPECT_LE(late, early + kBound / 2);
 #endif
   RecordProperty("resident", std::to_string(early) + " then " + std::to_string(late));
   std::printf("resident after %d%% of the operations %.1f MiB, after all %.1f MiB; %ld blocks taken, %ld reused\n", 10,
