@@ -17,7 +17,7 @@ settings of a process are those of a part, as its size, shards, data and tags ar
 - Each part depends on GoogleTest and on the main function without saying so.
 - each_isa: the part also runs with fewer vector instructions than the processor has (common/simd/instruction_set.h), as
   NAME_avx2_test and so on for NAME_test. Each run fails if another version than the expected one computed, and is
-  skipped if the processor lacks the instructions (tests/common/simd/asked_for.cc).
+  skipped if the processor lacks the instructions or has no better ones (tests/common/simd/asked_for.cc).
 - With `--config=separate`, and under sanitizers, a part has a program of its own, with its sources alone.
 - A test is a cc_test, with a program of its own, if it links something in another version (a GPU, MPI), or is copied to
   other machines (tools/gpu_bundle.sh).
@@ -100,7 +100,7 @@ def cc_test_part(name, srcs, deps, each_isa = False, unit = "tests", **kwargs):
                 "//conditions:default": ":" + unit,
             }),
             sources = srcs + (["asked_for.cc"] if each_isa else []),
-            env = dict(env, ANNULUS_ISA = isa) if isa else env,
+            env = dict(env, ANNULUS_ISA = isa, ANNULUS_EACH_ISA = "1") if isa else env,
             tags = tags + (["isa"] if isa else []),
             **kwargs
         )

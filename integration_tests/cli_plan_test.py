@@ -321,19 +321,6 @@ class BenchTest(cli.CliTest):
         self.assertEqual(code, 0, err)
         self.assertEqual(len(re.findall(r"^  \{ kind", out, re.M)), 2, out)
 
-    def test_all_writes_one_report_that_equals_itself(self):
-        code, out, err = self.annulus("bench", "all", "--length", "256", "--rounds", "1", "--json", "all.json", limit=240)
-        self.assertEqual(code, 0, err)
-        names = [r["name"] for r in self.report("all.json")["ratios"]]
-        all_of_them = ("ring/2 ", "ring/4 ", "train/", "shard/", "longest/", "operator/", "patterns/", "attention/", "comm/", "seeds/")
-        for benchmark in all_of_them:
-            self.assertTrue(any(n.startswith(benchmark) for n in names), names)
-        self.assertRegex(out, r"\n== gpu \n(left out: .*GPU|.*\n)")
-        code, out, err = self.annulus("bench", "compare", "all.json", "all.json", "--margin", "0")
-        self.assertEqual(code, 0, err)
-        for name in names:
-            self.assertRegex(out, re.escape(name) + r" .* same\n")
-
     def test_seeds_prints_every_row_beside_theirs(self):
         code, out, err = self.annulus("bench", "seeds", "--shorten", "64", "--rounds", "1", "--json", "seeds.json")
         self.assertEqual(code, 0, err)

@@ -191,31 +191,6 @@ class TrainTest(cli.CliTest):
         self.assertEqual(code, 137, err)
         self.assertIn("rank 1 was ended by signal 9", err)
 
-    def test_names_the_rank_that_is_slow_and_no_other(self):
-        slow_steps = 10
-        run = self.train_in_background("--set", "run.steps=20000", "--set", f"run.slow_steps={slow_steps}", "--set",
-                                       "data.context=1024")
-        # Busy loops have the processors of rank 1 before its threads, which the system then lets wait.
-        rank = self.process_of(run, 1)
-        own = os.sched_getaffinity(rank)
-        for thread in os.listdir(f"/proc/{rank}/task"):
-            os.setpriority(os.PRIO_PROCESS, int(thread), 19)
-        loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in own]
-        try:
-            for loop in loops:
-                os.sched_setaffinity(loop.pid, own)
-            run.wait_for("warning: rank 1 on ")
-        finally:
-            for loop in loops:
-                loop.kill()
-                loop.wait()
-        run.signal(signal.SIGINT)
-        self.assertEqual(run.finish()[0], 130)
-        named = [m for m in self.metrics("tiny-001") if "slow_rank" in m]
-        self.assertEqual([m["slow_rank"] for m in named], [1])
-        self.assertLess(named[0]["step"], named[0]["slow_since"] + slow_steps)
-        self.assertGreater(named[0]["slow_share"], 0.2)
-
     @staticmethod
     def rank_of(pid):
         with open(f"/proc/{pid}/environ", "rb") as f:

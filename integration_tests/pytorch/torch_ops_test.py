@@ -292,10 +292,8 @@ class TorchOps(unittest.TestCase):
         exactness.agree(out, F.scaled_dot_product_attention(q, k, v, attn_mask=shown).transpose(1, 2))
 
     def test_opcheck(self):
-        for grad in (True, False):
-            x = inputs(grad=grad)
-            torch.library.opcheck(annulus.attention.default, (*x, CAUSAL))
-            torch.library.opcheck(annulus.attention.default, (*x, CAUSAL), dict(layout="zigzag", dropout=0.5, step=3))
+        torch.library.opcheck(annulus.attention.default, (*inputs(grad=False), CAUSAL))
+        torch.library.opcheck(annulus.attention.default, (*inputs(), CAUSAL), dict(layout="zigzag", dropout=0.5, step=3))
         for pattern in (CAUSAL, ADAPTIVE):
             x = inputs(32, 32, grad=False)
             settings = (torch.tensor([0, 20, 32]), None, pattern, *SETTINGS[3:], False)
@@ -390,17 +388,17 @@ class TorchOps(unittest.TestCase):
             out = annulus.attention(torch.sin(q), k, v, CAUSAL)
             return (out.flatten(2) @ weight).square().mean()
 
-        for backend in ("aot_eager", "inductor"):
-            for dynamic in (False, True):
-                with self.subTest(backend=backend, dynamic=dynamic):
-                    torch._dynamo.reset()
-                    compiled = torch.compile(model, fullgraph=True, backend=backend, dynamic=dynamic)
-                    for length in (17, 33):
-                        q, k, v = inputs(length, length)
-                        want = torch.autograd.grad(model(q, k, v), (q, k, v, weight))
-                        got = torch.autograd.grad(compiled(q, k, v), (q, k, v, weight))
-                        for a, b in zip(got, want):
-                            exactness.agree(a, b)
+        # Inductor calls a compiler for each graph, which takes most of this test's time.
+        for backend, dynamic in (("aot_eager", False), ("aot_eager", True), ("inductor", True)):
+            with self.subTest(backend=backend, dynamic=dynamic):
+                torch._dynamo.reset()
+                compiled = torch.compile(model, fullgraph=True, backend=backend, dynamic=dynamic)
+                for length in (17, 33):
+                    q, k, v = inputs(length, length)
+                    want = torch.autograd.grad(model(q, k, v), (q, k, v, weight))
+                    got = torch.autograd.grad(compiled(q, k, v), (q, k, v, weight))
+                    for a, b in zip(got, want):
+                        exactness.agree(a, b)
 
     def test_errors_name_their_source(self):
         q, k, v = inputs()

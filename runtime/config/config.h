@@ -28,6 +28,7 @@ struct RunConfig {
   int64_t keep_logs = 100;      // folders in runs/logs that `launch` retains; 0: all
   double slow_share = 0.2;      // by how much a slow rank is above the median (runtime/run/stragglers.h); 0: none is
   int64_t slow_steps = 10;      // for so many steps
+  double slow_seconds = 10;     // and seconds
   bool tensorboard = false;     // whether rank 0 starts a process that writes event files for TensorBoard
 
   friend bool operator==(const RunConfig&, const RunConfig&) = default;

@@ -102,6 +102,9 @@ const std::vector<Key>& keys() {
        "share of it; 0: none is",
        {.range = at_least(0)}},
       {ANNULUS_KEY(run, slow_steps), "for how many steps it must be slow", {.range = at_least(1, 1000)}},
+      {ANNULUS_KEY(run, slow_seconds),
+       "and for how many seconds: short steps count together, as one of these divided by run.slow_steps",
+       {.range = at_least(0)}},
       {ANNULUS_KEY(run, tensorboard),
        "write event files for TensorBoard into tensorboard/ of the run's folder, by a process beside rank 0"},
 

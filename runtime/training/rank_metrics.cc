@@ -151,7 +151,9 @@ RankMetrics::RankMetrics(const Config& config, Communicator& world, Training& tr
       stragglers_({config.run.slow_share, config.run.slow_steps}),
       window_(config.run.slow_share > 0 ? static_cast<size_t>(config.run.slow_steps) : 1),
       share_(device.is_cuda() || world.size() == 1 ? 0 : config.run.slow_share),
-      written_(static_cast<size_t>(world.size()), Carried{}) {
+      seconds_(config.run.slow_seconds / static_cast<double>(config.run.slow_steps)),
+      now_(static_cast<size_t>(world.size()), Carried{}),
+      written_(now_) {
   last_.push_back(written_);
   for (int rank = 0; rank < world.size(); ++rank) host_of_.push_back(world.hosts().of(rank));
 }
@@ -187,19 +189,25 @@ Carried RankMetrics::sample(const TrainingClock& clock) {
 }
 
 std::vector<SlowRank> RankMetrics::step(int64_t step, std::vector<Carried> of_ranks) {
+  now_ = std::move(of_ranks);
+  if (first_ < 0) first_ = step;
   std::vector<RankStep> ranks;
-  for (size_t i = 0; i < of_ranks.size(); ++i) {
-    const Carried of_step = difference(of_ranks[i], last_.back()[i]);
+  double longest = 0;
+  for (size_t i = 0; i < now_.size(); ++i) {
+    const Carried of_step = difference(now_[i], last_.back()[i]);
+    longest = std::max(longest, own(of_step) + of_step[kCommunication]);
     // A rank whose attention is not known until it runs may have more to do than the others.
     const bool known = !std::isnan(of_step[kAttention]);
     ranks.push_back({.seconds = known ? own(of_step) : 0,
                      .tokens = of_step[kTokens] * flops_per_token_,
                      .attention = known ? of_step[kAttention] : 0});
   }
-  last_.push_back(std::move(of_ranks));
+  if (longest < seconds_) return {};
+  last_.push_back(now_);
   if (last_.size() > window_ + 1) last_.pop_front();
   std::vector<SlowRank> slow;
-  for (const Stragglers::Change& change : stragglers_.add(step, ranks)) slow.push_back(describe(change));
+  for (const Stragglers::Change& change : stragglers_.add(std::exchange(first_, -1), ranks))
+    slow.push_back(describe(change));
   for (SlowRank& over : look_at_links()) slow.push_back(std::move(over));
   return slow;
 }
@@ -292,13 +300,12 @@ SlowRank RankMetrics::describe(const Stragglers::Change& change) const {
 }
 
 void RankMetrics::add_fields(MetricsWriter::Fields& fields) {
-  const std::vector<Carried>& now = last_.back();
   MetricsWriter::Table table;
   for (const Measure& measure : kMeasures) {
     std::vector<double> values;
-    for (size_t i = 0; i < now.size(); ++i) {
+    for (size_t i = 0; i < now_.size(); ++i) {
       const double before = measure.sum ? written_[i][measure.number] : 0;
-      values.push_back(std::max(0.0, now[i][measure.number] - before));
+      values.push_back(std::max(0.0, now_[i][measure.number] - before));
     }
     const auto most = std::max_element(values.begin(), values.end());
     if (!(*most > 0)) continue;
@@ -313,14 +320,15 @@ void RankMetrics::add_fields(MetricsWriter::Fields& fields) {
     }
   }
   fields.emplace_back("ranks", std::move(table));
-  written_ = now;
+  written_ = now_;
 }
 
 void RankMetrics::forget(std::vector<Carried> of_ranks) {
   stragglers_.forget();
-  written_ = of_ranks;
-  last_.clear();
-  last_.push_back(std::move(of_ranks));
+  now_ = std::move(of_ranks);
+  written_ = now_;
+  first_ = -1;
+  last_.assign(1, now_);
   if (said_ >= kProbes) return;
   all_wait_ = asks_ = false;
   said_ = 0;

@@ -88,11 +88,16 @@ class RankMetrics {
   double share_;              // of its time for which every rank waits for others where a link may be slow; 0: never
   std::vector<int> host_of_;  // by rank: a number of its host
   bool all_wait_ = false;
-  bool asks_ = false;                                // the next step is to carry that rank 0 asks for a probe
-  int said_ = 0;                                     // how many probes in a row have named `link_`
-  std::optional<size_t> link_;                       // from this rank to the next
-  std::deque<std::vector<Training::Carried>> last_;  // of the last steps, the newest behind; one more than the window
-  std::vector<Training::Carried> written_;           // those of the last line
+  bool asks_ = false;           // the next step is to carry that rank 0 asks for a probe
+  int said_ = 0;                // how many probes in a row have named `link_`
+  std::optional<size_t> link_;  // from this rank to the next
+  // Of the last steps, the newest behind; one more than the window. Steps that are shorter than seconds_ are joined
+  // until they are as long, so that a window has run.slow_seconds at least.
+  std::deque<std::vector<Training::Carried>> last_;
+  double seconds_;
+  int64_t first_ = -1;                      // of the steps that are to be joined; -1: there are none
+  std::vector<Training::Carried> now_;      // of the last step
+  std::vector<Training::Carried> written_;  // those of the last line
 };
 
 }  // namespace annulus

@@ -225,17 +225,15 @@ constexpr at::ScalarType kTypes[] = {at::kDouble, at::kFloat, at::kBFloat16};
 // If two heads share their keys, the rows are several sets. Rows of 16 elements are whole vectors with every
 // instruction set, those of 20 are not.
 TEST_F(SharedKeysKernel, EqualsTheDefinition) {
-  for (const int64_t group : {1, 2}) {
-    for (const int64_t dim : {16, 20}) {
-      for (const at::ScalarType type : kTypes) {
-        const Case c = block_sparse_case(type, dim, group);
-        ASSERT_GT(tile_sets(c.tiles, {1024, 4096, group})[0].queries.size(), 1u);
-        const testing::Expected want = by_definition(c);
-        for (const int threads : {1, 3}) {
-          at::set_num_threads(threads);
-          EXPECT_TRUE(right(run(c, KernelKind::kCpu), c, want))
-              << type << " " << dim << " " << group << ", " << threads << " threads";
-        }
+  for (const auto& [group, dim] : {std::pair<int64_t, int64_t>{1, 20}, {2, 16}}) {
+    for (const at::ScalarType type : kTypes) {
+      const Case c = block_sparse_case(type, dim, group);
+      ASSERT_GT(tile_sets(c.tiles, {1024, 4096, group})[0].queries.size(), 1u);
+      const testing::Expected want = by_definition(c);
+      for (const int threads : {1, 3}) {
+        at::set_num_threads(threads);
+        EXPECT_TRUE(right(run(c, KernelKind::kCpu), c, want))
+            << type << " " << dim << " " << group << ", " << threads << " threads";
       }
     }
   }

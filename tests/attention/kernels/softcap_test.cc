@@ -124,18 +124,18 @@ TYPED_TEST(CapOf, GradientHasTheDerivative) {
 
 // Caps that most scores are far below, of their size, and far below them.
 TEST(SoftCap, KernelsEqualTheDefinition) {
+  struct Settings {
+    double cap, rate;
+    int64_t dim;
+  };
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
-    for (const double cap : {0.3, 2.0, 40.0}) {
-      for (const double rate : {0.0, 0.3}) {
-        for (const int64_t dim : {8, 33}) {
-          Case c = testing::scattered(type, /*one_head=*/false, dim);
-          c.call.softcap = cap;
-          c.call.dropout = {rate, 7, 3, 1, 5};
-          const Expected want = by_definition(c);
-          for (const KernelKind kind : {KernelKind::kReference, KernelKind::kCpu, KernelKind::kEfficient}) {
-            EXPECT_TRUE(right(run(c, kind), c, want)) << to_string(kind) << " " << type << " " << cap << " " << rate;
-          }
-        }
+    for (const auto& [cap, rate, dim] : {Settings{0.3, 0, 33}, {0.3, 0.3, 8}, {2, 0, 8}, {2, 0.3, 33}, {40, 0.3, 33}}) {
+      Case c = testing::scattered(type, /*one_head=*/false, dim);
+      c.call.softcap = cap;
+      c.call.dropout = {rate, 7, 3, 1, 5};
+      const Expected want = by_definition(c);
+      for (const KernelKind kind : {KernelKind::kReference, KernelKind::kCpu, KernelKind::kEfficient}) {
+        EXPECT_TRUE(right(run(c, kind), c, want)) << to_string(kind) << " " << type << " " << cap << " " << rate;
       }
     }
   }

@@ -55,13 +55,16 @@ inline void still(OptimizerSection& optimizer) {
   optimizer.weight_decay = 0;
 }
 
-// The lines of metrics.jsonl with the key `of` ("started", "checkpoint"), or those with neither of these.
+// The lines of metrics.jsonl with the key `of` ("started", "checkpoint", "slow_rank", ...), or those with none of
+// these: of steps, validations and returns. (A busy machine may well make a rank slow.)
 inline std::vector<nlohmann::json> metrics(const std::string& run, const std::string& of = "") {
   std::ifstream in(run + "/metrics.jsonl");
   std::vector<nlohmann::json> out;
   for (std::string line; std::getline(in, line);) {
     nlohmann::json json = nlohmann::json::parse(line);
-    const bool wanted = of.empty() ? !json.contains("started") && !json.contains("checkpoint") : json.contains(of);
+    const auto has = [&](const char* key) { return json.contains(key); };
+    const bool other = has("started") || has("checkpoint") || has("slow_rank") || has("slow_rank_over");
+    const bool wanted = of.empty() ? !other : has(of.c_str());
     if (wanted) out.push_back(std::move(json));
   }
   return out;
