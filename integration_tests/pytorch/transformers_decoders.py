@@ -1,7 +1,8 @@
 """Tiny configurations of every causal decoder of transformers that one can be made for. Used by transformers_walk_test.py.
 
-There is no list of models here, only of sizes: a default configuration with the sizes below instead of its own. What
-transformers refuses to make of these, or what stays large, is left out and counted.
+A tiny configuration is the default one with the sizes below instead of its own. Where a default configuration leaves out
+what its model needs, or sizes must fit each other in a way of their own, _GIVEN says it. What transformers refuses to make of
+these, or what stays large, is left out and counted.
 """
 
 import copy
@@ -13,11 +14,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 VOCABULARY = 64
 LAYERS = 4
-LARGEST = 3_000_000  # parameters
+LARGEST = 4_000_000  # parameters
 
 # By the name of a configuration's key. Larger numbers become these, and lists that have an entry for each layer are cut.
 _SIZES = [
-    (VOCABULARY, "vocab_size vocab_size_per_layer_input n_vocab text_vocab_size"),
+    (VOCABULARY, "vocab_size vocab_size_per_layer_input n_vocab text_vocab_size shape_vocab_size pronunciation_vocab_size "
+        "encoder_hash_byte_group_vocab"),
     (
         LAYERS,
         "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_blocks num_decoder_layers depth",
@@ -26,32 +28,32 @@ _SIZES = [
         32,
         "hidden_size d_model n_embd emb_dim embed_dim embedding_size intermediate_size moe_intermediate_size ffn_dim "
         "d_ff dff dim_ff n_inner decoder_ffn_dim encoder_ffn_dim ffn_hidden_size shared_expert_intermediate_size "
-        "shared_intermediate_size intermediate_size_mlp expert_ffn_hidden_size attention_hidden_size lru_width "
+        "shared_intermediate_size intermediate_size_mlp expert_ffn_hidden_size lru_width "
         "linear_attn_config block_size moe_shared_expert_intermediate_size shared_experts_intermediate_size "
-        "dense_intermediate_size",
+        "dense_intermediate_size pronunciation_embed_dim shape_embed_dim embedding_dim",
     ),
     (
         4,
         "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads attention_heads "
         "linear_num_value_heads linear_num_key_heads linear_num_heads swa_num_attention_heads n_routed_experts "
-        "num_experts num_local_experts moe_num_experts n_experts index_n_heads hc_mult ngram_vocab_size_base "
+        "num_experts num_local_experts moe_num_experts n_experts index_n_heads indexer_n_heads hc_mult ngram_vocab_size_base "
         "time_step_rank mamba_dt_rank",
     ),
     (
         2,
-        "num_key_value_heads kv_n_heads swa_num_key_value_heads num_experts_per_tok num_experts_per_token moe_topk "
+        "num_key_value_heads kv_n_heads indexer_compress_ratio indexer_budget swa_num_key_value_heads num_experts_per_tok num_experts_per_token moe_topk "
         "moe_top_k moe_k top_k attn_layer_period expert_layer_period n_group topk_group num_expert_group n_groups "
         "mamba_n_groups n_mamba_heads num_kv_heads",
     ),
     (
         1,
-        "attn_layer_offset expert_layer_offset n_shared_experts num_shared_experts first_k_dense_replace "
+        "indexer_kv_heads attn_layer_offset expert_layer_offset n_shared_experts num_shared_experts first_k_dense_replace "
         "num_dense_layers num_nextn_predict_layers moe_layer_start_index",
     ),
     (
         8,
         "head_dim d_kv kv_channels linear_head_dim linear_key_head_dim linear_value_head_dim qk_rope_head_dim "
-        "qk_nope_head_dim v_head_dim index_head_dim swa_head_dim dim_head rotary_dim mamba_d_state state_size "
+        "qk_nope_head_dim v_head_dim index_head_dim indexer_head_dim swa_head_dim dim_head rotary_dim mamba_d_state state_size "
         "mamba_d_head mamba_head_dim attention_head_dim ssm_state_size hidden_size_per_layer_input laurel_rank "
         "mamba_n_heads mamba_num_heads",
     ),
@@ -64,6 +66,36 @@ _SIZES = [
     (5, "sliding_window sliding_window_size attention_window window_size"),
 ]
 _SIZE = {key: size for size, keys in _SIZES for key in keys.split()}
+# What some models cannot do without, and their default configuration leaves out.
+_NEEDED = (
+    "head_dim num_key_value_heads num_experts_per_tok n_routed_experts n_shared_experts indexer_n_heads indexer_kv_heads "
+    "indexer_head_dim indexer_budget indexer_compress_ratio"
+).split()
+_MIXED = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
+_AFTER_MAMBA = {  # the second of the hybrid layers has the weights of the first
+    "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+    "attention_hidden_size": 64,
+    "attention_head_dim": 16,
+}
+_GIVEN = {
+    "blenderbot": {"encoder_layers": LAYERS},  # by which its cache counts
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}},
+    "dbrx": {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8.0}},
+    "dots3_note_text": {"per_layer_config": {}, "head_dim": 16},
+    "gemma3n_text": {
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "intermediate_size": [32] * LAYERS,
+        "activation_sparsity_pattern": [0.0] * LAYERS,
+    },
+    "granitemoehybrid": {"layer_types": _MIXED},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    "mamba2": {"head_dim": 16},
+    "reformer": {"axial_pos_embds_dim": [8, 24], "axial_pos_shape": [4, 3], "attn_layers": ["local", "lsh"] * 2},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": _AFTER_MAMBA,
+    "zamba2": _AFTER_MAMBA | {"hybrid_layer_ids": [1, 3], "num_mem_blocks": 1},
+}
 
 
 def _kept(given, layers):
@@ -81,8 +113,10 @@ def _shrunk(value, key, layers):
         if (heads := value.get("num_attention_heads")) is not None and value.get("num_key_value_heads") == heads:
             made["num_key_value_heads"] = made["num_attention_heads"]  # some models have no others
         return made
-    if value is None and key in ("head_dim", "num_key_value_heads"):  # some models cannot do without
+    if value is None and key in _NEEDED:
         return _SIZE[key]
+    if key == "is_decoder":
+        return True
     if value is None and key == "attn_layer_indices":
         return [1]
     if isinstance(value, list) and len(value) == count and count > LAYERS:
@@ -103,7 +137,7 @@ def config(model_type):
     count = getattr(text, "num_hidden_layers", 0)
     layers = _kept(text.to_dict(), count), count
     changed = {k: v for k, v in _shrunk(given, "", layers).items() if v != given[k] and k not in kind.attribute_map}
-    return kind(**changed)
+    return kind(**changed | _GIVEN.get(model_type, {}))
 
 
 def names():

@@ -20,6 +20,7 @@ import annulus.transformers  # noqa: E402
 import exactness  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
+import transformers_decoders as decoders  # noqa: E402
 import transformers_models as models  # noqa: E402
 from transformers import AttentionInterface, masking_utils  # noqa: E402
 
@@ -193,6 +194,22 @@ if size > 1:
         for packed in (False, True):
             part = annulus.transformers.shard_batch(models.batch(packed), other, group)
             refused(f"put together in the registered layout '{layout}'", **part)
+
+    # Models of text and pictures pass labels on to the model inside them, which computes no loss; and what its layers multiply
+    # by must stay as autograd kept it.
+    annulus.transformers.register(group, "zigzag")
+    batch = models.batch(False)
+    shifted = annulus.shift_labels(batch["labels"], batch["position_ids"])
+    for name in ("gemma3", "gemma4"):
+        wanted = []
+        for dtype in (torch.float32, torch.float64):
+            whole = decoders.make(decoders.config(name), "own").to(dtype).eval()
+            whole(**batch, shift_labels=shifted, use_cache=False).loss.backward()
+            wanted.append(whole.get_input_embeddings().weight.grad)
+        model = decoders.make(decoders.config(name), "annulus").eval()
+        model(**annulus.transformers.shard_batch(batch)).loss.backward()
+        got = annulus.all_reduce(model.get_input_embeddings().weight.grad, group=group)
+        exactness.as_exact(got, *wanted, name)
 
 if rank == 0:
     print(f"{size} ranks: loss and gradients of one process", flush=True)

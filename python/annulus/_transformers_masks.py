@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from transformers import Cache, PreTrainedModel, masking_utils
 
 from ._errors import AnnulusError
@@ -329,7 +330,8 @@ class MaskTensor(Tensor):
             return None
         if own is not None and name == "__getitem__" and _takes_all(own, args[1]):
             return own
-        mask = next((a.mask for a in [*args, *(kwargs or {}).values()] if isinstance(a, cls)), None)
+        given = [a for a in tree_leaves((args, kwargs)) if isinstance(a, cls)]
+        mask = given[0].mask if given else None
         raise refusal(
             f"{_name(mask and mask.model)} computes with its attention mask as a tensor ({attribute})", OTHER_ATTENTION
         )

@@ -81,7 +81,7 @@ def _attend(
         return probe.attend(query, key, value), None
     if not isinstance(attention_mask, MaskTensor):
         raise refusal(
-            "this model has no mask of transformers' mask interface"
+            f"{type(module).__name__} has no mask of transformers' mask interface"
             if attention_mask is None
             else f"attention_mask is a {type(attention_mask).__name__} {list(attention_mask.shape)} of its own",
             "pass rows without a mask and documents by position_ids, with a model that uses create_causal_mask or the like",
@@ -93,7 +93,7 @@ def _attend(
         raise refusal(f"attention_dropout is {dropout}, drawn by PyTorch's generator", "set it to 0")
     for name, given in others.items():
         if name not in _HARMLESS and given is not None and given is not False:
-            raise refusal(f"this model's attention takes {name}", OTHER_ATTENTION)
+            raise refusal(f"{type(module).__name__} takes {name}", OTHER_ATTENTION)
     if others.get("output_attentions"):
         raise refusal("output_attentions asks for probabilities", "no rank ever holds them all; leave it out")
     if is_causal is not None and is_causal != (mask.right == 0):
