@@ -71,7 +71,7 @@ class ComposedOps : public DecoderOps {
     RmsNormGradient g;
     const at::Tensor normed = widened(sum).mul(inv_rms);
     const at::Tensor wide = widened(dy);
-    g.dweight = (wide * normed).sum(0).to(weight.weight.scalar_type());
+    g.dweight = (wide * normed).sum(0);
     const at::Tensor dnormed = wide * factor_of(weight);
     g.dx = (dnormed - normed * (dnormed * normed).mean(-1, /*keepdim=*/true)).mul_(inv_rms).to(sum.scalar_type());
     if (dsum.defined()) g.dx.add_(dsum);

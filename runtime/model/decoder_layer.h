@@ -11,8 +11,7 @@
 // With recomputation, what is kept may leave the device meanwhile (memory/tiers/offload.h).
 //
 // Gradients of weights are added to the leaves' gradients tile by tile, in the order of the tiles. If there are several
-// tiles and the weights are bf16 or fp16, they are summed in fp32 first; what norms add to their weights is rounded by
-// each tile before.
+// tiles and the weights are bf16 or fp16, they are summed in fp32 first.
 #pragma once
 
 #include <ATen/core/Tensor.h>

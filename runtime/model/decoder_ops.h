@@ -34,7 +34,7 @@ struct RmsNorm {
 };
 struct RmsNormGradient {
   at::Tensor dx;
-  at::Tensor dweight;
+  at::Tensor dweight;  // [dim], fp32 if tensors are bf16 or fp16, so that sums over tiles of rows are rounded once
 };
 
 struct HeadNormed {
@@ -43,7 +43,7 @@ struct HeadNormed {
 };
 struct HeadNormGradient {
   at::Tensor dqkv;
-  at::Tensor dq_weight, dk_weight;
+  at::Tensor dq_weight, dk_weight;  // [head_dim], likewise
 };
 
 struct Heads {

@@ -57,7 +57,7 @@ class AddRmsNorm : public Function<AddRmsNorm> {
     } else {
       const NormWeight of{weight, ctx->saved_data["offset"].toDouble()};
       RmsNormGradient g = ops_for({sum, weight, dy, dsum}).add_rms_norm_backward(dy, dsum, sum, of, inv_rms);
-      gradients[0] = std::move(g.dx), gradients[2] = std::move(g.dweight);
+      gradients[0] = std::move(g.dx), gradients[2] = g.dweight.to(weight.scalar_type());
     }
     if (has_delta) gradients[1] = gradients[0];
     return gradients;

@@ -52,7 +52,7 @@ gpu::NormRows heads_of(const at::Tensor& x, int64_t count, int64_t dim, const at
           .statistics_stride = inv_rms.size(1)};
 }
 
-// Fills in what describes the tensors together, starts the kernel and adds up the weight's gradient.
+// Fills in what describes the tensors together, starts the kernel and adds up the weight's gradient in fp32.
 at::Tensor start_gradient(gpu::NormGradientArguments a, const NormWeight& of) {
   const at::Tensor& weight = of.weight;
   a.weight = weight.const_data_ptr();
@@ -62,13 +62,11 @@ at::Tensor start_gradient(gpu::NormGradientArguments a, const NormWeight& of) {
   const at::Tensor partial = empty_fp32({a.workers, a.at.dim}, weight);
   a.partial = partial.data_ptr<float>();
   start(a, weight);
-  at::Tensor dweight = at::empty_like(weight);
-  start(gpu::ColumnArguments{.element = a.element,
-                             .values = a.partial,
-                             .rows = a.workers,
-                             .columns = a.at.dim,
-                             .sums = dweight.data_ptr()},
-        weight);
+  at::Tensor dweight = empty_fp32(weight.sizes(), weight);
+  start(
+      gpu::ColumnArguments{
+          .values = a.partial, .rows = a.workers, .columns = a.at.dim, .sums = dweight.data_ptr<float>()},
+      weight);
   return dweight;
 }
 

@@ -61,11 +61,10 @@ struct NormGradientArguments {
 
 // Sums over rows: fp32 [rows, columns] -> [columns].
 struct ColumnArguments {
-  Element element = Element::kFloat;  // of the sums
   const float* values = nullptr;
   int64_t rows = 0;
   int columns = 0;
-  void* sums = nullptr;
+  float* sums = nullptr;
 };
 
 // The number of packs of a row that a thread keeps in registers. If a row is longer than what its group keeps, the rest
@@ -289,7 +288,7 @@ struct NormGradient {
   }
 };
 
-template <typename T, int kWarps_>
+template <int kWarps_>
 struct Columns {
   static constexpr int kWarps = kWarps_;
   static constexpr int kWarpsAtOnce = 64;
@@ -305,7 +304,7 @@ struct Columns {
       for (int64_t row = group.thread() / kWarp; row < a.rows; row += kWarps) sum += a.values[row * a.columns + column];
     }
     const float total = group.sum_of_warps(sum);
-    if (group.thread() < kWarp && column < a.columns) static_cast<T*>(a.sums)[column] = static_cast<T>(total);
+    if (group.thread() < kWarp && column < a.columns) a.sums[column] = total;
   }
 };
 
@@ -339,8 +338,7 @@ void choose(const NormGradientArguments& a, const Start& start) {
 
 template <typename Start>
 void choose(const ColumnArguments& a, const Start& start) {
-  by_element(a.element,
-             [&]<typename T>(T) { start(Columns<T, 16>{a}, (static_cast<int64_t>(a.columns) + kWarp - 1) / kWarp); });
+  start(Columns<16>{a}, (static_cast<int64_t>(a.columns) + kWarp - 1) / kWarp);
 }
 
 }  // namespace annulus::gpu

@@ -142,6 +142,22 @@ TEST(FusedOps, GradientsOfNormsOverManyRowsAreSumsOfTwoLevels) {
              at::empty({rows, width}));
 }
 
+// A tile's part of the gradient of a norm's weight is not rounded to bf16, in which 257 is 256.
+TEST(FusedOps, GradientsOfNormsOfBf16AreSumsInFp32) {
+  const at::TensorOptions bf16(at::kBFloat16);
+  const NormWeight weight(at::ones({4}, bf16));
+  const at::Tensor ones = at::ones({257, 4}, bf16), inv_rms = at::ones({257, 1});
+  const RmsNormGradient g = ops_for({ones, weight.weight}).add_rms_norm_backward(ones, {}, ones, weight, inv_rms);
+  EXPECT_EQ(g.dweight.scalar_type(), at::kFloat);
+  EXPECT_TRUE(g.dweight.eq(257).all().item<bool>());
+  // Two heads of queries and one of keys, and one of values.
+  const at::Tensor heads = at::ones({257, 16}, bf16);
+  const HeadNormGradient h =
+      ops_for({heads, weight.weight}).head_norm_backward(heads, heads, weight, weight, at::ones({257, 3}), /*heads=*/2);
+  EXPECT_TRUE(h.dq_weight.eq(514).all().item<bool>());
+  EXPECT_TRUE(h.dk_weight.eq(257).all().item<bool>());
+}
+
 TEST(FusedOps, RmsNormWithoutResidual) {
   check(
       [](const Tensors& t) {
