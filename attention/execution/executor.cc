@@ -289,6 +289,10 @@ void report(AttentionStats* stats, const Execution& execution) {
 
 }  // namespace
 
+bool lends_saved(const AttentionOutput& forward) {
+  return lends_saved(forward.program(), *forward.call.settings().comm);
+}
+
 AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const PlannedCall& planned, AttentionStats* stats) {
   return attention_forward(q, k, v, planned, at::Tensor(), stats);

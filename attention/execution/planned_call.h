@@ -116,6 +116,10 @@ struct AttentionOutput {
   }
 };
 
+// Whether the backward lends saved_k and saved_v to the rank that it sends them to (comm/lending.h). Where they were
+// kept elsewhere meanwhile, they should then return to lendable memory, or they are copied.
+bool lends_saved(const AttentionOutput& forward);
+
 struct AttentionGradients {
   at::Tensor dq, dk, dv;   // with the shapes and dtypes of q, k, v
   at::Tensor dsinks = {};  // with those of the sinks: the part of this rank's queries; undefined without sinks

@@ -108,6 +108,15 @@ void transfer_rows(const BlockTensors& dst, const RowSet& dst_rows, const BlockT
   }
 }
 
+bool lends_saved(const Program& program, const Communicator& comm) {
+  for (const Step& step : program.backward) {
+    for (const Transfer& t : step.sends) {
+      if (t.buffer == program.saved && comm.lends_to(t.peer)) return true;
+    }
+  }
+  return false;
+}
+
 TravellingBlocks::Block::Block(BlockTensors t, size_t of, std::shared_ptr<Held> h)
     : tensors(std::move(t)), which(of), held(std::move(h)) {
   held->now[which] += elements();

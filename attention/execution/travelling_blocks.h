@@ -30,6 +30,9 @@ enum class Joining {
 void transfer_rows(const BlockTensors& dst, const RowSet& dst_rows, const BlockTensors& src, const RowSet& src_rows,
                    Joining joining);
 
+// Whether the backward lends the buffer that the forward saves.
+bool lends_saved(const Program& program, const Communicator& comm);
+
 // Storage is allocated when a buffer's life begins. When the life ends, the buffer that memory/storage.h names as its
 // successor takes the storage over; without a successor the storage is freed at once. So a long ring allocates two
 // travelling blocks instead of P, and in every step the memory held is what the plan says. On a CPU, memory comes from

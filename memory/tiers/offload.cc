@@ -30,6 +30,7 @@ struct Piece {
 struct Entry {
   int64_t ticket = 0;
   std::vector<Piece> pieces;
+  TierMemory memory;
   int64_t begin = 0;  // where its tensors begin in the file
   int64_t host_bytes = 0;
   Transfers::Batch transfers;
@@ -47,11 +48,12 @@ class Offload::Impl {
     if (file) transfers_.emplace(std::move(file));
   }
 
-  int64_t put(std::vector<at::Tensor> tensors) {
+  int64_t put(std::vector<at::Tensor> tensors, TierMemory memory) {
     settle();
     auto entry = std::make_unique<Entry>();
     Entry& e = *entry;
     e.ticket = ++tickets_;
+    e.memory = std::move(memory);
     e.begin = end_;
     int64_t bytes = 0, pinned = 0;
     for (const at::Tensor& t : tensors) {
@@ -115,10 +117,12 @@ class Offload::Impl {
     settle();
     Entry& e = *entries_.back();
     e.fetching = true;
-    for (Piece& piece : e.pieces) {
+    for (size_t i = 0; i < e.pieces.size(); ++i) {
+      Piece& piece = e.pieces[i];
       if (piece.bytes == 0 && piece.sizes.empty()) continue;
       if (!gpu_) {
-        piece.device = pool_tensor(piece.sizes, piece.options, PoolPurpose::kStaging);
+        if (e.memory) piece.device = e.memory(i, piece.sizes, piece.options);
+        if (!piece.device.defined()) piece.device = pool_tensor(piece.sizes, piece.options, PoolPurpose::kStaging);
       } else if (piece.offset >= 0) {
         piece.host = pinned(piece);
       }
@@ -243,9 +247,9 @@ Offload::Offload(const OffloadSettings& settings, std::unique_ptr<TierFile> file
     : impl_(std::make_unique<Impl>(settings, std::move(file))) {}
 Offload::~Offload() = default;
 bool Offload::takes(int64_t layer) const { return layer < impl_->settings().layers; }
-int64_t Offload::put(std::vector<at::Tensor> tensors) {
+int64_t Offload::put(std::vector<at::Tensor> tensors, TierMemory memory) {
   const TraceSpan span(TraceKind::kTier, "give to tier");
-  return impl_->put(std::move(tensors));
+  return impl_->put(std::move(tensors), std::move(memory));
 }
 void Offload::settle() { impl_->settle(); }
 void Offload::fetch_next() { impl_->fetch_next(); }

@@ -13,7 +13,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,6 +31,9 @@ struct OffloadSettings {
   at::Device device = at::kCPU;
 };
 
+// Makes a tensor for the one with this index among those that were put, not initialised; undefined: as others.
+using TierMemory = std::function<at::Tensor(size_t index, at::IntArrayRef sizes, const at::TensorOptions& options)>;
+
 class Offload {
  public:
   // `file` may be null if all fits into host_bytes.
@@ -41,15 +46,16 @@ class Offload {
 
   // All of these raise the error of an earlier transfer that failed (Error(kResource)).
 
-  // Takes tensors over; undefined ones are allowed. They must not change any more. Returns a ticket for take().
-  int64_t put(std::vector<at::Tensor> tensors);
+  // Takes tensors over; undefined ones are allowed. They must not change any more. Returns a ticket for take(). On a
+  // CPU the tensors return to what `memory` makes, and otherwise to memory of the pool (memory/pool/pool.h).
+  int64_t put(std::vector<at::Tensor> tensors, TierMemory memory = nullptr);
   // Returns when the tensors of the last put() have left the device.
   void settle();
   // Begins to bring back the tensors of the last put() that have not been taken, if there are any. A layer calls it
   // when its backward begins, for the layer below.
   void fetch_next();
   // Returns the tensors of the last put() that have not been taken. Raises Error(kInternal) if `ticket` is another's.
-  // They are tensors of their own: what another rank had lent (comm/lending.h) is not lent any more.
+  // They are tensors of their own, also where another rank had lent them (comm/lending.h).
   std::vector<at::Tensor> take(int64_t ticket);
   // Forgets all tensors: those of a forward whose backward did not run.
   void clear();

@@ -277,7 +277,7 @@ std::vector<at::Tensor> LayerRun::forward(at::Tensor x, at::Tensor delta, const 
   } else if (s.offload != nullptr && s.offload->takes(layer)) {
     std::vector<at::Tensor> kept = std::exchange(attention.kept, {});
     kept.push_back(std::exchange(input, {}));
-    ticket = s.offload->put(std::move(kept));
+    ticket = s.offload->put(std::move(kept), std::exchange(attention.memory, nullptr));
   }
   return {next.all, added.all};
 }

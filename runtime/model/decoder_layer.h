@@ -23,14 +23,13 @@
 
 #include "attention/modules/rotary.h"
 #include "memory/charge.h"
+#include "memory/tiers/offload.h"
 #include "runtime/model/decoder_ops.h"
 #include "runtime/model/fused_ops.h"
 #include "runtime/model/model_shape.h"
 #include "runtime/model/weight_use.h"
 
 namespace annulus {
-
-class Offload;
 
 // Tensors that the shape lacks are undefined. The values of a leaf must be held while its place runs, and in the
 // backward the gradients, too, if it requires them (weight_use.h).
@@ -54,6 +53,8 @@ struct Attended {
   // Returns the gradients of q, k, v and the sinks from that of the output. Empty if there is no backward.
   std::function<Heads(const at::Tensor& dout, const Heads& qkv, const std::vector<at::Tensor>& kept)> backward =
       nullptr;
+  // Makes the memory to which kept[i] returns from a tier on a CPU; it returns an undefined tensor for any memory.
+  TierMemory memory = nullptr;
 };
 // For q [B, n, heads, D], k and v [B, n, kv_heads, D], all contiguous, and sinks [heads], a copy of the layer's,
 // undefined if it has none.

@@ -19,6 +19,7 @@ struct Curve {
   std::vector<double> numbers;  // losses, norms and the loss of a validation
   std::string digest;           // of the weights
 };
+  int64_t lent = 0;             // bytes, by the ranks that attend together
 
 // Of rank 0; all ranks see the same.
 Curve train(const Config& config, int ranks, int64_t steps) {
@@ -34,6 +35,7 @@ Curve train(const Config& config, int ranks, int64_t steps) {
     mine.numbers.push_back(training.validate([] { return false; }).loss);
     mine.digest = training.weights_digest();
     const bool offloads = config.memory.offload != "none";
+    mine.lent = training.mesh().axis("context").stats().bytes_lent;
     ASSERT_EQ(training.offloaded().has_value(), offloads);
     if (offloads) {
       EXPECT_GT(training.offloaded()->bytes_out, 0);
@@ -78,6 +80,8 @@ TEST(OffloadTraining, ChangesNoBits) {
       EXPECT_EQ(with.numbers, without.numbers) << c.name << ", " << ranks;
       EXPECT_EQ(with.digest, without.digest) << c.name << ", " << ranks;
     }
+      EXPECT_EQ(with.lent, without.lent) << c.name << ", " << ranks;  // what has returned is lent as well
+      EXPECT_EQ(with.lent > 0, ranks > 1) << c.name << ", " << ranks;
   }
 }
 
