@@ -31,12 +31,13 @@ class TokenizeSubcommand : public Subcommand {
     making(app.add_option("--field", field_,
                           "the JSON field, or the Parquet column, that holds the text (default: text; with --loss "
                           "completion or assistant and with --chat: completion or messages)"));
-    making(app.add_option(
-                  "--loss", loss_,
-                  "which tokens count as targets: all (default); completion: of lines of JSON with \"prompt\" and "
-                  "\"completion\", what follows the prompt; assistant: of lines with \"messages\", the assistant's "
-                  "turns")
-               ->check(CLI::IsMember({"all", "completion", "assistant"})));
+    making(
+        app.add_option(
+               "--loss", loss_,
+               "which tokens count as targets: all (default); completion: of lines of JSON, or rows of Parquet, with "
+               "\"prompt\" and \"completion\", what follows the prompt; assistant: of those with \"messages\", the "
+               "assistant's turns")
+            ->check(CLI::IsMember({"all", "completion", "assistant"})));
     making(app.add_flag(
         "--chat", chat_,
         "fields hold messages, [{\"role\": ..., \"content\": ...}, ...]: apply the tokenizer's chat template "

@@ -1,8 +1,8 @@
 """Finds the input files and reads their documents. Used by work.py, bench.py and the workers of pool.py.
 
 A document is a whole text file, a field of a line of JSONL, or a column of a row of Parquet; with --loss, --chat or --weight a
-line of JSONL as a whole (targets.py). Files are read in units of
-about a mebibyte, each of which one worker takes: some text files, the lines that begin in a range of bytes, or some rows.
+line of JSONL or a row of Parquet as a whole (targets.py), a *record*. Files are read in units of about a mebibyte, each of which
+one worker takes: some text files, the lines that begin in a range of bytes, or some rows.
 The units depend only on the files, and so do the documents and their order.
 """
 
@@ -71,8 +71,8 @@ class Unit:
     task: tuple  # the argument of Reader.documents
 
 
-def units(inputs, field, at=(0, 0)):
-    """Yields all units from number at[1] of input at[0] on. Raises Refused if a file cannot be read."""
+def units(inputs, field, at=(0, 0), records=None):
+    """Yields all units from number at[1] of input at[0] on. `records`: as for Reader. Raises Refused if a file cannot be read."""
     i, number = at
     while i < len(inputs):
         one = inputs[i]
@@ -86,7 +86,7 @@ def units(inputs, field, at=(0, 0)):
             i, number = end, 0
             continue
         if one.kind == "parquet":
-            parts = parquet_units(one, i, field)
+            parts = parquet_units(one, i, field, records)
         elif one.packing:
             parts = packed_units(one, i)
         else:
@@ -118,20 +118,24 @@ def packed_units(one, i):
         yield Unit(i, number, one.size - done, ("bytes", i, start, bytes(rest)))
 
 
-def parquet_units(one, i, field):
-    file, column = open_parquet(one, field)
+def parquet_units(one, i, field, records):
+    file, names = open_parquet(one, field, records)
+    # A column of lists or structs is several in the file: messages.list.element.content.
+    paths = [file.metadata.schema.column(n).path for n in range(file.metadata.num_columns)]
+    columns = [n for n, path in enumerate(paths) if any(path == name or path.startswith(name + ".") for name in names)]
     number = 0
     for group in range(file.metadata.num_row_groups):
         info = file.metadata.row_group(group)
-        rows = max(1, info.num_rows * UNIT // max(1, info.column(column).total_uncompressed_size))
+        rows = max(1, info.num_rows * UNIT // max(1, sum(info.column(n).total_uncompressed_size for n in columns)))
         for first in range(0, info.num_rows, rows):
             count = min(rows, info.num_rows - first)
             yield Unit(i, number, one.size * count // max(1, file.metadata.num_rows), ("rows", i, group, first, count))
             number += 1
 
 
-def open_parquet(one, field):
-    """Returns the file and the index of its column `field`. Raises Refused."""
+def open_parquet(one, field, records):
+    """Returns the file and the names of the columns to be read: `field`, and with `records` those of them that it has. Raises
+    Refused."""
     import pyarrow
     import pyarrow.parquet
 
@@ -147,13 +151,38 @@ def open_parquet(one, field):
         raise Refused(INPUT, f"{one.path} is not a Parquet file that can be read: {one_line(error)}")
     if field not in schema.names:
         raise Refused(INPUT, f"{one.path} has no column \"{field}\": --field takes one of {', '.join(schema.names)}")
-    kind = schema.field(field).type
-    value = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
-    if not any(test(value) for test in (pyarrow.types.is_string, pyarrow.types.is_large_string,
-                                        pyarrow.types.is_string_view)):
-        raise Refused(INPUT, f"{one.path}: the column \"{field}\" is of type {kind}, but text is expected")
-    columns = [file.metadata.schema.column(n).path for n in range(file.metadata.num_columns)]
-    return file, columns.index(field)
+    names = [field] if records is None else [name for name in schema.names if name == field or name in records]
+    for name in names:
+        kind = schema.field(name).type
+        if not (is_text(kind) if records is None else is_json(kind)):
+            expected = "text" if records is None else "text, numbers, lists or structs"
+            raise Refused(INPUT, f"{one.path}: the column \"{name}\" is of type {kind}, but {expected} is expected")
+    return file, names
+
+
+def is_text(kind):
+    import pyarrow.types as types
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+
+
+def is_json(kind):
+    """Whether values of this type are those of JSON."""
+    import pyarrow.types as types
+
+    if types.is_struct(kind):
+        return all(is_json(kind.field(n).type) for n in range(kind.num_fields))
+    if types.is_list(kind) or types.is_large_list(kind):
+        return is_json(kind.value_type)
+    return is_text(kind) or any(test(kind) for test in (types.is_integer, types.is_floating, types.is_boolean, types.is_null))
+
+
+def without_nulls(value):
+    """Returns a value of Parquet as JSON would have it: what a struct has not is null there."""
+    if isinstance(value, dict):
+        return {key: without_nulls(entry) for key, entry in value.items() if entry is not None}
+    return [without_nulls(entry) for entry in value] if isinstance(value, list) else value
 
 
 def one_line(error):
@@ -211,13 +240,14 @@ def decode(raw, replace, where):
 class Reader:
     """Reads the documents of units, in a worker. It keeps a Parquet file open from one unit to the next."""
 
-    def __init__(self, inputs, field, replace, records=False):
+    def __init__(self, inputs, field, replace, records=None):
+        """records: documents are records, of which these are the fields besides `field`; None: they are texts."""
         self.inputs, self.field, self.replace, self.records = inputs, field, replace, records
         self.opened = None  # for Parquet: (input, group), the next row, the batches that follow, the rest of the current one
 
     def documents(self, task):
-        """Returns the texts of a unit's documents; with `records`, of lines, (the JSON object, a function that names its place).
-        Raises Refused, which names the place in the file."""
+        """Returns the texts of a unit's documents, or records, each with a function that names its place. Raises Refused, which
+        names the place in the file."""
         kind, i, *rest = task
         try:
             return getattr(self, kind)(i, *rest)
@@ -285,7 +315,7 @@ class Reader:
         record = self.record(text, where)
         if not isinstance(record, dict):
             raise Refused(INPUT, f"{where()} is not a JSON object: {{\"{self.field}\": \"...\"}} is expected")
-        if self.records:
+        if self.records is not None:
             return self.without_surrogates(record, where), where
         if self.field not in record:
             raise Refused(INPUT, f"{where()} has no field \"{self.field}\": --field takes one of {', '.join(record)}")
@@ -313,13 +343,15 @@ class Reader:
         one = self.inputs[i]
         try:
             if self.opened is None or self.opened[0] != (i, group) or self.opened[1] > first:
-                file, _ = open_parquet(one, self.field)
-                batches = file.iter_batches(batch_size=max(count, 64), row_groups=[group], columns=[self.field])
+                file, names = open_parquet(one, self.field, self.records)
+                batches = file.iter_batches(batch_size=max(count, 64), row_groups=[group], columns=names)
                 self.opened = (i, group), 0, batches, []
             _, at, batches, rest = self.opened
             texts = []
             while at < first + count:
-                rest = rest or next(batches).column(0).to_pylist()
+                if not rest:
+                    batch = next(batches)
+                    rest = batch.column(0).to_pylist() if self.records is None else batch.to_pylist()
                 take = min(first + count - at, len(rest))
                 texts += rest[max(0, first - at):take]
                 at, rest = at + take, rest[take:]
@@ -327,6 +359,9 @@ class Reader:
         except (pyarrow.ArrowException, OSError, StopIteration, UnicodeDecodeError) as error:
             raise Refused(INPUT, f"{one.path}: the rows from {first:,} on of row group {group} cannot be read: "
                                  f"{one_line(error)}")
+        if self.records is not None:
+            return [(without_nulls(record), lambda n=n: f"{one.path}, row {n:,} of row group {group}")
+                    for n, record in enumerate(texts, first)]
         if None in texts:
             raise Refused(INPUT, f"{one.path}: row {first + texts.index(None):,} of row group {group} has no text in "
                                  f"the column \"{self.field}\"; remove such rows")

@@ -58,7 +58,7 @@ def encode_unit(reader, tokenizer, targets, task, width, begin, end):
     return content, lengths, hashes, sizes, runs
 
 
-def work(connection, tokenizer, targets, inputs, field, replace, width, begin, end, check):
+def work(connection, tokenizer, targets, inputs, field, records, replace, width, begin, end, check):
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the coordinator handles them
     tasks = queue.SimpleQueue()
@@ -72,7 +72,7 @@ def work(connection, tokenizer, targets, inputs, field, replace, width, begin, e
             os._exit(0)
 
     threading.Thread(target=receive, daemon=True).start()
-    reader = Reader(inputs, field, replace, records=targets is not None)
+    reader = Reader(inputs, field, replace, records)
     while True:
         number, task = tasks.get()
         try:

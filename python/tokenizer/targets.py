@@ -1,4 +1,4 @@
-"""Turns a line of JSON into tokens of which some count as targets, and says with which weights. Used by work.py and the
+"""Turns a line of JSON, or a row of Parquet, into tokens of which some count as targets, and says with which weights. Used by work.py and the
 workers of pool.py, for `annulus tokenize` with --loss, --chat or --weight. The terms are those of TRL and axolotl.
 
   --loss completion   "prompt" and "completion": what follows the prompt counts
@@ -43,12 +43,19 @@ def settle(options):
         options.weight = "weight"
 
 
-def require_lines(options, inputs):
+def fields(options):
+    """Returns the fields that a record may have besides options.field, or None if documents are texts."""
+    if is_plain(options):
+        return None
+    return [name for name in (options.prompt, options.weight) if name] + ["tools", "chat_template_kwargs"]
+
+
+def require_records(options, inputs):
     for one in inputs:
-        if one.kind != "jsonl":
+        if one.kind == "text":
             what = f"--loss {options.loss}" if options.loss != "all" else "--chat" if options.chat else "--weight"
-            raise Refused(INPUT, f"{one.path}: {what} takes JSONL, a JSON object a line, not {one.kind} (--kind jsonl for files "
-                                 "with other names)")
+            raise Refused(INPUT, f"{one.path}: {what} takes JSONL, a JSON object a line, or Parquet, not text (--kind jsonl for "
+                                 "files with other names)")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from progress import Progress, bytes_text, counted, duration_text
 from shards import BOUNDARIES, new_shard, write_whole
 from state import Folder, inputs_digest
 from table import make_table
-from targets import Targets, is_plain, require_lines, settle
+from targets import Targets, fields, is_plain, require_records, settle
 from tokenizer import Tokenizer
 
 
@@ -97,10 +97,10 @@ class Work:
                 raise Refused(USAGE, f"--begin and --end are the same token, {self.begin}: with --format {o.format} give one "
                                      "of them")
         self.width = 2 if t.vocab <= 1 << 16 else 4
-        self.inputs = find(o.input, o.kind)
+        self.inputs, self.records = find(o.input, o.kind), fields(o)
         self.targets = None
         if not is_plain(o):
-            require_lines(o, self.inputs)
+            require_records(o, self.inputs)
             self.targets = Targets(t, o, self.begin, self.end)
         settings = {"format": o.format, "field": o.field, "kind": o.kind, "special_tokens": not o.no_special_tokens,
                     "specials_as_text": o.specials_as_text, "bad_utf8": o.bad_utf8, "begin": self.begin, "end": self.end,
@@ -136,7 +136,7 @@ class Work:
         check = (no_check if self.options.format in BOUNDARIES else
                  boundaries_are_found(self.begin, self.end, self.width))
         pool = Pool(self.options.processes or processors(), self.tokenizer, self.targets, self.inputs, self.options.field,
-                    self.options.bad_utf8 == "replace", self.width, self.begin, self.end, check)
+                    self.records, self.options.bad_utf8 == "replace", self.width, self.begin, self.end, check)
         try:
             self.encode(pool)
             if not self.tokens:
@@ -154,7 +154,7 @@ class Work:
     def encode(self, pool):
         at = self.folder.next
         skip = at["document"]
-        todo = units(self.inputs, self.options.field, (at["input"], at["unit"]))
+        todo = units(self.inputs, self.options.field, (at["input"], at["unit"]), self.records)
         sent, results, sent_units, written = 0, {}, {}, 0
         window = (Pool.DEPTH + 2) * len(pool.workers)  # results that wait for an earlier unit stay in memory
         error = None

@@ -237,6 +237,49 @@ class Targets(support.Test):
         self.chat_folder(PLAIN)
         self.refused(3, "that were made with chat_template = ", self.words("--loss", "assistant", tokenizer=folder, output="one"))
 
+    # ---- Parquet.
+
+    def parquet(self, records, rows=7):
+        """Writes the records as Parquet, with other columns, of kinds that JSON has not; returns the options to read it."""
+        import pyarrow
+        import pyarrow.parquet
+
+        table = pyarrow.Table.from_pylist(records)
+        table = table.append_column("id", pyarrow.array([bytes([i % 256]) for i in range(len(records))]))
+        pyarrow.parquet.write_table(table, self.path("in.parquet"), row_group_size=rows)
+        return ["--input", "in.parquet"]
+
+    def test_rows_of_parquet_are_lines_of_json(self):
+        folder = self.chat_folder(MARKED)
+        tools = [{"role": "user", "content": "add"}, {"role": "assistant", "content": "3", "weight": 0.5}]
+        conversations = [say(f"question {i} " * (i % 7), f"answer {i} " * (i % 5), weight=i % 3) for i in range(40)]
+        conversations.append({"messages": tools})  # which has no weight of its own, and others no weight of a message
+        pairs = [{"prompt": f"so {i} ", "completion": f"many {i}"} for i in range(40)]
+        for name, records, options in (("turns", conversations, ["--loss", "assistant"]), ("pairs", pairs, ["--loss", "completion"])):
+            with self.subTest(name):
+                self.lines(records)
+                self.tokenize(*options, tokenizer=folder, output=name)
+                words = self.words(*options, tokenizer=folder, output=name + "-parquet")
+                words[words.index("in.jsonl")] = self.parquet(records)[1]
+                code, out, err = self.run_words(words)
+                self.assertEqual(code, 0, err)
+                self.assertEqual(self.weighed(name + "-parquet"), self.weighed(name))
+
+    def test_refuses_parquet_that_does_not_fit(self):
+        def fails(records, pattern, *options):
+            words = self.words(*options)
+            words[words.index("in.jsonl")] = self.parquet(records)[1]
+            self.refused(3, pattern, words)
+            self.assertFalse(os.path.exists(self.path("out")), "something is left behind")
+
+        pairs = [{"prompt": "a", "completion": "b"}] * 9
+        fails([*pairs, {"prompt": None, "completion": "b"}], 'in.parquet, row 2 of row group 1 has no field "prompt": --prompt takes '
+              "one of completion", "--loss", "completion")
+        fails(pairs, 'in.parquet has no column "answer": --field takes one of prompt, completion, id', "--loss", "completion",
+              "--field", "answer")
+        fails([{"prompt": b"a", "completion": "b"}], 'the column "prompt" is of type binary, but text, numbers, lists or structs',
+              "--loss", "completion")
+
     # ---- Mistakes: one message each, and nothing is left behind.
 
     def fails(self, code, pattern, *options, **more):
@@ -302,7 +345,7 @@ class Targets(support.Test):
         self.fails(2, "--weight needs --format annulus", "--weight", "w", "--format", "nanogpt", "--end", "7")
         self.fails(2, "--specials-as-text would read the marks of the chat template", "--chat", "--specials-as-text", tokenizer=folder)
         self.fails(3, "chat templates lie beside a tokenizer.json", "--chat", kind="sentencepiece")
-        self.fails(3, "in.jsonl: --loss completion takes JSONL, a JSON object a line, not text", "--loss", "completion", "--kind", "text")
+        self.fails(3, "in.jsonl: --loss completion takes JSONL, a JSON object a line, or Parquet, not text", "--loss", "completion", "--kind", "text")
 
 
 if __name__ == "__main__":
