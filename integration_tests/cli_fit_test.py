@@ -189,35 +189,57 @@ class FitTest(cli.CliTest):
         # bf16; the statistics of 4 heads in fp32; and a block of keys and values of another rank.
         kept = 2 * 1024 * (2 * 256 * 2 + 4 * 4 + 2 * 256 * 2)
         ring = ["--set", "attention.schedule=ring"]
-        on_gpus, on_cpus = self.json(*ring)["offload"], self.json("--cpu", *ring)["offload"]
-        self.assertEqual(on_gpus["bytes_of_rank"], 2 * kept)
-        self.assertEqual((on_gpus["host_bytes_of_host"], on_gpus["file_bytes_of_host"]), (4 * 2 * kept, 0))
-        self.assertEqual((on_cpus["host_bytes_of_host"], on_cpus["file_bytes_of_host"]), (0, 4 * 2 * kept))
-        bounded = self.json(*ring, "--set", "memory.offload=host", "--set", "memory.host=20MB", "--set", "model.recompute=true", "--set", "device=cuda")
+        ways = {way["memory_offload"]: way for way in self.json(*ring)["ways"][:4]}
+        on_cpus = self.json("--cpu", *ring)["ways"]
+        self.assertEqual([way["moved_bytes"] for way in ways.values()], [0, 2 * kept, 2 * kept])
+        self.assertEqual((ways["host"]["host_bytes_of_host"], ways["host"]["file_bytes_of_host"]), (4 * 2 * kept, 0))
+        buffers = 4 * 2 * (4 * 2**20 + 4096)  # of a file of each rank
+        self.assertEqual((ways["file"]["host_bytes_of_host"], ways["file"]["file_bytes_of_host"]), (4 * 2 * kept + buffers, 4 * 2 * kept))
+        self.assertEqual([way["keeps"] for way in on_cpus], ["all", "recompute", "offload", "optimizer"])
+        self.assertEqual((on_cpus[2]["host_bytes_of_host"], on_cpus[2]["file_bytes_of_host"]), (0, 4 * 2 * kept))
+        bounded = self.json(*ring, "--set", "memory.offload=host", "--set", "memory.host=20MB", "--set", "model.recompute=true", "--set", "device=cuda")["ways"][2]
         # On their way to files and back, two layers of each rank are in the host's memory; and a layer goes to one of them whole.
-        self.assertEqual(bounded["offload"]["host_bytes_of_host"], 20 * 10**6 + 4 * 2 * kept)
-        self.assertAlmostEqual(bounded["offload"]["file_bytes_of_host"], 4 * 2 * kept - 20 * 10**6 + 4 * kept, delta=10)
-        self.assertEqual(self.json("--set", "memory.device_layers=4")["offload"]["bytes_of_rank"], 0)
+        self.assertEqual(bounded["host_bytes_of_host"], 20 * 10**6 + 4 * 2 * kept + buffers)
+        self.assertAlmostEqual(bounded["file_bytes_of_host"], 4 * 2 * kept - 20 * 10**6 + 4 * kept, delta=10)
+        self.assertEqual(self.json("--set", "memory.device_layers=4")["ways"][2]["moved_bytes"], 0)
         out = self.fit(*ring, "--tflops", "400")
-        self.assertRegex(out, r"\nwith offload a rank moves 8.5 MB out and back for each batch; the 4 ranks of a host keep 33.8 MB in its memory\n")
-        self.assertRegex(out, r"\nat 400.0 TFLOP/s a rank computes a batch in [\d.]+ s; [\d.]+ [KMGT]B/s a rank out, in its forward, and [\d.]+ [KMGT]B/s back are hidden\n")
+        self.assertRegex(out, r"\n +offload: host +[\d.]+ +33.8 +0.0 +8.5 +[\d.]+ +[\d.]+  yes +[\d,]+\n +offload: files +[\d.]+ +67.4 +33.8 +8.5 ")
+        self.assertRegex(out, r"\nat 400.0 TFLOP/s a rank computes a step in [\d.]+ s, which hides what layers keep at these rates\n")
         self.assertEqual(os.listdir(self.path(".")).count("runs"), 0)
 
     def test_says_what_the_optimizer_moves(self):
         # fp32 master weights and two moments of a quarter of all elements, which are padded.
         share = self.json()["parameters"] * 12 // 4
-        on_gpus, on_cpus = self.json()["optimizer_offload"], self.json("--cpu")["optimizer_offload"]
-        for plan in on_gpus, on_cpus:
-            self.assertAlmostEqual(plan["bytes_of_rank"], share, delta=share // 1000)
-        self.assertGreaterEqual(on_gpus["host_bytes_of_host"], 4 * share)
-        self.assertEqual((on_gpus["file_bytes_of_host"], on_cpus["host_bytes_of_host"]), (0, 0))
-        self.assertAlmostEqual(on_cpus["file_bytes_of_host"], 4 * share, delta=share // 10)
+        on_gpus, on_cpus = self.json()["ways"], self.json("--cpu")["ways"]
+        for plan in on_gpus[4], on_gpus[5], on_cpus[3]:
+            self.assertAlmostEqual(plan["optimizer_moved_bytes"], share, delta=share // 1000)
+        self.assertGreaterEqual(on_gpus[4]["host_bytes_of_host"] - on_gpus[2]["host_bytes_of_host"], 4 * share)
+        self.assertEqual((on_gpus[4]["file_bytes_of_host"], on_cpus[3]["host_bytes_of_host"]), (0, 0))
+        self.assertAlmostEqual(on_cpus[3]["file_bytes_of_host"] - on_cpus[2]["file_bytes_of_host"], 4 * share, delta=share // 10)
         out = self.fit("--tflops", "400")
-        self.assertRegex(out, r"\nwith the optimizer too, at level 3, it reads [\d.]+ MB and writes as much in each step; of this the 4 ranks of a host keep [\d.]+ MB in its memory\n")
-        self.assertRegex(out, r"\nan update is not hidden; at [\d.]+ [KMGT]B/s each way it adds 5 % to the [\d.]+ s of a step\n")
+        self.assertRegex(out, r"\n +optimizer: host .*\n +optimizer: files ")
+        self.assertRegex(out, r"\nan update is not hidden; with the optimizer's state away, at [\d.]+ [KMGT]B/s each way, it adds 5 % to that\n")
         # Where it is configured, no way keeps it on the device.
         rows = self.json("--set", "optimizer.offload=host", "--set", "device=cuda")["fits"]
         self.assertEqual({row["bytes"]["optimizer"] for row in rows[12:]}, {rows[15]["bytes"]["optimizer"]})
+
+    def test_minds_what_a_host_has(self):
+        model = "configs/plan/8b.toml"
+        at = ["--set", "optimizer.shard=3", "--context", "131072"]
+        memory = "24GB"
+        ways = self.json(*at, ranks=8, memory=memory, model=model)["ways"]
+        kept = ways[2]["host_bytes_of_host"]
+        plan = self.json(*at, "--host-memory", str(kept - 1), ranks=8, memory=memory, model=model)
+        self.assertEqual([way["fits"] for way in plan["ways"][2:4]], [False, True])
+        self.assertLess(plan["ways"][2]["longest_context"], 131072)
+        self.assertRegex(plan["nearest"]["text"], r'^memory.offload = "file" fits \(')
+        both = self.fit(*at, "--host-memory", str(kept - 1), "--disk", "10GB", ranks=8, memory=memory, model=model)
+        self.assertIn(" and in files of 10.0 GB; ", both)
+        self.assertRegex(both, r"\n +offload: files .*  no  ")
+        self.assertIn("data.context = ", both.splitlines()[-1])
+        small = ["fit", "small.toml", "--ranks", "4", "--device-memory", "1GB"]
+        self.assert_refused(2, '--disk must be a number of bytes such as 141GB or 80GiB, got "1 disk"', *small, "--disk", "1 disk")
+        self.assert_refused(2, "--host-memory", *small, "--host-memory", "")
 
     def test_says_what_prevents_a_fit(self):
         out = self.fit(memory="1MB")

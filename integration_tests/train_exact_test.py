@@ -224,7 +224,8 @@ class TrainTest(cli.CliTest):
         again = ["launch", "-n", "2", "train", "tiny.toml", *sets, "--resume", "tiny-001", "--set", "memory.files=small"]
         code, said = self.in_small_folder("100k", *again)
         self.assertEqual(code, 8, said)
-        self.assertRegex(said, r"memory.offload needs [\d.]+ MB of files for the 2 ranks of this host, and [\d.]+ MB are free in small")
+        self.assertRegex(said, r"memory.offload needs [\d.]+ MB of files for the 2 ranks of this host, and [\d.]+ MB are free in small: "
+                                r'memory.offload = "none" fits \([\d.]+ MB a rank\); ')
         # A disk that is full although nothing said so before.
         code, said = self.in_small_folder("100k", *again, ANNULUS_MEMORY_CHECK="0")
         self.assertEqual(code, 8, said)
@@ -240,7 +241,8 @@ class TrainTest(cli.CliTest):
         again = ["launch", "-n", "2", "train", "tiny.toml", *sets, "--resume", "tiny-001", "--set", "memory.files=small"]
         code, said = self.in_small_folder("100k", *again)
         self.assertEqual(code, 8, said)
-        self.assertRegex(said, r"optimizer.offload needs [\d.]+ MB of files for the 2 ranks of this host, and [\d.]+ MB are free in small")
+        self.assertRegex(said, r"optimizer.offload needs [\d.]+ MB of files for the 2 ranks of this host, and [\d.]+ MB are free in small: "
+                                r'optimizer.offload = "none" fits \([\d.]+ MB a rank\); ')
         code, said = self.in_small_folder("100k", *again, ANNULUS_MEMORY_CHECK="0")
         self.assertEqual(code, 8, said)
         self.assertRegex(said, r"optimizer.offload: cannot reserve [\d.]+ MB for a file in small: No space left on device")

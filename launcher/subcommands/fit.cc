@@ -1,6 +1,6 @@
 // annulus fit: computes whether a model fits into the memory of so many devices when it is trained, at each level of
-// optimizer.shard, with and without recomputation and offload, and what a rank then sends. It runs nothing and needs
-// neither the devices nor the data; runtime/training/fitting.h does the work.
+// optimizer.shard, with and without recomputation and offload, where what is offloaded lies, and what a rank then
+// sends. It runs nothing and needs neither the devices nor the data; runtime/training/fitting.h does the work.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
@@ -49,47 +49,62 @@ std::string rows_text(const DataConfig& data) {
   return text;
 }
 
-std::string longest_text(const Fit& fit, int64_t multiple) {
-  if (!fit.longest) return "only these";
-  if (*fit.longest == 0) return "none";
+std::string longest_text(const std::optional<int64_t>& longest, int64_t multiple) {
+  if (!longest) return "only these";
+  if (*longest == 0) return "none";
   // If the next length is beyond the longest that is planned, it may fit as well.
-  return (*fit.longest + multiple > kLongestPlanned ? "at least " : "") + with_commas(*fit.longest);
+  return (*longest + multiple > kLongestPlanned ? "at least " : "") + with_commas(*longest);
 }
 
 // The share of a step's computing that the update may add when the state of the optimizer is offloaded.
 constexpr double kUpdateShare = 0.05;
 
-// With offload: what leaves the device, where it lies, and how fast it must travel.
-void print_offload(const FitRanks& ranks, int levels, const FitOffload& offload, std::optional<double> tflops) {
-  const auto bytes = [](double n) { return bytes_text(n); };
-  const std::string of_host = counted(ranks.ranks_of_a_host, "rank") + " of a host keep";
-  const auto kept = [&](int64_t host, int64_t files) {
-    std::string text;
-    if (host > 0) text += " " + bytes(static_cast<double>(host)) + " in its memory";
-    if (files > 0) text += (host > 0 ? " and " : " ") + bytes(static_cast<double>(files)) + " in files";
-    return text.empty() ? " nothing" : text;
-  };
-  std::printf("\nwith offload a rank moves %s out and back for each batch; the %s%s\n",
-              bytes(static_cast<double>(offload.bytes)).c_str(), of_host.c_str(),
-              kept(offload.of_host.host, offload.of_host.files).c_str());
-  const auto state = static_cast<double>(offload.optimizer_bytes);
-  std::printf("with the optimizer too, at level %d, it reads %s and writes as much in each step; of this the %s%s\n",
-              levels - 1, bytes(state).c_str(), of_host.c_str(),
-              kept(offload.optimizer_host, offload.optimizer_files).c_str());
-  if (!tflops) return;
-  const double step = offload.flops * static_cast<double>(offload.accumulate) / (*tflops * 1e12);
-  const auto say_update = [&] {
-    std::printf("an update is not hidden; at %s/s each way it adds %.0f %% to the %s s of a step\n",
-                bytes(state / (kUpdateShare * step)).c_str(), kUpdateShare * 100, rounded(step, 1).c_str());
-  };
-  if (offload.bytes == 0) return say_update();
-  // They leave during the forward, which has a third of the operations, and return during the backward.
-  const double seconds = offload.flops / (*tflops * 1e12), moved = static_cast<double>(offload.bytes);
+std::string name_of(const FitWay& way) {
+  const std::string name = to_string(way.keeps);
+  if (way.keeps < Keeps::kOffloaded) return name;
+  const auto tier = [](const std::string& of) { return of == "file" ? std::string("files") : of; };
+  const Tiers& at = way.tiers;
+  return name + ": " + tier(at.memory) +
+         (way.keeps == Keeps::kOptimizer && at.memory != at.optimizer ? ", " + tier(at.optimizer) : "");
+}
+
+// The ways to train at the highest level, with what is kept away from the device, and how fast it must travel.
+void print_ways(const FitRanks& ranks, const FitTable& table, std::optional<double> tflops) {
+  double most = 0;
+  for (const FitWay& way : table.ways) {
+    most = std::max({most, static_cast<double>(way.device), static_cast<double>(way.of_host.host),
+                     static_cast<double>(way.of_host.files)});
+  }
+  const bool large = most >= 1e9;
+  const auto shown = [&](int64_t bytes) { return rounded(static_cast<double>(bytes) / (large ? 1e9 : 1e6), 1); };
+  const auto bound = [](const std::optional<double>& bytes) { return bytes ? " of " + bytes_text(*bytes) : ""; };
   std::printf(
-      "at %s TFLOP/s a rank computes a batch in %s s; %s/s a rank out, in its forward, and %s/s back are hidden\n",
-      rounded(*tflops, 1).c_str(), rounded(seconds, 1).c_str(), bytes(3 * moved / seconds).c_str(),
-      bytes(1.5 * moved / seconds).c_str());
-  say_update();
+      "\nways to train at level %d, %s: what a rank holds; what the %s of a host keep in its memory%s and in files%s; "
+      "and "
+      "what a rank sends there in a step, and has back\n",
+      table.fits.back().level, large ? "GB" : "MB", counted(ranks.ranks_of_a_host, "rank").c_str(),
+      bound(ranks.host_memory).c_str(), bound(ranks.files).c_str());
+  std::printf("%22s %11s %11s %11s %11s", "keeps", "device", "host", "files", "moved");
+  if (tflops) std::printf(" %11s %11s", "GB/s out", "GB/s back");
+  std::printf("  %-4s %15s\n", "fits", "longest rows");
+  const double seconds = tflops ? table.flops / (*tflops * 1e12) : 0;
+  for (const FitWay& way : table.ways) {
+    std::printf("%22s %11s %11s %11s %11s", name_of(way).c_str(), shown(way.device).c_str(),
+                shown(way.of_host.host).c_str(), shown(way.of_host.files).c_str(), shown(way.total_moved()).c_str());
+    if (tflops) {
+      // What layers keep leaves during the forward, which has a third of the operations, and returns during the
+      // backward.
+      const double rate = static_cast<double>(way.moved) / seconds / 1e9;
+      std::printf(" %11s %11s", rounded(3 * rate, 2).c_str(), rounded(1.5 * rate, 2).c_str());
+    }
+    std::printf("  %-4s %15s\n", way.fits ? "yes" : "no", longest_text(way.longest, 2 * table.context).c_str());
+  }
+  if (!tflops) return;
+  std::printf("at %s TFLOP/s a rank computes a step in %s s, which hides what layers keep at these rates\n",
+              rounded(*tflops, 1).c_str(), rounded(seconds, 1).c_str());
+  const auto state = static_cast<double>(table.ways.back().optimizer_moved);
+  std::printf("an update is not hidden; with the optimizer's state away, at %s/s each way, it adds %.0f %% to that\n",
+              bytes_text(state / (kUpdateShare * seconds)).c_str(), kUpdateShare * 100);
 }
 
 void print_table(const Config& c, const FitRanks& ranks, const FitTable& table, const NearestFit& nearest,
@@ -121,7 +136,7 @@ void print_table(const Config& c, const FitRanks& ranks, const FitTable& table, 
     std::printf("%5d %9s", fit.level, to_string(fit.keeps));
     for (const Kind& kind : kKinds) std::printf(" %11.1f", shown(static_cast<double>(fit.bytes.*kind.bytes)));
     std::printf(" %11.1f  %-4s %15s\n", shown(static_cast<double>(fit.bytes.total())), fit.fits ? "yes" : "no",
-                longest_text(fit, 2 * table.context).c_str());
+                longest_text(fit.longest, 2 * table.context).c_str());
   }
   const AttentionTraffic& ring = table.attention;
   std::printf("\na rank sends in a step, %s; keys and values are those of the rank that sends the most%s:\n", name,
@@ -134,7 +149,7 @@ void print_table(const Config& c, const FitRanks& ranks, const FitTable& table, 
                 shown(level.reduced + level.gathered + ring.total()));
   }
   if (ring.queries > 0) std::printf("the total includes %.1f of queries and their results\n", shown(ring.queries));
-  print_offload(ranks, static_cast<int>(table.traffic.size()), table.offload, tflops);
+  print_ways(ranks, table, tflops);
   if (table.save_copy > 0) {
     const auto copy = static_cast<double>(table.save_copy);
     std::printf(
@@ -181,7 +196,7 @@ std::string fit_picture(const std::string& model, const Config& c, const FitRank
     bar.name = name_of(fit.keeps);
     for (const Kind& kind : kKinds) bar.parts.push_back(static_cast<double>(fit.bytes.*kind.bytes));
     bar.within = fit.fits;
-    const std::string longest = longest_text(fit, 2 * table.context);
+    const std::string longest = longest_text(fit.longest, 2 * table.context);
     bar.note = bytes_text(static_cast<double>(fit.bytes.total())) + (!fit.longest        ? ""
                                                                      : *fit.longest == 0 ? "; no rows fit"
                                                                                          : "; rows to " + longest);
@@ -192,7 +207,19 @@ std::string fit_picture(const std::string& model, const Config& c, const FitRank
 
 void print_json(const std::string& model, const FitRanks& ranks, const FitTable& table, const NearestFit& nearest) {
   using Json = nlohmann::ordered_json;
-  Json fits = Json::array(), traffic = Json::array();
+  Json fits = Json::array(), traffic = Json::array(), ways = Json::array();
+  for (const FitWay& way : table.ways) {
+    ways.push_back({{"keeps", to_string(way.keeps)},
+                    {"memory_offload", way.tiers.memory},
+                    {"optimizer_offload", way.tiers.optimizer},
+                    {"device_bytes", way.device},
+                    {"host_bytes_of_host", way.of_host.host},
+                    {"file_bytes_of_host", way.of_host.files},
+                    {"moved_bytes", way.moved},
+                    {"optimizer_moved_bytes", way.optimizer_moved},
+                    {"fits", way.fits},
+                    {"longest_context", way.longest ? Json(*way.longest) : Json()}});
+  }
   for (const Fit& fit : table.fits) {
     Json bytes;
     for (const Kind& kind : kKinds) bytes[kind.name] = fit.bytes.*kind.bytes;
@@ -216,6 +243,8 @@ void print_json(const std::string& model, const FitRanks& ranks, const FitTable&
                     {"replicas", table.replicas},
                     {"planned_rank", table.planned},
                     {"memory", ranks.memory},
+                    {"host_memory", ranks.host_memory ? Json(*ranks.host_memory) : Json()},
+                    {"files", ranks.files ? Json(*ranks.files) : Json()},
                     {"caches", {{"bytes", table.caches}, {"on_device", table.caches_on_device}}},
                     {"longest_planned", kLongestPlanned},
                     {"fits", fits},
@@ -224,15 +253,8 @@ void print_json(const std::string& model, const FitRanks& ranks, const FitTable&
                      {{"kv_bytes_sent", table.attention.keys_and_values},
                       {"gradient_bytes_sent", table.attention.gradients},
                       {"query_bytes_sent", table.attention.queries}}},
-                    {"offload",
-                     {{"bytes_of_rank", table.offload.bytes},
-                      {"host_bytes_of_host", table.offload.of_host.host},
-                      {"file_bytes_of_host", table.offload.of_host.files},
-                      {"flops_of_rank", table.offload.flops}}},
-                    {"optimizer_offload",
-                     {{"bytes_of_rank", table.offload.optimizer_bytes},
-                      {"host_bytes_of_host", table.offload.optimizer_host},
-                      {"file_bytes_of_host", table.offload.optimizer_files}}},
+                    {"ways", ways},
+                    {"flops_of_rank", table.flops},
                     {"save_copy_bytes_of_rank", table.save_copy},
                     {"nearest", {{"found", nearest.found}, {"text", nearest.text}}}};
   std::printf("%s\n", all.dump(2).c_str());
@@ -257,6 +279,11 @@ class FitSubcommand : public Subcommand {
         ->check(CLI::PositiveNumber)
         ->group(kDevices);
     app.add_flag("--cpu", cpu_, "ranks compute on CPUs")->group(kDevices);
+    app.add_option("--host-memory", host_text_,
+                   "what a host has for what its ranks offload to its memory (default: any number)")
+        ->type_name("BYTES")
+        ->group(kDevices);
+    app.add_option("--disk", disk_text_, "likewise for files")->type_name("BYTES")->group(kDevices);
     app.add_option("--tflops", tflops_,
                    "the TFLOP/s that a rank reaches, to print how fast what is offloaded must travel")
         ->check(CLI::PositiveNumber)
@@ -291,10 +318,14 @@ class FitSubcommand : public Subcommand {
     if (memory_text_.empty()) {
       refuse("--device-memory is needed, the memory of a GPU, or with --cpu of a rank: 141GB, 80GiB");
     }
-    const std::optional<int64_t> memory = bytes_of_text(memory_text_);
-    if (!memory) {
-      refuse("--device-memory must be a number of bytes such as 141GB or 80GiB, got \"" + memory_text_ + "\"");
-    }
+    const auto bytes = [](const char* option, const std::string& text) -> std::optional<double> {
+      if (text.empty()) return std::nullopt;
+      const std::optional<int64_t> bytes = bytes_of_text(text);
+      if (!bytes) {
+        refuse(std::string(option) + " must be a number of bytes such as 141GB or 80GiB, got \"" + text + "\"");
+      }
+      return static_cast<double>(*bytes);
+    };
     if (!svg_.empty()) require_output("launcher", "--svg " + svg_, svg_);
     read_model();
     if (config_.model.dtype == "fp64" && !cpu_) {
@@ -305,7 +336,9 @@ class FitSubcommand : public Subcommand {
     on_ = {.ranks = *ranks_,
            .ranks_of_a_host = ranks_of_a_host_.value_or(std::min(*ranks_, kRanksOfAHost)),
            .are = cpu_ ? RanksAre::kProcesses : RanksAre::kGpus,
-           .memory = static_cast<double>(*memory)};
+           .memory = *bytes("--device-memory", memory_text_),
+           .host_memory = bytes("--host-memory", host_text_),
+           .files = bytes("--disk", disk_text_)};
   }
 
   int run() override {
@@ -347,7 +380,7 @@ class FitSubcommand : public Subcommand {
                            model_, sets, read_model_from);
   }
 
-  std::string model_, memory_text_, svg_;
+  std::string model_, memory_text_, host_text_, disk_text_, svg_;
   std::vector<std::string> sets_;
   std::optional<int> ranks_, ranks_of_a_host_;
   std::optional<int64_t> context_, batch_;

@@ -33,6 +33,14 @@ ContextSchedule of_length(const DataConfig& data, int64_t length) {
   return schedule;
 }
 
+std::string listed(const std::vector<std::string>& words) {
+  if (words.size() < 2) return words.empty() ? "" : words[0];
+  return join({words.begin(), words.end() - 1}, ", ") + " and " + words.back();
+}
+
+// What a plan is compared with.
+enum class Of { kDevice, kAll };
+
 // Plans one rank of a configuration at any level, with or without recomputation, and with rows of any length.
 class Fitting {
  public:
@@ -62,30 +70,48 @@ class Fitting {
   const std::optional<double>& beyond_planning() const { return highest_; }
 
   Sharding sharding(int level) const {
-    return make_sharding(with(level, Keeps::kAll, std::nullopt), ranks_.ranks, ranks_.ranks_of_a_host);
+    return make_sharding(with(level, Keeps::kAll, {}, std::nullopt), ranks_.ranks, ranks_.ranks_of_a_host);
+  }
+
+  // The tiers that this way may use, in the order in which they are to be tried: first as configured, or with the
+  // host's memory on GPUs and files on CPUs; then with the other one, and without optimizer.offload.
+  std::vector<Tiers> tiers(Keeps keeps) const {
+    const std::vector<std::string> all =
+        ranks_.are == RanksAre::kGpus ? std::vector<std::string>{"host", "file"} : std::vector<std::string>{"file"};
+    const auto from = [&](const std::string& configured) {
+      std::vector<std::string> options = all;
+      std::stable_partition(options.begin(), options.end(), [&](const auto& tier) { return tier == configured; });
+      return options;
+    };
+    const std::vector<std::string> none = {"none"};
+    const std::string& configured = config_.optimizer.offload;
+    std::vector<std::string> of_optimizer =
+        keeps == Keeps::kOptimizer || configured != "none" ? from(configured) : none;
+    if (keeps != Keeps::kOptimizer && configured != "none") of_optimizer.emplace_back("none");
+    std::vector<Tiers> found;
+    for (const std::string& optimizer : of_optimizer) {
+      for (const std::string& memory : keeps >= Keeps::kOffloaded ? from(config_.memory.offload) : none) {
+        found.push_back({memory, optimizer});
+      }
+    }
+    return found;
   }
 
   // `length` is that of the rows; nothing: as configured.
-  Config with(int level, Keeps keeps, std::optional<int64_t> length) const {
+  Config with(int level, Keeps keeps, const Tiers& tiers, std::optional<int64_t> length) const {
     Config c = config_;
     c.optimizer.shard = level;
     c.model.recompute = keeps != Keeps::kAll;
-    const bool gpus = ranks_.are == RanksAre::kGpus;
-    const auto offload = [&](std::string& key, Keeps from) {
-      if (keeps >= from && key == "none") key = gpus ? "host" : "file";
-      if (key == "host" && !gpus) key = "file";
-    };
-    if (keeps < Keeps::kOffloaded) c.memory.offload = "none";
-    offload(c.memory.offload, Keeps::kOffloaded);
-    offload(c.optimizer.offload, Keeps::kOptimizer);
+    c.memory.offload = tiers.memory;
+    c.optimizer.offload = tiers.optimizer;
     if (c.memory.offload == "host" || c.optimizer.offload == "host") c.device = "cuda";
     if (length) c.data.context = of_length(c.data, *length);
     return c;
   }
 
+  // With the first of tiers(keeps).
   MemoryPlan plan(int level, Keeps keeps, std::optional<int64_t> length) {
-    const Config c = with(level, keeps, length);
-    return plan_memory(c, length ? stages_of(c, *length) : stages_, sharding(level), context_, planned_, ranks_.are);
+    return plan(with(level, keeps, tiers(keeps)[0], length), level, length);
   }
 
   // What the rank sends that sends the most, of those that are compared.
@@ -98,39 +124,67 @@ class Fitting {
     return most;
   }
 
-  // `plan` is that of offload at the highest level, `optimizer` that with the optimizer's as well.
-  FitOffload offload(const MemoryPlan& plan, const MemoryPlan& optimizer) const {
-    const auto of_host = [&](Keeps keeps, const MemoryPlan& of) {
-      return plan_offload(with(levels_ - 1, keeps, std::nullopt), of, ranks_.ranks_of_a_host, ranks_.are);
-    };
-    const OffloadPlan all = of_host(Keeps::kOptimizer, optimizer);
+  // Of a rank, in a step.
+  double flops() const {
     const Stage& longest = *std::max_element(stages_.begin(), stages_.end(), [](const Stage& a, const Stage& b) {
       return a.batch * a.context < b.batch * b.context;
     });
     const double tokens = static_cast<double>(longest.batch) * static_cast<double>(longest.context) / ranks_.ranks;
-    return {.bytes = plan.offloaded,
-            .of_host = of_host(Keeps::kOffloaded, plan),
-            .flops = tokens * flops_per_token(model_shape(config_), longest.layers.pairs_per_token()),
-            .optimizer_bytes = optimizer.state.moved,
-            .optimizer_host = all.optimizer_host,
-            .optimizer_files = all.optimizer_files,
-            .accumulate = config_.data.accumulate.most()};
+    return tokens * flops_per_token(model_shape(config_), longest.layers.pairs_per_token()) *
+           static_cast<double>(config_.data.accumulate.most());
+  }
+
+  // `tiers` of a way are given; `longest` is that of the device alone.
+  FitWay way(Keeps keeps, const Tiers& tiers, std::optional<int64_t> longest) {
+    const int level = levels_ - 1;
+    const Config c = with(level, keeps, tiers, std::nullopt);
+    const MemoryPlan of_rank = plan(c, level, std::nullopt);
+    FitWay way{.keeps = keeps,
+               .tiers = tiers,
+               .device = of_rank.total(),
+               .of_host = plan_offload(c, of_rank, ranks_.ranks_of_a_host, ranks_.are),
+               .moved = of_rank.offloaded * config_.data.accumulate.most(),
+               .optimizer_moved = of_rank.state.moved,
+               .fits = load(c, of_rank) <= 1};
+    way.longest = bounded() ? this->longest(level, keeps, tiers, kLongestPlanned) : longest;
+    return way;
   }
 
   // A lower bound of what any plan needs, in bytes.
   double least(int level, std::optional<int64_t> length) const {
-    return least_memory(with(level, Keeps::kOptimizer, length), sharding(level), context_);
+    return least_memory(with(level, Keeps::kOptimizer, tiers(Keeps::kOptimizer)[0], length), sharding(level), context_);
   }
-  double bytes(int level, Keeps keeps, std::optional<int64_t> length) {
-    return static_cast<double>(plan(level, keeps, length).total());
+  bool fits_device(const MemoryPlan& plan) const { return static_cast<double>(plan.total()) <= ranks_.memory; }
+  // What a configuration takes over what there is: of the device, of the host's memory or of files, of which it takes
+  // the largest part. It fits if this is at most 1.
+  double load(const Config& c, const MemoryPlan& plan, Of of = Of::kAll) const {
+    if (of == Of::kDevice) return static_cast<double>(plan.total()) / ranks_.memory;
+    const OffloadPlan of_host = plan_offload(c, plan, ranks_.ranks_of_a_host, ranks_.are);
+    const auto part = [](int64_t bytes, const std::optional<double>& of) {
+      return bytes == 0 || !of ? 0 : static_cast<double>(bytes) / *of;
+    };
+    return std::max(
+        {load(c, plan, Of::kDevice), part(of_host.host, ranks_.host_memory), part(of_host.files, ranks_.files)});
   }
-  bool fits(double bytes) const { return bytes <= ranks_.memory; }
+  // "80.0 MB of a host's memory and 20.0 GB of files for its 8 ranks"
+  std::string offload_text(const Config& c, const MemoryPlan& plan) const {
+    const OffloadPlan of_host = plan_offload(c, plan, ranks_.ranks_of_a_host, ranks_.are);
+    std::vector<std::string> kinds;
+    if (of_host.host > 0) kinds.push_back(bytes_text(static_cast<double>(of_host.host)) + " of a host's memory");
+    if (of_host.files > 0) kinds.push_back(bytes_text(static_cast<double>(of_host.files)) + " of files");
+    return listed(kinds) + " for its " + counted(ranks_.ranks_of_a_host, "rank");
+  }
+  bool bounded() const { return ranks_.host_memory || ranks_.files; }
+
+  MemoryPlan plan(const Config& c, int level, std::optional<int64_t> length) {
+    return plan_memory(c, length ? stages_of(c, *length) : stages_, sharding(level), context_, planned_, ranks_.are);
+  }
 
   // Returns the length of the longest rows, of at most `most` tokens, that fit; 0 if none do, nothing if rows of some
   // length are impossible. Memory is nearly affine in the length, so the next length to try is the one at which the
-  // line through two known plans reaches the available memory; or, where the line bends and the estimates come from one
-  // side alone, the middle.
-  std::optional<int64_t> longest(int level, Keeps keeps, int64_t most) {
+  // line through two known loads reaches 1; or, where the line bends and the estimates come from one side alone, the
+  // middle.
+  std::optional<int64_t> longest(int level, Keeps keeps, const Tiers& tiers, int64_t most, Of of = Of::kAll) {
     int64_t fit = 0, too_long = most / unit() + 1;  // in units
     std::map<int64_t, double> known;
     int fitted = 0;  // how many of the last plans fit, or, negative, did not
@@ -139,12 +193,13 @@ class Fitting {
         too_long = next;
       } else {
         try {
-          known[next] = bytes(level, keeps, next * unit());
+          const Config c = with(level, keeps, tiers, next * unit());
+          known[next] = load(c, plan(c, level, next * unit()), of);
         } catch (const Error& e) {
           if (e.kind() != ErrorKind::kPlan) throw;
           return std::nullopt;
         }
-        const bool fits_now = fits(known[next]);
+        const bool fits_now = known[next] <= 1;
         (fits_now ? fit : too_long) = next;
         fitted = fits_now ? std::max(fitted, 0) + 1 : std::min(fitted, 0) - 1;
       }
@@ -159,16 +214,16 @@ class Fitting {
   }
 
  private:
-  // Returns the length at which the line through the two known plans around (or nearest to) the available memory
-  // reaches it. Example: if 10 units take 40 GB and 20 units 70 GB, 55 GB are reached at 15 units.
+  // Returns the length at which the line through the two known loads around (or nearest to) 1 reaches it. Example: if
+  // 10 units take 0.8 of the memory and 20 units 1.4, all of it is reached at 13 units.
   int64_t estimate(const std::map<int64_t, double>& known) const {
     if (known.size() < 2) return 1;
-    auto above = std::find_if(known.begin(), known.end(), [&](const auto& at) { return !fits(at.second); });
+    auto above = std::find_if(known.begin(), known.end(), [](const auto& at) { return at.second > 1; });
     if (above == known.end()) --above;
     if (above == known.begin()) ++above;
     const auto below = std::prev(above);
     const double slope = (above->second - below->second) / static_cast<double>(above->first - below->first);
-    const double end = static_cast<double>(below->first) + (ranks_.memory - below->second) / slope;
+    const double end = static_cast<double>(below->first) + (1 - below->second) / slope;
     return slope > 0 && end < 1e15 ? static_cast<int64_t>(std::floor(end)) : int64_t{1} << 50;
   }
 
@@ -219,11 +274,6 @@ std::string level_text(int level, Keeps keeps) {
                                         : " with optimizer.offload");
 }
 
-std::string listed(const std::vector<std::string>& words) {
-  if (words.size() < 2) return words.empty() ? "" : words[0];
-  return join({words.begin(), words.end() - 1}, ", ") + " and " + words.back();
-}
-
 }  // namespace
 
 const char* to_string(Keeps keeps) {
@@ -257,27 +307,33 @@ FitTable what_fits(const Config& config, const FitRanks& ranks,
                  .shards = cut.shards,
                  .replicas = cut.replicas,
                  .planned = fitting.planned(),
+                 .flops = fitting.flops(),
                  .attention = fitting.attention()};
   Parameters parameters(described_units(shape));
   parameters.lay_out(cut.shards);
   const auto element = static_cast<double>(c10::elementSize(compute_dtype(config)));
   const auto wide = static_cast<double>(c10::elementSize(at::toOpMathType(compute_dtype(config))));
-  MemoryPlan offloaded;  // of the last level
   for (int level = 0; level < fitting.levels(); ++level) {
     for (const Keeps keeps : kAllKeeps) {
       say("planning " + level_text(level, keeps));
-      MemoryPlan plan = fitting.plan(level, keeps, std::nullopt);
-      Fit fit{.level = level, .keeps = keeps, .bytes = plan.kinds()};
-      fit.fits = fitting.fits(static_cast<double>(fit.bytes.total()));
+      const MemoryPlan plan = fitting.plan(level, keeps, std::nullopt);
+      Fit fit{.level = level, .keeps = keeps, .bytes = plan.kinds(), .fits = fitting.fits_device(plan)};
       say("looking for the longest rows of " + level_text(level, keeps));
-      fit.longest = fitting.longest(level, keeps, kLongestPlanned);
+      fit.longest = fitting.longest(level, keeps, fitting.tiers(keeps)[0], kLongestPlanned, Of::kDevice);
       table.fits.push_back(fit);
       table.caches = plan.caches;
       if (keeps == Keeps::kAll) table.save_copy = plan.save_copy;
       table.caches_on_device = plan.caches_on_device;
       table.selects_what_travels = plan.selects_what_travels;
-      if (keeps == Keeps::kOptimizer) table.offload = fitting.offload(offloaded, plan);
-      if (keeps == Keeps::kOffloaded) offloaded = std::move(plan);
+      if (level + 1 < fitting.levels()) continue;
+      say("looking for the longest rows of each way");
+      for (const Tiers& tiers : fitting.tiers(keeps)) {
+        const bool shown = tiers == fitting.tiers(keeps)[0] ||
+                           (keeps == Keeps::kOptimizer ? tiers.memory == tiers.optimizer
+                                                       : tiers.optimizer == fitting.tiers(keeps)[0].optimizer);
+        if (!shown) continue;
+        table.ways.push_back(fitting.way(keeps, tiers, fit.longest));
+      }
     }
     const StateTraffic sent =
         state_traffic(parameters, fitting.sharding(level), shape.tie_embeddings, config.data.accumulate.most());
@@ -293,33 +349,39 @@ NearestFit nearest_fit(const Config& config, const FitRanks& ranks) {
   const Keeps keeps_now = config.memory.offload != "none" ? Keeps::kOffloaded
                           : config.model.recompute        ? Keeps::kRecomputed
                                                           : Keeps::kAll;
-  const auto found = [&](int level, Keeps keeps, std::optional<int64_t> length, double bytes) {
-    NearestFit nearest{.found = true, .level = level, .keeps = keeps, .context = config.data.context};
+  const auto found = [&](int level, Keeps keeps, const Tiers& tiers, std::optional<int64_t> length, int64_t bytes) {
+    NearestFit nearest{.found = true, .level = level, .keeps = keeps, .tiers = tiers, .context = config.data.context};
     std::vector<std::string> changed;
     if (level != now) changed.push_back("optimizer.shard = " + std::to_string(level));
-    const Config with = fitting.with(level, keeps, length);
     if (keeps != Keeps::kAll && !config.model.recompute) changed.emplace_back("model.recompute = true");
-    if (keeps >= Keeps::kOffloaded && keeps_now < Keeps::kOffloaded) {
-      changed.push_back("memory.offload = \"" + with.memory.offload + "\"");
-    }
-    if (keeps == Keeps::kOptimizer && config.optimizer.offload == "none") {
-      changed.push_back("optimizer.offload = \"" + with.optimizer.offload + "\"");
-    }
+    const auto offload = [&](const char* key, const std::string& configured, const std::string& tier) {
+      if (tier != configured) changed.push_back(std::string(key) + " = \"" + tier + "\"");
+    };
+    offload("memory.offload", config.memory.offload, tiers.memory);
+    offload("optimizer.offload", config.optimizer.offload, tiers.optimizer);
     if (length) {
       nearest.context = of_length(config.data, *length);
       changed.push_back("data.context = " + nearest.context.text());
     }
     nearest.text =
         (changed.empty() ? "it fits as it is configured" : listed(changed) + (changed.size() == 1 ? " fits" : " fit")) +
-        " (" + bytes_text(bytes) + " a rank)";
+        " (" + bytes_text(static_cast<double>(bytes)) + " a rank)";
     return nearest;
   };
-  if (!fitting.beyond_planning()) {
-    for (const Keeps keeps : kAllKeeps) {
-      if (keeps < keeps_now) continue;
-      for (int level = now; level <= highest; ++level) {
-        const double bytes = fitting.bytes(level, keeps, std::nullopt);
-        if (fitting.fits(bytes)) return found(level, keeps, std::nullopt, bytes);
+  std::vector<Keeps> ways;
+  for (const Keeps keeps : kAllKeeps) {
+    if (keeps >= keeps_now) ways.push_back(keeps);
+  }
+  // Where the tiers are too small for what is configured, the device may do without.
+  if (keeps_now == Keeps::kOffloaded && fitting.bounded()) ways.push_back(Keeps::kRecomputed);
+  if (fitting.beyond_planning()) ways.clear();
+  for (const Keeps keeps : ways) {
+    for (int level = now; level <= highest; ++level) {
+      for (const Tiers& tiers : fitting.tiers(keeps)) {
+        const Config with = fitting.with(level, keeps, tiers, std::nullopt);
+        const MemoryPlan plan = fitting.plan(with, level, std::nullopt);
+        if (fitting.load(with, plan) <= 1) return found(level, keeps, tiers, std::nullopt, plan.total());
+        if (!fitting.bounded()) break;
       }
     }
   }
@@ -329,13 +391,35 @@ NearestFit nearest_fit(const Config& config, const FitRanks& ranks) {
   if (fitting.beyond_planning()) {
     return {.text = why + "with " + at + " it needs at least " + bytes_text(*fitting.beyond_planning()) + " a rank"};
   }
+  // The longest rows: with everything away from the device or, where other memory is scarce, with less.
+  int64_t longest = 0;
+  Keeps keeps_longest = Keeps::kOptimizer;
+  Tiers longest_tiers;
+  for (const Keeps keeps : {Keeps::kOptimizer, Keeps::kOffloaded, Keeps::kRecomputed}) {
+    if (keeps != Keeps::kOptimizer && !fitting.bounded()) break;
+    for (const Tiers& tiers : fitting.tiers(keeps)) {
+      const std::optional<int64_t> rows = fitting.longest(highest, keeps, tiers, config.data.context.longest() - 1);
+      if (!rows) {
+        return {.text =
+                    "no optimizer.shard, model.recompute or offload makes it fit, and its patterns need these rows"};
+      }
+      if (*rows > longest) longest = *rows, keeps_longest = keeps, longest_tiers = tiers;
+      if (!fitting.bounded()) break;
+    }
+  }
   const int64_t shortest = fitting.unit();
-  const std::optional<int64_t> length = fitting.longest(highest, Keeps::kOptimizer, config.data.context.longest() - 1);
-  if (!length)
-    return {.text = "no optimizer.shard, model.recompute or offload makes it fit, and its patterns need these rows"};
-  if (*length > 0) return found(highest, Keeps::kOptimizer, length, fitting.bytes(highest, Keeps::kOptimizer, length));
+  if (longest > 0) {
+    const Config with = fitting.with(highest, keeps_longest, longest_tiers, longest);
+    return found(highest, keeps_longest, longest_tiers, longest, fitting.plan(with, highest, longest).total());
+  }
   why += "with " + at + " even rows of " + with_commas(shortest, "token") + " need ";
-  const MemoryKinds held = fitting.plan(highest, Keeps::kOptimizer, shortest).kinds();
+  const MemoryPlan least = fitting.plan(highest, Keeps::kOptimizer, shortest);
+  const MemoryKinds held = least.kinds();
+  if (fitting.fits_device(least)) {
+    return {.text = why + fitting.offload_text(
+                              fitting.with(highest, Keeps::kOptimizer, fitting.tiers(Keeps::kOptimizer)[0], shortest),
+                              least)};
+  }
   return {.text = why + bytes_text(static_cast<double>(held.total())) + " a rank, of which weights, gradients and " +
                   "optimizer are " + bytes_text(static_cast<double>(held.weights + held.gradients + held.optimizer)) +
                   ", and the working memory is " + bytes_text(static_cast<double>(held.working))};

@@ -23,6 +23,8 @@ struct FitRanks {
   int ranks_of_a_host = 1;
   RanksAre are = RanksAre::kGpus;
   double memory = 0;  // bytes that each may take
+  // Bytes that the ranks of a host may offload to its memory and to files, together. Nothing: any number.
+  std::optional<double> host_memory = {}, files = {};
   // The rank of the context axis to plan. Nothing: the one that needs the most, of all ranks, or of the first two, the
   // middle one and the last two where there are more than 16. In the layouts zigzag and striped all ranks need the
   // same, except for a row.
@@ -45,7 +47,14 @@ inline constexpr std::array<Keeps, 4> kAllKeeps = {Keeps::kAll, Keeps::kRecomput
 // Returns "all", "recompute", "offload" or "optimizer".
 const char* to_string(Keeps keeps);
 
-// The result for one level.
+// Where memory.offload and optimizer.offload put what leaves the device: "none", "host" or "file".
+struct Tiers {
+  std::string memory = "none", optimizer = "none";
+
+  bool operator==(const Tiers&) const = default;
+};
+
+// The result for one level, for the device alone.
 struct Fit {
   int level = 0;
   Keeps keeps = Keeps::kAll;
@@ -64,16 +73,19 @@ struct FitTraffic {
   double reduced = 0, gathered = 0;
 };
 
-// What is offloaded.
-struct FitOffload {
-  int64_t bytes = 0;         // by the rank that was planned, in each batch; they leave the device and come back
-  OffloadPlan of_host = {};  // of the ranks of a host, with memory.offload alone unless the configuration has both
-  double flops = 0;          // that a rank computes in a batch meanwhile, forward and backward
-  // The optimizer's state, at the highest level that was planned: what a rank reads and then writes in a step, and
-  // where the ranks of a host have it.
-  int64_t optimizer_bytes = 0;
-  int64_t optimizer_host = 0, optimizer_files = 0;
-  int64_t accumulate = 1;  // batches in a step
+// A way to train at the highest level: what the device keeps, and to which tiers the rest goes. On GPUs these are the
+// host's memory and files, on CPUs files.
+struct FitWay {
+  Keeps keeps = Keeps::kAll;
+  Tiers tiers = {};
+  int64_t device = 0;        // bytes of a rank
+  OffloadPlan of_host = {};  // where the ranks of a host have the rest
+  // What a rank sends to the tiers in a step, and has back: of layers for each batch, and of the optimizer.
+  int64_t moved = 0, optimizer_moved = 0;
+  bool fits = false;                    // on the device, in the host's memory and in files
+  std::optional<int64_t> longest = {};  // as Fit::longest, for all three
+
+  int64_t total_moved() const { return moved + optimizer_moved; }
 };
 
 struct FitTable {
@@ -82,14 +94,15 @@ struct FitTable {
   int shards = 1, replicas = 1;  // runtime/training/state/sharding.h
   int planned = 0;               // the rank of the context axis that was planned
   int64_t caches = 0, caches_on_device = 0;
-  int64_t save_copy = 0;                 // as in MemoryPlan; the same at every level
-  bool selects_what_travels = false;     // as in MemoryPlan
-  std::vector<Fit> fits = {};            // level 0 with each of kAllKeeps, then level 1, ...
+  int64_t save_copy = 0;              // as in MemoryPlan; the same at every level
+  bool selects_what_travels = false;  // as in MemoryPlan
+  std::vector<Fit> fits = {};         // level 0 with each of kAllKeeps, then level 1, ...
+  std::vector<FitWay> ways = {};      // from the one that keeps the most on the device to the one that keeps the least
+  double flops = 0;                   // that a rank computes in a step, forward and backward
   std::vector<FitTraffic> traffic = {};  // of each level
   // What attention sends in a step, the same at every level, with and without recomputation. The rank is the one that
   // sends the most, of those among which FitRanks::planned is chosen.
   AttentionTraffic attention = {};
-  FitOffload offload = {};
 };
 
 // If one rank holds the whole state, all levels are the same and only level 0 is planned. With a schedule of lengths,
@@ -99,12 +112,14 @@ struct FitTable {
 FitTable what_fits(const Config& config, const FitRanks& ranks,
                    const std::function<void(const std::string&)>& progress = nullptr);
 
-// The smallest change of a configuration that makes it fit: none, a higher level, recomputation, both, offload as well,
-// that of the optimizer too, or shorter rows at the highest level with all of these.
+// The smallest change of a configuration that makes it fit on the device, in the host's memory and in files: none, a
+// higher level, recomputation, both, offload as well, that of the optimizer too, or the longest rows that fit at the
+// highest level.
 struct NearestFit {
   bool found = false;
   int level = 0;
   Keeps keeps = Keeps::kAll;
+  Tiers tiers = {};
   ContextSchedule context = {};
   // For example "optimizer.shard = 2 fits (61.2 GB a rank)"; if nothing fits, the reason.
   std::string text = {};

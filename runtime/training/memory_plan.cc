@@ -17,6 +17,7 @@
 #include "memory/pool/pool.h"
 #include "memory/tiers/offload.h"
 #include "memory/tiers/tier_file.h"
+#include "memory/tiers/transfers.h"
 #include "runtime/model/model.h"
 #include "runtime/training/job.h"
 #include "runtime/training/offload_config.h"
@@ -163,6 +164,7 @@ OffloadPlan plan_offload(const Config& c, const MemoryPlan& memory, int ranks, R
     if (are == RanksAre::kGpus) plan.optimizer_host = memory.state.buffers * ranks;
   }
   plan.host = plan.optimizer_host, plan.files = plan.optimizer_files;
+  if (are == RanksAre::kGpus) plan.host += offloaded_files(c) * Transfers::kHeld * ranks;
   if (memory.offloaded == 0) return plan;
   const bool host = c.memory.offload == "host";
   const int64_t layer = memory.offloaded / offloaded_layers(c) + 1, pinned = memory.offloaded_pinned * ranks;
@@ -189,24 +191,18 @@ bool save_copy_fits(const MemoryPlan& plan, const OffloadPlan& offload, int rank
   return copies + (are == RanksAre::kGpus ? offload.host : plan.total() * ranks) <= available->bytes;
 }
 
-void require_offload(const Config& c, const OffloadPlan& plan, int ranks, int64_t unit) {
+void require_offload(const Config& c, const OffloadPlan& plan, int ranks, const std::function<std::string()>& nearest) {
   if (!switch_from_environment("ANNULUS_MEMORY_CHECK", true)) return;
   const std::string skip = "; ANNULUS_MEMORY_CHECK=0 skips this check";
-  const auto require = [&](int64_t needed, int64_t of_optimizer, int64_t free, const std::string& what,
-                           const std::string& where, const std::string& less) {
+  const auto require = [&](int64_t needed, int64_t free, const std::string& what, const std::string& where,
+                           const std::string& less) {
     if (needed <= free) return;
-    // What layers keep grows with the tokens of a row.
-    const double share = static_cast<double>(free - of_optimizer) / static_cast<double>(needed - of_optimizer);
-    const auto rows = needed == of_optimizer || free < of_optimizer
-                          ? 0
-                          : static_cast<int64_t>(share * static_cast<double>(c.data.context.longest())) / unit * unit;
     const std::string keys = offload_keys(c);
     throw Error(ErrorKind::kResource, "memory",
                 keys + (keys.find(' ') == std::string::npos ? " needs " : " need ") +
                     bytes_text(static_cast<double>(needed)) + " of " + what + " for the " + counted(ranks, "rank") +
                     " of this host, and " + bytes_text(static_cast<double>(free)) + " are free" + where + ": " +
-                    (rows > 0 ? "data.context = " + std::to_string(rows) + " needs no more than that; " : "") + less +
-                    skip);
+                    nearest() + "; " + less + skip);
   };
   if (c.optimizer.offload == "host" && !c.memory.host.empty() && plan.optimizer_host > *bytes_of_text(c.memory.host)) {
     throw Error(ErrorKind::kResource, "memory",
@@ -215,16 +211,16 @@ void require_offload(const Config& c, const OffloadPlan& plan, int ranks, int64_
                     " of this host, more than memory.host = " + c.memory.host +
                     ": set optimizer.offload = \"file\", or memory.host to more" + skip);
   }
-  int64_t in_memory = plan.host, optimizer_in_memory = plan.optimizer_host;
+  int64_t in_memory = plan.host;
   if (plan.files > 0) {
     const std::string folder = offload_folder(c);
-    require(plan.files, plan.optimizer_files, free_bytes_in(folder, offload_keys(c)), "files", " in " + folder,
+    require(plan.files, free_bytes_in(folder, offload_keys(c)), "files", " in " + folder,
             "memory.files may name a folder on another disk, and more hosts need less on each");
-    if (lies_in_memory(folder)) in_memory += plan.files, optimizer_in_memory += plan.optimizer_files;
+    if (lies_in_memory(folder)) in_memory += plan.files;
   }
   if (const std::optional<AvailableMemory> free = available_memory(); free && in_memory > 0) {
     const bool to_files = c.memory.offload != "host" && c.optimizer.offload == "host";
-    require(in_memory, optimizer_in_memory, free->bytes, "the host's memory", " (" + free->limit + ")",
+    require(in_memory, free->bytes, "the host's memory", " (" + free->limit + ")",
             in_memory > plan.host ? "memory.files may name a folder on a disk; this one lies in memory (tmpfs)"
             : to_files            ? "optimizer.offload = \"file\" needs a disk in its place"
                                   : "memory.host bounds it, and the rest goes to files");

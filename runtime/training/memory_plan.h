@@ -71,9 +71,9 @@ struct OffloadPlan {
   int64_t host = 0, files = 0;                      // bytes
   int64_t optimizer_host = 0, optimizer_files = 0;  // the part of them that is the optimizer's state
 };
-// Returns it for `ranks` ranks of a host with this plan. Between GPUs and files, a rank has two layers, and the chunks
-// of the optimizer's state that are on their way, in the host's memory. Of memory.host the optimizer's state is taken
-// first.
+// Returns it for `ranks` ranks of a host with this plan. Between GPUs and files, a rank has two layers, the chunks of
+// the optimizer's state that are on their way, and the buffers of the files in the host's memory. Of memory.host the
+// optimizer's state is taken first.
 OffloadPlan plan_offload(const Config& config, const MemoryPlan& plan, int ranks, RanksAre are);
 
 // Whether the copies of a checkpoint of `ranks` ranks of a host, each with this plan, would fit as well. `available` is
@@ -86,9 +86,10 @@ bool save_copy_fits(const MemoryPlan& plan, const OffloadPlan& offload, int rank
 void bound_memory(const MemorySection& memory);
 
 // Raises Error(kResource) if the ranks of this host need more memory or disk for it than is free, if the optimizer's
-// state takes more than memory.host, or if there is no such folder. Does nothing with ANNULUS_MEMORY_CHECK=0. Rows may
-// be shortened in steps of `unit` tokens.
-void require_offload(const Config& config, const OffloadPlan& plan, int ranks, int64_t unit);
+// state takes more than memory.host, or if there is no such folder. Does nothing with ANNULUS_MEMORY_CHECK=0. `nearest`
+// is that of require_memory.
+void require_offload(const Config& config, const OffloadPlan& plan, int ranks,
+                     const std::function<std::string()>& nearest);
 
 // Returns what the attention of each layer declares on rank `rank` of the context axis, for the first `rows` rows of
 // the batch.

@@ -30,6 +30,10 @@ bool offloads_to_files(const Config& c) {
   return offloaded_layers(c) > 0 && (c.memory.offload == "file" || !c.memory.host.empty());
 }
 
+int64_t offloaded_files(const Config& c) {
+  return (offloads_to_files(c) ? 1 : 0) + (c.optimizer.offload == "file" ? 1 : 0);
+}
+
 std::string offload_folder(const Config& c) {
   if (!c.memory.files.empty()) return c.memory.files;
   std::error_code error;  // whoever uses the folder says what is wrong with it

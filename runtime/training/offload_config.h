@@ -21,6 +21,8 @@ namespace annulus {
 int64_t offloaded_layers(const Config& config);
 // Whether some of them go to files.
 bool offloads_to_files(const Config& config);
+// Returns the number of files of a rank, of layers and of the optimizer.
+int64_t offloaded_files(const Config& config);
 // Returns the folder of these files; makes it if it is that of the runs, which the first run makes.
 std::string offload_folder(const Config& config);
 // Returns the keys that offload something, joined by "and": "memory.offload".

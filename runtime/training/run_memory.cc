@@ -2,12 +2,15 @@
 #include "runtime/training/run_memory.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "comm/agreement.h"
 #include "common/text.h"
 #include "memory/device_memory.h"
+#include "memory/tiers/tier_file.h"
 #include "runtime/training/fitting.h"
 
 namespace annulus {
@@ -18,6 +21,19 @@ std::optional<AvailableMemory> available_on(const RunDevice& on) {
   if (!on.device.is_cuda()) return available_memory();
   const DeviceMemory memory = device_memory(on.device);
   return AvailableMemory{memory.total - memory.outside - memory.allocated, "the GPU's memory"};
+}
+
+// What this host has for what leaves the devices. A folder that is to be made is one of the disk of its parent.
+void bound_tiers(const Config& config, FitRanks& ranks) {
+  const std::optional<AvailableMemory> memory = available_memory();
+  if (memory) ranks.host_memory = static_cast<double>(memory->bytes);
+  std::error_code error;
+  std::filesystem::path folder =
+      std::filesystem::absolute(config.memory.files.empty() ? config.run.folder : config.memory.files, error);
+  while (!std::filesystem::is_directory(folder, error) && folder.has_relative_path()) folder = folder.parent_path();
+  int64_t files = free_bytes_in(folder, "memory.files");
+  if (memory && lies_in_memory(folder)) files = std::min(files, memory->bytes);
+  ranks.files = static_cast<double>(files);
 }
 
 }  // namespace
@@ -33,12 +49,13 @@ RunMemory require_memory_for(const Config& config, const std::vector<Stage>& sta
   MemoryPlan plan;
   std::optional<AvailableMemory> free;
   const auto nearest = [&] {
-    return nearest_fit(config, {.ranks = world.size(),
-                                .ranks_of_a_host = on.ranks_here,
-                                .are = are,
-                                .memory = static_cast<double>(free->bytes) / ranks,
-                                .planned = rank})
-        .text;
+    FitRanks of{.ranks = world.size(),
+                .ranks_of_a_host = on.ranks_here,
+                .are = are,
+                .memory = free ? static_cast<double>(free->bytes) / ranks : kAnyMachine,
+                .planned = rank};
+    bound_tiers(config, of);
+    return nearest_fit(config, of).text;
   };
   together(world, label, [&] {
     free = available_on(on);
@@ -55,7 +72,7 @@ RunMemory require_memory_for(const Config& config, const std::vector<Stage>& sta
   say("memory: " + plan.text());
   together(world, label, [&] {
     require_memory("", static_cast<double>(plan.total()), ranks, free, nearest);
-    require_offload(config, plan_offload(config, plan, on.ranks_here, are), on.ranks_here, 2 * context);
+    require_offload(config, plan_offload(config, plan, on.ranks_here, are), on.ranks_here, nearest);
   });
   if (!copies_fit) {
     say("training waits while a checkpoint is written: the " + bytes_text(static_cast<double>(copy)) +

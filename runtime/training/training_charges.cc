@@ -49,8 +49,7 @@ std::vector<PlaceCharges> add_training_charges(const Config& c, const Stage& sta
   // On a CPU a step uses its tokens in the memory that they were read into.
   const int64_t inputs = gpu ? batch : kTokenSlots * stage.accumulate * batch;
   step.lasts({"inputs", inputs + turned * of_position, When::kLasts});
-  const int64_t files = (offloads_to_files(c) ? 1 : 0) + (c.optimizer.offload == "file" ? 1 : 0);
-  step.lasts({"buffers of files", files * Transfers::kHeld, When::kLasts});
+  step.lasts({"buffers of files", gpu ? 0 : offloaded_files(c) * Transfers::kHeld, When::kLasts});
   // If positions restart, each step gathers rotary tables for the positions of its rows.
   step.then({"batch", {{"rotary tables", restart ? rows * positions * of_position : 0, When::kKept}}});
   // A recorded step keeps its memory (step_graph.h), so the memory of a validation is added to it.

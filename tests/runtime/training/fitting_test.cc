@@ -90,10 +90,116 @@ TEST_F(Fitting, HigherLevelsAndRecomputationTakeLessMemory) {
       EXPECT_LT(state(fit), state(table.fits[i - 4]));
     }
   }
-  // In bf16 what is updated and its moments are fp32, at level 3 a quarter of them on each rank.
-  EXPECT_EQ(table.offload.optimizer_bytes, 3 * 4 * padded_elements() / 4);
-  EXPECT_EQ(table.offload.optimizer_files, 0);
-  EXPECT_GE(table.offload.optimizer_host, 4 * table.offload.optimizer_bytes);
+}
+
+// Of all kept and recomputed there is one way, of offload one for each tier, which take the same on the device.
+TEST_F(Fitting, WaysAreThoseOfEachTier) {
+  FitRanks ranks = four(1e9);
+  const FitTable table = what_fits(config_, ranks);
+  const std::vector<FitWay>& ways = table.ways;
+  std::vector<Tiers> tiers;
+  for (const FitWay& way : ways) {
+    tiers.push_back(way.tiers);
+    const Fit& device = table.fits[12 + static_cast<size_t>(way.keeps)];
+    EXPECT_EQ(way.device, device.bytes.total());
+    EXPECT_EQ(way.longest, device.longest);  // nothing bounds the tiers
+    EXPECT_TRUE(way.fits);
+    EXPECT_EQ(way.of_host.host > 0, way.tiers.memory == "host" || way.tiers.optimizer == "host" ||
+                                        way.keeps >= Keeps::kOffloaded);  // on their way to files as well
+    EXPECT_EQ(way.of_host.files > 0, way.tiers.memory == "file");
+    EXPECT_EQ(way.moved > 0, way.keeps >= Keeps::kOffloaded);
+    // In bf16 what is updated and its moments are fp32, at level 3 a quarter of them on each rank.
+    EXPECT_EQ(way.optimizer_moved, way.keeps == Keeps::kOptimizer ? 3 * 4 * padded_elements() / 4 : 0);
+  }
+  EXPECT_EQ(
+      tiers,
+      (std::vector<Tiers>{
+          {"none", "none"}, {"none", "none"}, {"host", "none"}, {"file", "none"}, {"host", "host"}, {"file", "file"}}));
+  EXPECT_EQ(ways[2].of_host.host, 4 * ways[2].moved);
+  EXPECT_GE(ways[4].of_host.host, 4 * ways[4].total_moved());
+  EXPECT_GE(ways[5].of_host.files, 4 * ways[5].total_moved());
+
+  // What is configured comes first, and the optimizer's state stays where it is.
+  config_.memory.offload = "file", config_.optimizer.offload = "host", config_.model.recompute = true;
+  config_.device = "cuda";
+  tiers.clear();
+  for (const FitWay& way : what_fits(config_, ranks).ways) tiers.push_back(way.tiers);
+  EXPECT_EQ(tiers, (std::vector<Tiers>{{"none", "host"},
+                                       {"none", "host"},
+                                       {"file", "host"},
+                                       {"host", "host"},
+                                       {"file", "host"},
+                                       {"host", "host"},
+                                       {"file", "file"}}));
+  ranks.are = RanksAre::kProcesses;
+  for (const FitWay& way : what_fits(config_, ranks).ways) EXPECT_NE(way.tiers.memory, "host");
+}
+
+// The rows of a way fit into the host's memory and files as well, and rows longer by one unit do not.
+TEST_F(Fitting, WaysAreBoundByTheirTiers) {
+  FitRanks ranks = four(1e9);
+  config_.attention.schedule = "ring";
+  config_.data.context = 16384;  // for which the buffers of files are small
+  const std::vector<FitWay> all = what_fits(config_, ranks).ways;
+  ranks.host_memory = 0.75 * static_cast<double>(all[2].of_host.host);
+  ranks.files = 2.5 * static_cast<double>(all[3].of_host.files);
+  const FitTable table = what_fits(config_, ranks);
+  ranks.planned = table.planned;
+  EXPECT_EQ(table.fits[14].longest, what_fits(config_, four(1e9)).fits[14].longest);  // of the device alone
+  for (const FitWay& way : table.ways) {
+    EXPECT_EQ(way.fits, way.longest >= 16384) << way.tiers.memory;
+    if (way.tiers.memory == "none") continue;
+    EXPECT_GT(way.longest, 0) << way.tiers.memory;
+    for (const int64_t more : {0, 8}) {
+      Config c = config_;
+      c.optimizer.shard = 3, c.model.recompute = true, c.device = "cuda";
+      c.memory.offload = way.tiers.memory, c.optimizer.offload = way.tiers.optimizer;
+      c.data.context = *way.longest + more;
+      const MemoryPlan plan = plan_memory(c, check_training(c, 4), make_sharding(c, 4, 4), 4, table.planned, ranks.are);
+      const OffloadPlan of_host = plan_offload(c, plan, 4, ranks.are);
+      EXPECT_EQ(
+          static_cast<double>(of_host.host) <= *ranks.host_memory && static_cast<double>(of_host.files) <= *ranks.files,
+          more == 0)
+          << way.tiers.memory << ", " << *way.longest + more;
+    }
+  }
+  EXPECT_FALSE(table.ways[2].fits);
+  EXPECT_TRUE(table.ways[3].fits);
+}
+
+// A tier that is too small is not proposed.
+TEST_F(Fitting, NearestFitMindsHostMemoryAndDisks) {
+  FitRanks ranks = four(0);
+  config_.data.context = 16384;
+  double recomputed = 1e18;
+  for (const int level : {0, 1, 2, 3}) {
+    recomputed = std::min(recomputed, static_cast<double>(planned(level, Keeps::kRecomputed, 16384, ranks)));
+  }
+  ranks.memory = recomputed - 1;  // offload is needed
+  EXPECT_EQ(nearest_fit(config_, ranks).tiers, (Tiers{"host", "none"}));
+  const std::vector<FitWay> ways = what_fits(config_, ranks).ways;
+  ranks.host_memory = static_cast<double>(ways[2].of_host.host) - 1;
+  const NearestFit in_files = nearest_fit(config_, ranks);
+  EXPECT_EQ(in_files.tiers, (Tiers{"file", "none"}));
+  EXPECT_NE(in_files.text.find("memory.offload = \"file\" fit ("), std::string::npos) << in_files.text;
+  EXPECT_EQ(in_files.context, config_.data.context);
+  // Shorter rows keep less in files.
+  ranks.files = static_cast<double>(ways[3].of_host.files) - 1;
+  const NearestFit shorter = nearest_fit(config_, ranks);
+  EXPECT_TRUE(shorter.found);
+  EXPECT_LT(shorter.context.longest(), 16384);
+  // With nothing but the device, rows are recomputed and shorter.
+  ranks.host_memory = ranks.files = 0;
+  const NearestFit none = nearest_fit(config_, ranks);
+  EXPECT_EQ(none.keeps, Keeps::kRecomputed);
+  EXPECT_EQ(none.tiers, Tiers{});
+  EXPECT_LT(none.context.longest(), 16384);
+  EXPECT_EQ(none.text.find("offload"), std::string::npos) << none.text;
+  // Where the device has room, what was to be offloaded stays.
+  ranks.memory = 1e9;
+  config_.memory.offload = "host", config_.model.recompute = true, config_.device = "cuda";
+  EXPECT_NE(nearest_fit(config_, ranks).text.find("memory.offload = \"none\" fits ("), std::string::npos)
+      << nearest_fit(config_, ranks).text;
 }
 
 // Rows of the reported longest length fit, and rows longer by one unit (lengths are multiples of it) do not.

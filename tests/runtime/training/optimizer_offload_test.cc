@@ -8,6 +8,7 @@
 
 #include "comm/threads/threads.h"
 #include "common/error.h"
+#include "memory/tiers/transfers.h"
 #include "runtime/training/memory_plan.h"
 #include "runtime/training/training.h"
 #include "runtime/training/training_charges.h"
@@ -223,7 +224,7 @@ TEST(OptimizerOffload, PlansWhereItsStateLies) {
   config.optimizer.offload = "file";
   EXPECT_EQ(plan_offload(config, memory, 2, RanksAre::kProcesses).files, 2000);
   EXPECT_EQ(plan_offload(config, memory, 2, RanksAre::kProcesses).host, 0);
-  EXPECT_EQ(plan_offload(config, memory, 2, RanksAre::kGpus).host, 60) << "between files and GPUs";
+  EXPECT_EQ(plan_offload(config, memory, 2, RanksAre::kGpus).host, 60 + 2 * Transfers::kHeld) << "between both";
   config.optimizer.offload = "host";
   EXPECT_EQ(plan_offload(config, memory, 2, RanksAre::kGpus).host, 2400);
   EXPECT_EQ(plan_offload(config, memory, 2, RanksAre::kGpus).files, 0);
@@ -234,7 +235,7 @@ TEST(OptimizerOffload, PlansWhereItsStateLies) {
   EXPECT_EQ(plan_offload(config, memory, 2, RanksAre::kGpus).host, 2400 + 1600);
   config.memory.host = "3200B";
   const OffloadPlan half = plan_offload(config, memory, 2, RanksAre::kGpus);
-  EXPECT_EQ(half.host, 3200 + 2 * (2 * 800 / 3));
+  EXPECT_EQ(half.host, 3200 + 2 * (2 * 800 / 3) + 2 * Transfers::kHeld);
   EXPECT_EQ(half.files, 600 + 2 * 201);
   EXPECT_EQ(half.optimizer_host, 2400);
 }
@@ -242,24 +243,23 @@ TEST(OptimizerOffload, PlansWhereItsStateLies) {
 TEST(OptimizerOffload, RefusesMoreThanThereIs) {
   const TestFolder folder;
   Config config = offloaded(config_in(folder));
-  require_offload(config, {.files = 1 << 20, .optimizer_files = 1 << 20}, 2, 8);
+  const auto nearest = [] { return std::string("something fits"); };
+  require_offload(config, {.files = 1 << 20, .optimizer_files = 1 << 20}, 2, nearest);
   constexpr int64_t kMuch = 2'000'000'000'000'000'000;
   expect_error(ErrorKind::kResource,
                {"optimizer.offload needs 2.0 EB of files for the 2 ranks of this host", " are free in " + folder.path(),
-                ": memory.files may name"},
-               [&] { require_offload(config, {.files = kMuch, .optimizer_files = kMuch}, 2, 8); });
-  // Shorter rows leave the optimizer's state as it is.
+                ": something fits; memory.files may name"},
+               [&] { require_offload(config, {.files = kMuch, .optimizer_files = kMuch}, 2, nearest); });
   config.memory.offload = "file";
-  expect_error(ErrorKind::kResource,
-               {"memory.offload and optimizer.offload need 2.0 EB of files", ": memory.files may"},
-               [&] { require_offload(config, {.files = kMuch, .optimizer_files = kMuch - 1}, 2, 8); });
+  expect_error(ErrorKind::kResource, {"memory.offload and optimizer.offload need 2.0 EB of files", ": something fits"},
+               [&] { require_offload(config, {.files = kMuch, .optimizer_files = kMuch - 1}, 2, nearest); });
   config.memory.offload = "none";
   config.optimizer.offload = "host";
   config.memory.host = "1MB";
   expect_error(ErrorKind::kResource,
                {"optimizer.offload = \"host\" needs 2.0 MB of the host's memory", "more than memory.host = 1MB",
                 "optimizer.offload = \"file\""},
-               [&] { require_offload(config, {.host = 2'000'000, .optimizer_host = 2'000'000}, 2, 8); });
+               [&] { require_offload(config, {.host = 2'000'000, .optimizer_host = 2'000'000}, 2, nearest); });
 }
 
 }  // namespace
