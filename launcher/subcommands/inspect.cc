@@ -59,7 +59,14 @@ std::string forms(const ModelSection& m) {
   if (m.score_divisor() != static_cast<double>(m.head_dim())) {
     text += "; scores divided by the root of " + exact(m.query_pre_attn_scalar);
   }
-  if (m.attention_sinks) text += "; sinks";
+  if (m.attention_sinks.any()) {
+    std::vector<int64_t> layers;
+    for (int64_t layer = 0; layer < m.layers; ++layer) {
+      if (m.attention_sinks.of(layer)) layers.push_back(layer);
+    }
+    const bool all = static_cast<int64_t>(layers.size()) == m.layers;
+    text += "; sinks" + (all ? "" : " in layers " + ranges_text(layers));
+  }
   if (m.softcap != 0) text += "; scores capped at " + exact(m.softcap);
   if (m.post_norms) text += "; norms of what layers add";
   if (m.norm_zero_centered) text += "; norms by 1 + weight";
@@ -129,7 +136,7 @@ void show_inspection_json(const Inspection& of) {
       {"mlp_bias", m.mlp_bias},
       {"qk_norm", m.qk_norm},
       {"softcap", m.softcap},
-      {"attention_sinks", m.attention_sinks},
+      {"attention_sinks", nlohmann::json::parse(m.attention_sinks.text())},
       {"rope_theta", m.rope_theta},
       {"rope_scaling", m.rope_scaling.text()},
       {"rope_fp32", m.rope_fp32},

@@ -188,7 +188,9 @@ const std::vector<Key>& keys() {
       {ANNULUS_KEY(model, qk_norm), "RMSNorm of each query and key over head_dim, before the rotation", of_shape({})},
       {ANNULUS_KEY(model, softcap), "soft cap c of attention's scores, c tanh(score / c); 0: none",
        of_model({.range = at_least(0)})},
-      {ANNULUS_KEY(model, attention_sinks), "a learned logit for each head of a layer in the softmaxes' denominators",
+      {ANNULUS_KEY(model, attention_sinks),
+       "a learned logit for each head of a layer in the softmaxes' denominators; also a list that repeats over the "
+       "layers",
        of_shape({})},
       {ANNULUS_KEY(model, activation), "activation of the MLP's gate: SwiGLU, or GeGLU by the tanh approximation",
        of_shape({.choices = {activation_name(Activation::kSilu), activation_name(Activation::kGeluTanh)}})},

@@ -17,11 +17,11 @@ namespace annulus::config_keys {
 // A pointer to a key's field in a Config.
 using Slot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<int64_t>*, std::vector<std::string>*,
                           Sources*, ContextSchedule*, AccumulateSchedule*, ParameterGroups*, LayerPatterns*,
-                          RotaryScaling*, LayerRotaries*, Activation*>;
+                          RotaryScaling*, LayerRotaries*, LayerSwitch*, Activation*>;
 // The value of such a field.
 using Value = std::variant<int64_t, double, bool, std::string, std::vector<int64_t>, std::vector<std::string>, Sources,
                            ContextSchedule, AccumulateSchedule, ParameterGroups, LayerPatterns, RotaryScaling,
-                           LayerRotaries, Activation>;
+                           LayerRotaries, LayerSwitch, Activation>;
 
 struct Range {
   double low = -std::numeric_limits<double>::infinity();

@@ -99,4 +99,19 @@ LayerRotaries read_layer_rotaries(const toml::node& node, const std::string& whe
   return layers;
 }
 
+LayerSwitch read_layer_switch(const toml::node& node, const std::string& where) {
+  constexpr const char* kExpected = "true or false, or a list of them that repeats over the layers";
+  if (const auto all = node.value_exact<bool>()) return *all;
+  const toml::array* list = node.as_array();
+  if (!list) refuse_type(where, kExpected, node);
+  if (list->empty()) refuse(where, std::string("expected ") + kExpected + ", got an empty list");
+  std::vector<bool> each;
+  for (const toml::node& element : *list) {
+    const auto one = element.value_exact<bool>();
+    if (!one) refuse_type(where + "[" + std::to_string(each.size()) + "]", "true or false", element);
+    each.push_back(*one);
+  }
+  return each;
+}
+
 }  // namespace annulus::config_keys

@@ -17,4 +17,7 @@ RotaryScaling read_rotary_scaling(const toml::node& node, const std::string& whe
 // settings of the model.
 LayerRotaries read_layer_rotaries(const toml::node& node, const std::string& where);
 
+// Parses true, false or a list of them, which must not be empty.
+LayerSwitch read_layer_switch(const toml::node& node, const std::string& where);
+
 }  // namespace annulus::config_keys

@@ -82,6 +82,7 @@ class Reader {
   void operator()(ContextSchedule* at) const { *at = read_contexts(node_, where_); }
   void operator()(RotaryScaling* at) const { *at = read_rotary_scaling(node_, where_); }
   void operator()(LayerRotaries* at) const { *at = read_layer_rotaries(node_, where_); }
+  void operator()(LayerSwitch* at) const { *at = read_layer_switch(node_, where_); }
   void operator()(Activation* at) const {
     const auto value = node_.value_exact<std::string>();
     if (!value) wrong_type("a string");
@@ -320,6 +321,7 @@ void check_together(const Config& c, std::string_view source) {
   };
   fits("pattern", given, "pattern");
   fits("rope_layers", static_cast<int64_t>(m.rope_layers.cycle.size()), "rotary setting");
+  fits("attention_sinks", static_cast<int64_t>(m.attention_sinks.cycle.size()), "value");
   if (c.data.documents) {
     for (int64_t i = 0; i < std::max<int64_t>(1, given); ++i) {
       if (!has_documents(m.pattern.of(i))) continue;

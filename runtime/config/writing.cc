@@ -29,6 +29,7 @@ struct ToToml {
   std::string operator()(const LayerPatterns& v) const { return v.text(); }
   std::string operator()(const RotaryScaling& v) const { return v.text(); }
   std::string operator()(const LayerRotaries& v) const { return v.text(); }
+  std::string operator()(const LayerSwitch& v) const { return v.text(); }
   std::string operator()(Activation v) const { return toml_string(activation_name(v)); }
 };
 
@@ -82,7 +83,7 @@ std::string config_reference() {
     const Value value = value_of(key, defaults);
     const bool whole = std::holds_alternative<int64_t>(value);
     std::string range = range_text(key, whole);
-    if (std::holds_alternative<bool>(value)) range = "true, false";
+    if (std::holds_alternative<bool>(value) || std::holds_alternative<LayerSwitch>(value)) range = "true, false";
     const std::string required = key.rules.imported ? "required without model.from" : "required";
     out += "| `" + key.full() + "` | " + (key.rules.required ? required : "`" + value_text(key, defaults) + "`") +
            " | " + range + " | " + std::string(key.doc) + " |\n";
@@ -107,6 +108,7 @@ struct KindText {
   std::string operator()(const LayerPatterns&) const { return "a table, or a list of tables"; }
   std::string operator()(const RotaryScaling&) const { return "a table"; }
   std::string operator()(const LayerRotaries&) const { return "a list of tables"; }
+  std::string operator()(const LayerSwitch&) const { return "true or false, or a list of them"; }
   std::string operator()(Activation) const { return "a string"; }
 };
 

@@ -118,7 +118,7 @@ std::string why_not_forms(const Family& f, const ModelSection& m) {
 std::string why_not(const Family& f, const ModelSection& m, bool patterns) {
   const std::string name(f.name);
   if (m.qk_norm != f.qk_norm) return name + (f.qk_norm ? " always has" : " has no") + " norms of queries and keys";
-  if (m.attention_sinks) return name + " has no attention sinks";
+  if (m.attention_sinks.any()) return name + " has no attention sinks";
   if (m.softcap != 0) return name + " has no soft cap of attention's scores";
   if (!f.bias_key && m.qkv_bias != f.qkv_bias) {
     return name + (f.qkv_bias ? " always has" : " has no") + " biases of queries, keys and values";

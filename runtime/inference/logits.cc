@@ -110,9 +110,9 @@ double LogitsJob::bytes_of_rank(int rank, at::Device device) const {
   StepCharges step;
   step.lasts({"weights and gradients", parameter_count(s) * on.element() * (options_.backward ? 2 : 1)});
   if (options_.backward) {
-    const CallTraits call{s.head_dim(), on.dtype, on.gpu, /*dropout=*/false, s.softcap > 0, s.attention_sinks};
-    add_model_charges(s, {batch, length, /*recompute=*/true}, on, layer_charges(layers_, batch, rank, kernel_, call),
-                      {}, step);
+    const CallTraits call{s.head_dim(), on.dtype, on.gpu, /*dropout=*/false, s.softcap > 0};
+    add_model_charges(s, {batch, length, /*recompute=*/true}, on,
+                      layer_charges(layers_, batch, rank, kernel_, call, s.attention_sinks), {}, step);
   } else {
     step.lasts({"forward", layer_forward_bytes(s, batch, length, on)});
   }

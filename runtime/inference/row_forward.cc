@@ -83,7 +83,7 @@ at::Tensor RowForward::hidden(const LayerRequests& layers, const Rows& rows, con
     call.comm = &ring_;
     call.kernel = kernel_;
     call.softcap = model_.shape().softcap;
-    call.sinks = model_.shape().attention_sinks;
+    call.sinks = model_.shape().attention_sinks.of(static_cast<int64_t>(i));
     call.scale = model_.shape().attention_scale();
     call.label = label + ", layer " + std::to_string(i);
     calls.emplace_back(std::move(call));

@@ -49,7 +49,7 @@ Model::Model(const ModelShape& shape, at::ScalarType dtype, at::Device device, U
                        .qkv_bias = leaf(shape.qkv_bias, "self_attn.q_proj.bias", 3),
                        .q_norm = norm(shape.qk_norm, "self_attn.q_norm.weight"),
                        .k_norm = norm(shape.qk_norm, "self_attn.k_norm.weight"),
-                       .sinks = leaf(shape.attention_sinks, "self_attn.sinks"),
+                       .sinks = leaf(shape.attention_sinks.of(i), "self_attn.sinks"),
                        .out = leaf(true, "self_attn.o_proj.weight"),
                        .out_bias = leaf(shape.out_bias, "self_attn.o_proj.bias"),
                        .attention_post_norm = norm(shape.post_norms, kAttentionPostNorm),

@@ -52,7 +52,7 @@ DescribedUnit before_attention(const ModelShape& s, int64_t i) {
     p.push_back(norm(s, attention + "q_norm.weight", s.head_dim()));
     p.push_back(norm(s, attention + "k_norm.weight", s.head_dim()));
   }
-  if (s.attention_sinks) p.push_back(vector(attention + "sinks", s.heads, 0));
+  if (s.attention_sinks.of(i)) p.push_back(vector(attention + "sinks", s.heads, 0));
   return group;
 }
 
@@ -96,8 +96,20 @@ Number elements(const DescribedUnit& group, bool matrices_only = false) {
 
 template <typename Number>
 Number elements_of_layers(const ModelShape& s, bool matrices_only = false) {
-  return static_cast<Number>(s.layers) * (elements<Number>(before_attention(s, 0), matrices_only) +
-                                          elements<Number>(after_attention(s, 0), matrices_only));
+  const auto of_layer = [&](bool sinks) {
+    ModelShape alike = s;
+    alike.attention_sinks = sinks;
+    return elements<Number>(before_attention(alike, 0), matrices_only) +
+           elements<Number>(after_attention(alike, 0), matrices_only);
+  };
+  const Number with = of_layer(true), without = of_layer(false);
+  const auto cycle = static_cast<int64_t>(s.attention_sinks.cycle.size());
+  Number sum = 0;
+  for (int64_t i = 0; i < cycle; ++i) {
+    const int64_t layers = s.layers / cycle + (i < s.layers % cycle ? 1 : 0);
+    sum += static_cast<Number>(layers) * (s.attention_sinks.of(i) ? with : without);
+  }
+  return sum;
 }
 
 template <typename Number>
@@ -127,10 +139,22 @@ void validate(const ModelShape& s) {
   const auto rotaries = static_cast<int64_t>(s.rope_layers.cycle.size());
   require(rotaries <= s.layers, "model.rope_layers lists " + counted(rotaries, "rotary setting") + " for " +
                                     counted(s.layers, "layer") + ": expected at most one for each layer");
+  const auto sinks = static_cast<int64_t>(s.attention_sinks.cycle.size());
+  require(sinks > 0 && (sinks == 1 || sinks <= s.layers), "model.attention_sinks lists " + counted(sinks, "value") +
+                                                              " for " + counted(s.layers, "layer") +
+                                                              ": expected at most one for each layer");
 }
 
 std::string mlp_norm_name(const ModelShape& s) {
   return s.post_norms ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight";
+}
+
+std::string LayerSwitch::text() const {
+  const auto word = [](bool on) { return std::string(on ? "true" : "false"); };
+  if (cycle.size() == 1) return word(cycle[0]);
+  std::vector<std::string> words;
+  for (const bool on : cycle) words.push_back(word(on));
+  return "[" + join(words, ", ") + "]";
 }
 
 std::string LayerRotaries::text() const {

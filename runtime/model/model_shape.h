@@ -4,10 +4,12 @@
 // pure functions.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention/modules/rotary_spec.h"
@@ -34,6 +36,19 @@ struct LayerRotaries {
   friend bool operator==(const LayerRotaries&, const LayerRotaries&) = default;
 };
 
+// Whether layers have something: all or none, or a list that repeats: layer i has entry i modulo their number.
+struct LayerSwitch {
+  LayerSwitch(bool all = false) : cycle{all} {}                    // NOLINT(google-explicit-constructor)
+  LayerSwitch(std::vector<bool> list) : cycle(std::move(list)) {}  // NOLINT(google-explicit-constructor)
+  std::vector<bool> cycle;                                         // not empty
+
+  bool of(int64_t layer) const { return cycle[static_cast<size_t>(layer) % cycle.size()]; }
+  bool any() const { return std::find(cycle.begin(), cycle.end(), true) != cycle.end(); }
+  std::string text() const;  // as TOML: true, false or a list of them
+
+  friend bool operator==(const LayerSwitch&, const LayerSwitch&) = default;
+};
+
 struct ModelShape {
   int64_t layers = 0;
   int64_t dim = 0;  // width of the residual stream
@@ -58,7 +73,7 @@ struct ModelShape {
   bool scale_embeddings = false;              // embeddings are multiplied by sqrt(dim), rounded to the compute dtype
   double query_pre_attn_scalar = 0;           // scores are q.k / sqrt(query_pre_attn_scalar); 0: head_dim
   double softcap = 0;                         // a soft cap of attention's scores (AttentionCall::softcap); 0: none
-  bool attention_sinks = false;               // a learned logit for each head of a layer in the softmaxes' denominators
+  LayerSwitch attention_sinks = false;        // a learned logit for each head of a layer in the softmaxes' denominators
 
   int64_t head_dim() const { return head_size > 0 || heads <= 0 ? head_size : dim / heads; }
   int64_t q_width() const { return heads * head_dim(); }             // of all queries of a token
@@ -83,8 +98,8 @@ struct ModelShape {
 };
 
 // Raises Error(kPlan) if sizes are not positive, if heads is not a multiple of kv_heads, if dim is not a multiple of
-// heads and head_size is 0, if the head dimension is odd, if the soft cap is not one, or if rope_layers has more
-// entries than there are layers.
+// heads and head_size is 0, if the head dimension is odd, if the soft cap is not one, or if rope_layers or
+// attention_sinks have more entries than there are layers.
 void validate(const ModelShape& shape);
 
 // A parameter: a matrix [out, in] or a vector, with its name in Hugging Face's layout.

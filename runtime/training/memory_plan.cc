@@ -4,7 +4,9 @@
 #include <ATen/OpMathType.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -74,6 +76,24 @@ int64_t copied_by_save(const Config& c, const Parameters& parameters, const Shar
   return elements * vectors * static_cast<int64_t>(c10::elementSize(updated));
 }
 
+// Adds up the masks of tokens that a pattern has, each once.
+void add_masks(const PatternSpec& pattern, std::set<const TokenMask*>& seen, int64_t& bytes) {
+  const TokenMask* mask = pattern.mask.given.get();
+  if (mask != nullptr && seen.insert(mask).second) bytes += mask->bytes();
+  for (const PatternSpec& member : pattern.members) add_masks(member, seen, bytes);
+}
+
+// Returns the bytes of the masks that a rank holds: of the rows of all ranks, and of its own where these are others.
+int64_t mask_bytes(const LayerRequests& layers, int64_t rows) {
+  std::set<const TokenMask*> seen;
+  int64_t bytes = 0;
+  const std::vector<PlanRequest> own = layers.of_rows(0, rows);
+  for (const std::vector<PlanRequest>* requests : {&layers.distinct, &own}) {
+    for (const PlanRequest& request : *requests) add_masks(request.pattern, seen, bytes);
+  }
+  return bytes;
+}
+
 MemoryPlan plan_stage(const Config& c, const Stage& stage, const Sharding& sharding, int context_ranks, int rank,
                       RanksAre are) {
   const bool gpu = are == RanksAre::kGpus;
@@ -84,11 +104,12 @@ MemoryPlan plan_stage(const Config& c, const Stage& stage, const Sharding& shard
   MemoryPlan plan;
   const std::vector<AttentionCharges> attention =
       layer_charges(stage.layers, batch, rank, parse_kernel(c.attention.kernel, "attention.kernel"),
-                    {shape.head_dim(), dtype, gpu, c.model.dropout > 0, shape.softcap > 0, shape.attention_sinks});
+                    {shape.head_dim(), dtype, gpu, c.model.dropout > 0, shape.softcap > 0}, shape.attention_sinks);
   plan.selects_what_travels =
       context_ranks > 1 && std::any_of(stage.layers.distinct.begin(), stage.layers.distinct.end(),
                                        [](const PlanRequest& request) { return is_adaptive(request.pattern); });
   const int ranks = static_cast<int>(c.mesh.data) * context_ranks;
+  plan.step.lasts({"masks of tokens", gpu ? 0 : mask_bytes(stage.layers, batch), When::kLasts});
   const std::vector<PlaceCharges> places = add_training_charges(c, stage, positions, ranks, sharding, are, plan.step);
   add_model_charges(shape, {batch, positions, c.model.recompute, offloaded_layers(c)}, {dtype, gpu}, attention, places,
                     plan.step);
@@ -110,18 +131,25 @@ MemoryPlan plan_stage(const Config& c, const Stage& stage, const Sharding& shard
 }  // namespace
 
 std::vector<AttentionCharges> layer_charges(const LayerRequests& layers, int64_t rows, int rank, KernelKind kind,
-                                            const CallTraits& call) {
+                                            CallTraits call, const LayerSwitch& sinks) {
   const at::DeviceType device = call.gpu ? at::kCUDA : at::kCPU;
   const KernelKind planned = planned_kernel(kind, device, call.type, call.head_dim, call.dropout, call.softcap);
   const std::unique_ptr<Kernel> kernel = make_chosen_kernel(planned, device, call.type);
-  std::vector<AttentionCharges> distinct, all;
+  std::vector<std::array<AttentionCharges, 2>> distinct;  // without and with sinks
   for (const PlanRequest& request : layers.of_rows(0, rows)) {
     const bool has_program = !is_adaptive(request.pattern) && request.ranks > 1;
     const std::shared_ptr<const RankPlan> plan = has_program ? cached_plan(request, rank) : nullptr;
-    distinct.push_back({attention_charges(request, plan ? &plan->program : nullptr, rank, call, *kernel),
-                        output_divisor(request.pattern) > 1});
+    std::array<AttentionCharges, 2>& both = distinct.emplace_back();
+    for (const bool has : {false, true}) {
+      call.sinks = has;
+      both[has ? 1 : 0] = {attention_charges(request, plan ? &plan->program : nullptr, rank, call, *kernel),
+                           output_divisor(request.pattern) > 1};
+    }
   }
-  for (const size_t which : layers.of_layer) all.push_back(distinct[which]);
+  std::vector<AttentionCharges> all;
+  for (const size_t which : layers.of_layer) {
+    all.push_back(distinct[which][sinks.of(static_cast<int64_t>(all.size())) ? 1 : 0]);
+  }
   return all;
 }
 

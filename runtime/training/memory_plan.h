@@ -92,9 +92,9 @@ void require_offload(const Config& config, const OffloadPlan& plan, int ranks,
                      const std::function<std::string()>& nearest);
 
 // Returns what the attention of each layer declares on rank `rank` of the context axis, for the first `rows` rows of
-// the batch.
+// the batch. `call` is that of all layers but for their `sinks`.
 std::vector<AttentionCharges> layer_charges(const LayerRequests& layers, int64_t rows, int rank, KernelKind kernel,
-                                            const CallTraits& call);
+                                            CallTraits call, const LayerSwitch& sinks);
 
 // Plans for rank `rank` of the mesh's context axis, which has `context_ranks`. `stages` is the result of
 // training_stages() for that many ranks, `sharding` that of make_sharding() for all ranks. Of several stages the one

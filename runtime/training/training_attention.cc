@@ -48,7 +48,7 @@ std::vector<PlannedCall> Training::calls(const std::vector<PlanRequest>& request
     call.comm = &mesh_.axis("context");
     call.kernel = kernel(config_);
     call.softcap = config_.model.softcap;
-    call.sinks = config_.model.attention_sinks;
+    call.sinks = config_.model.attention_sinks.of(static_cast<int64_t>(i));
     call.scale = config_.model.attention_scale();
     call.dropout = dropout;
     call.dropout.layer = static_cast<int64_t>(i);

@@ -362,7 +362,7 @@ RC_GTEST_PROP(ConfigProperty, WrittenConfigReadsBackEqual, ()) {
   c.model.qkv_bias = *rc::gen::arbitrary<bool>();
   c.model.qk_norm = *rc::gen::arbitrary<bool>();
   c.model.softcap = *rc::gen::element(0.0, 30.5);
-  c.model.attention_sinks = *rc::gen::arbitrary<bool>();
+  c.model.attention_sinks = *rc::gen::elementOf(std::vector<LayerSwitch>{false, true, {{true, false}}});
   c.model.post_norms = *rc::gen::arbitrary<bool>();
   c.model.activation = *rc::gen::element(Activation::kSilu, Activation::kGeluTanh);
   c.model.query_pre_attn_scalar = *rc::gen::element(0.0, 0.5, 256.0);

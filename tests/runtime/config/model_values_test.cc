@@ -84,6 +84,22 @@ TEST(Config, PatternsAndRotarySettingsRepeat) {
   expect_in(refusal(kSmall, {"model.rope_scaling={ kind = 'none', factor = 2 }"}), {"model.rope_scaling.factor"});
 }
 
+TEST(Config, SinksMayDifferByLayer) {
+  const auto sinks = [](const std::string& value) {
+    return std::vector<std::string>{"model.layers=5", "model.attention_sinks=" + value};
+  };
+  EXPECT_TRUE(parse_config(kSmall, "s", sinks("true")).model.attention_sinks.of(4));
+  EXPECT_FALSE(parse_config(kSmall, "s").model.attention_sinks.any());
+  const Config c = parse_config(kSmall, "s", sinks("[true, false]"));
+  for (int64_t layer = 0; layer < 5; ++layer) EXPECT_EQ(c.model.attention_sinks.of(layer), layer % 2 == 0) << layer;
+  EXPECT_EQ(parse_config(to_toml(c), "written"), c);
+  expect_in(refusal(kSmall, sinks("[]")), {"model.attention_sinks", "got an empty list"});
+  expect_in(refusal(kSmall, sinks("[true, 1]")), {"model.attention_sinks[1]", "true or false"});
+  expect_in(refusal(kSmall, sinks("1")), {"model.attention_sinks", "or a list of them"});
+  expect_in(refusal(kSmall, sinks("[true, true, true, true, true, false]")),
+            {"model.attention_sinks lists 6 values", "model.layers = 5"});
+}
+
 TEST(Config, ReadsTheActivation) {
   EXPECT_EQ(parse_config(kSmall, "s").model.activation, Activation::kSilu);
   EXPECT_EQ(parse_config(kSmall, "s", {"model.activation=gelu_tanh"}).model.activation, Activation::kGeluTanh);

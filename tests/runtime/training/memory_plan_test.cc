@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -90,7 +92,8 @@ TEST(MemoryPlan, CountsHeadSizeNormsAndBiases) {
       Config config = config_of(folder, {"", 4, 64, 4, 2, 160, 256, 1024, 1});
       config.model.head_size = 32;
       config.model.qk_norm = config.model.qkv_bias = config.model.out_bias = config.model.mlp_bias = true;
-      config.model.attention_sinks = true, config.model.softcap = 20;
+      config.model.attention_sinks = recompute ? LayerSwitch({true, false, false}) : LayerSwitch(true);
+      config.model.softcap = 20;
       config.model.dtype = dtype;
       config.model.recompute = recompute;
       expect_planned(config, 1, "rich, " + dtype + (recompute ? ", recomputed" : ""));
@@ -302,6 +305,31 @@ TEST(MemoryPlan, CountsAttentionBuffers) {
     EXPECT_GT(plan.total() - other, 2 * (plan.step.most_in_backward_of("MLP") - other));
     expect_planned(config, 4, dtype + ", attention");
   }
+}
+
+// The bits of a mask lie on each rank, and once more those of its rows.
+TEST(MemoryPlan, CountsMasksOfTokens) {
+  const TestFolder folder;
+  Config config = config_of(folder, {"", 3, 64, 2, 1, 128, 256, 512, 2});
+  const auto lasting = [&] {
+    const MemoryPlan plan = plan_memory(config, check_training(config, 2), {}, 2 / static_cast<int>(config.mesh.data),
+                                        0, RanksAre::kProcesses);
+    return plan.step.lasting("masks of tokens");
+  };
+  EXPECT_EQ(lasting(), 0);
+  std::vector<uint8_t> shown(2 * 512 * 512, 1);
+  for (size_t i = 0; i < shown.size(); i += 3) shown[i] = 0;
+  const auto mask = std::make_shared<const TokenMask>(token_mask_from_dense(shown.data(), 2, 1, 512, 512));
+  config.model.pattern.all.mask = given_mask(mask);
+  EXPECT_EQ(lasting(), mask->bytes());
+  EXPECT_GT(mask->bytes(), 2 * 512 * 512 / 8);
+  // A list has the mask once.
+  config.model.pattern.each = {config.model.pattern.all, causal_pattern(), config.model.pattern.all};
+  EXPECT_EQ(lasting(), mask->bytes());
+  config.mesh.data = 2;
+  EXPECT_GT(lasting(), mask->bytes() + 512 * 512 / 8);
+  EXPECT_EQ(plan_memory(config, check_training(config, 2), {}, 1, 0, RanksAre::kGpus).step.lasting("masks of tokens"),
+            0);
 }
 
 // Planning allocates nothing, so that a model too large for this machine can be planned.

@@ -109,23 +109,52 @@ TEST(TrainingSoftmax, LossWithSinksAndACapDoesNotDependOnTheRanks) {
   }
 }
 
-// They are trained as well: without weight decay, as all vectors.
+// They are trained as well, in the layers that have them: without weight decay, as all vectors.
 TEST(TrainingSoftmax, SinksAreTrained) {
   const TestFolder folder;
   Config config = config_with(folder, causal_pattern());
+  const auto train = [&] {
+    const Dataset data(config.data, config.run.seed, config.model.vocab);
+    std::vector<std::string> trained;
+    run_ranks(2, [&](Communicator& world) {
+      Training training(config, world, data, at::kCPU);
+      training.step(), training.step();
+      if (world.rank() != 0) return;
+      for (const NamedTensor& p : training.model().parameters().value_views()) {
+        if (!p.name.ends_with("self_attn.sinks")) continue;
+        trained.push_back(p.name);
+        EXPECT_TRUE(p.tensor.ne(0).all().item<bool>()) << p.name;
+      }
+    });
+    EXPECT_EQ(parameter_count(config.model) - parameter_count([&] {
+                ModelShape without = config.model;
+                without.attention_sinks = false;
+                return without;
+              }()),
+              static_cast<int64_t>(trained.size()) * config.model.heads);
+    return trained;
+  };
+  const std::string first = "model.layers.0.self_attn.sinks", second = "model.layers.1.self_attn.sinks";
   config.model.attention_sinks = true;
-  const Dataset data(config.data, config.run.seed, config.model.vocab);
-  run_ranks(2, [&](Communicator& world) {
-    Training training(config, world, data, at::kCPU);
-    training.step(), training.step();
-    int64_t seen = 0;
-    for (const NamedTensor& p : training.model().parameters().value_views()) {
-      if (!p.name.ends_with("self_attn.sinks")) continue;
-      ++seen;
-      EXPECT_TRUE(p.tensor.ne(0).all().item<bool>()) << p.name;
-    }
-    EXPECT_EQ(seen, 2);
-  });
+  EXPECT_EQ(train(), (std::vector<std::string>{first, second}));
+  config.model.attention_sinks = std::vector<bool>{false, true};
+  EXPECT_EQ(train(), (std::vector<std::string>{second}));
+}
+
+TEST(TrainingSoftmax, LossWithSinksInSomeLayersDoesNotDependOnTheRanks) {
+  const TestFolder folder;
+  Config config = config_with(folder, pattern("{ kind = 'window', left = 20, right = 0 }"));
+  config.model.attention_sinks = std::vector<bool>{true, false};
+  config.model.recompute = true;
+  const std::vector<double> one = losses(config, 1);
+  for (const int64_t level : {0, 3}) {
+    config.optimizer.shard = level;
+    expect_equal_losses(losses(config, 2), one, "level " + std::to_string(level));
+  }
+  for (const LayerSwitch& other : {LayerSwitch(true), LayerSwitch(false), LayerSwitch({false, true})}) {
+    config.model.attention_sinks = other;
+    EXPECT_NE(losses(config, 2)[1], one[1]) << other.text();
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(
