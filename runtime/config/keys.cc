@@ -18,6 +18,11 @@ constexpr double kWide = 1 << 24;
 
 Range at_least(double low, double high = kMany) { return {low, high, true, true}; }
 Range above(double low) { return {low, kMany, false, true}; }
+std::vector<std::string> layout_choices() {
+  std::vector<std::string> names = layout_names();
+  names.emplace_back(kAutoLayout);
+  return names;
+}
 Range fraction() { return {0, 1, true, false}; }
 
 void check_run_name(const std::string& value, std::string_view where) {
@@ -277,7 +282,10 @@ const std::vector<Key>& keys() {
        "values travel beside the attention that is computed; 0: NCCL chooses",
        {.range = at_least(0, 64)}},
 
-      {ANNULUS_KEY(attention, layout), "which rank owns which positions of a sequence", {.choices = layout_names()}},
+      {ANNULUS_KEY(attention, layout),
+       "which rank owns which positions of a sequence; \"auto\" is the one that is predicted to take least time, with "
+       "documents \"balanced\"",
+       {.choices = layout_choices()}},
       {ANNULUS_KEY(attention, schedule),
        "how ranks exchange keys and values; \"auto\" is the one that holds the fewest bytes, and of several the one "
        "that "

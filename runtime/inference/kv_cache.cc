@@ -218,7 +218,7 @@ LayerRequests KvCache::begin_divided(int64_t n) {
                                .uneven_lengths = {},
                                .keep_last = false});
   }
-  layers.share_layout();
+  layers.set_layout(settings_.layout);
   const Layout layout = query_layout(layers.distinct[0]);
   for (int rank = 0; rank < comm_.size(); ++rank) {
     for (const Span& span : layout.spans[static_cast<size_t>(rank)]) hold(rank, span);

@@ -2,13 +2,16 @@
 #include "runtime/training/layer_requests.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "attention/pattern/block_map.h"
 #include "attention/plan/balance.h"
 #include "attention/plan/choice.h"
 #include "attention/plan/layout.h"
+#include "common/error.h"
 #include "common/text.h"
 #include "runtime/tensor_files/block_map_file.h"
 
@@ -39,8 +42,9 @@ std::vector<PlanRequest> LayerRequests::of_rows(int64_t first, int64_t count) co
   return requests;
 }
 
-void LayerRequests::share_layout() {
-  if (distinct.size() < 2 || distinct[0].layout != LayoutKind::kBalanced) return;
+void LayerRequests::set_layout(LayoutKind layout) {
+  for (PlanRequest& request : distinct) request.layout = layout, request.balance_by.reset();
+  if (distinct.size() < 2 || layout != LayoutKind::kBalanced) return;
   std::vector<PatternSpec> patterns;
   for (const size_t i : of_layer) patterns.push_back(distinct[i].pattern);
   const PatternSpec together = balanced_together(patterns);
@@ -55,7 +59,8 @@ void set_documents(std::vector<PlanRequest>& requests, const std::vector<std::ve
 }
 
 bool layout_follows_documents(const Config& config) {
-  return config.data.documents && config.attention.layout == to_string(LayoutKind::kBalanced);
+  return config.data.documents &&
+         (config.attention.layout == to_string(LayoutKind::kBalanced) || config.attention.layout == kAutoLayout);
 }
 
 namespace {
@@ -63,7 +68,67 @@ namespace {
 // Whether a machine's profile is needed. One that is named is read in any case, so that a wrong name is an error.
 bool chooses(const Config& c) {
   return parse_schedule(c.attention.schedule, "attention.schedule") == ScheduleKind::kAuto ||
-         !c.attention.machine.empty();
+         c.attention.layout == kAutoLayout || !c.attention.machine.empty();
+}
+
+// Refuses requests that cannot be planned.
+void validate_all(const LayerRequests& requests) {
+  for (const PlanRequest& request : requests.distinct) validate(request);
+}
+
+// Returns the predicted seconds of all layers, for `rows` rows of the batch.
+double predicted(const LayerRequests& requests, int64_t rows) {
+  std::vector<double> seconds;
+  for (const PlanRequest& request : requests.of_rows(0, rows))
+    seconds.push_back(choose_plan(request).chosen().seconds());
+  double sum = 0;
+  for (const size_t which : requests.of_layer) sum += seconds[which];
+  return sum;
+}
+
+// Times nearer to each other than this are the same: the layout named first is taken.
+constexpr double kAsFast = 1.02;
+
+// Divides rows by the layout in which all layers together are predicted to take the least time. Where documents are
+// apart that is the balanced one, which is dealt by the documents of each batch; they are not known yet.
+void choose_layout(LayerRequests& requests, const Config& c, int64_t batch) {
+  if (c.attention.layout != kAutoLayout) return;
+  if (c.data.documents) {
+    requests.set_layout(LayoutKind::kBalanced);
+    requests.layout_reason = "balanced: each batch is dealt by the pairs of its documents";
+    return;
+  }
+  if (requests.distinct[0].ranks == 1) return;
+  const int64_t rows = ceil_div(batch, c.mesh.data);
+  struct Candidate {
+    LayoutKind layout;
+    double seconds;
+  };
+  std::optional<Candidate> best;
+  std::string others, refused;
+  std::vector<Candidate> all;
+  for (const LayoutKind layout :
+       {LayoutKind::kZigzag, LayoutKind::kContiguous, LayoutKind::kStriped, LayoutKind::kBalanced}) {
+    requests.set_layout(layout);
+    try {
+      validate_all(requests);
+      all.push_back({layout, predicted(requests, rows)});
+    } catch (const Error& error) {  // lengths that this layout cannot divide evenly, or a schedule that it does not fit
+      if (error.kind() != ErrorKind::kPlan) throw;
+      if (refused.empty()) refused = error.message();
+      continue;
+    }
+    if (!best || all.back().seconds * kAsFast < best->seconds) best = all.back();
+  }
+  if (!best)
+    throw Error(ErrorKind::kPlan, "attention", "attention.layout = \"auto\": no layout can be planned: " + refused);
+  for (const Candidate& other : all) {
+    if (other.layout == best->layout) continue;
+    others += "; " + std::string(to_string(other.layout)) + " " + seconds_text(other.seconds);
+  }
+  requests.set_layout(best->layout);
+  requests.layout_reason = std::string(to_string(best->layout)) + ", " + seconds_text(best->seconds) +
+                           " predicted for all layers on " + requests.distinct[0].terms->machine.name + others;
 }
 
 LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, int context_ranks) {
@@ -74,7 +139,9 @@ LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, in
                                 .k_len = context,
                                 .query_offset = 0},
                       .pattern = {},
-                      .layout = parse_layout(c.attention.layout, "attention.layout"),
+                      .layout = c.attention.layout == kAutoLayout
+                                    ? LayoutKind::kZigzag
+                                    : parse_layout(c.attention.layout, "attention.layout"),
                       .schedule = parse_schedule(c.attention.schedule, "attention.schedule"),
                       .ranks = context_ranks,
                       .within = static_cast<int>(c.attention.within),
@@ -91,11 +158,12 @@ LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, in
     if (found != texts.end()) continue;
     texts.push_back(text);
     request.pattern = read_block_maps(c.model.pattern.of(layer), request.shape);
-    validate(request);
+    if (c.attention.layout != kAutoLayout) validate(request);
     requests.distinct.push_back(request);
   }
-  requests.share_layout();
-  for (const PlanRequest& made : requests.distinct) validate(made);
+  requests.set_layout(request.layout);
+  choose_layout(requests, c, batch);
+  validate_all(requests);
   return requests;
 }
 
@@ -128,6 +196,7 @@ void keep_schedules(const std::vector<Stage>& chosen, int64_t data_ranks, std::v
       requests[i].schedule = resolved.schedule;
       requests[i].within = resolved.within;
     }
+    stages[s].layers.set_layout(own[0].layout);
   }
 }
 
@@ -136,6 +205,7 @@ void choose_for_device(std::vector<Stage>& stages, const Config& config, std::st
   const TermsPointer terms = attention_terms(config, device);
   for (Stage& stage : stages) {
     for (PlanRequest& request : stage.layers.distinct) request.terms = terms;
+    choose_layout(stage.layers, config, stage.batch);
   }
 }
 
@@ -143,6 +213,9 @@ std::vector<std::string> schedule_lines(const std::vector<Stage>& stages, int ra
   std::vector<std::string> lines;
   for (const Stage& stage : stages) {
     const int64_t context = stage.layers.distinct.front().ranks;
+    if (!stage.layers.layout_reason.empty()) {
+      lines.push_back("layout of rows of " + with_commas(stage.context, "token") + ": " + stage.layers.layout_reason);
+    }
     for (const PlanRequest& request : stage.layers.of_rows(0, stage.batch * context / ranks)) {
       if (request.ranks == 1 || request.schedule != ScheduleKind::kAuto || is_adaptive(request.pattern)) continue;
       lines.push_back("attention of rows of " + with_commas(stage.context, "token") + ": " +

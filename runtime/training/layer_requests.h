@@ -16,6 +16,7 @@ struct LayerRequests {
   // The different requests, for the global batch and without documents of the data; block maps in files have been read.
   std::vector<PlanRequest> distinct;
   std::vector<size_t> of_layer;  // by layer: an index into `distinct`
+  std::string layout_reason;     // why attention.layout "auto" is this layout; empty for another
 
   // The (query, key) pairs counted for one token over all layers and query heads. Adaptive maps count as if they kept
   // the blocks nearest to the diagonal.
@@ -24,8 +25,9 @@ struct LayerRequests {
   // Whether a query of any layer sees later keys (sees_later in attention/pattern/pattern.h).
   bool see_later() const;
 
-  // Lets the layers of a model with several patterns share a layout that is balanced (PlanRequest::balance_by).
-  void share_layout();
+  // Divides rows by this layout. Layers of a model with several patterns share one that is balanced
+  // (PlanRequest::balance_by).
+  void set_layout(LayoutKind layout);
 
   // Returns `distinct` for `count` rows of the global batch from `first` on: those of one data-parallel rank.
   std::vector<PlanRequest> of_rows(int64_t first, int64_t count) const;
@@ -58,15 +60,17 @@ TermsPointer attention_terms(const Config& config, std::string_view device);
 // Error(kPlan) for a pattern, shape or layout that is impossible, and Error(kInput) for a file that cannot be read.
 std::vector<Stage> training_stages(const Config& config, int context_ranks);
 
-// Lets `stages`, which differ from `chosen` in their lengths, have the schedules that `auto` stands for in `chosen`, so
-// that the memory of longer rows is that of the same schedule. `data_ranks` is the size of the mesh's data axis.
+// Lets `stages`, which differ from `chosen` in their lengths, have the layouts and schedules that `auto` stands for in
+// `chosen`, so that the memory of longer rows is that of the same schedule. `data_ranks` is the size of the mesh's data
+// axis.
 void keep_schedules(const std::vector<Stage>& chosen, int64_t data_ranks, std::vector<Stage>& stages);
 
 // Lets `auto` choose for this device in stages that were made before it was known.
 void choose_for_device(std::vector<Stage>& stages, const Config& config, std::string_view device);
 
-// Returns a line for each request whose schedule is `auto`, over `ranks` ranks in all: what is chosen, and why. It does
-// not know the documents of the data; each batch chooses again for its own. Adaptive patterns choose at each call.
+// Returns a line for each stage whose layout is `auto`, and for each request whose schedule is, over `ranks` ranks in
+// all: what is chosen, and why. It does not know the documents of the data; each batch chooses again for its own.
+// Adaptive patterns choose at each call.
 std::vector<std::string> schedule_lines(const std::vector<Stage>& stages, int ranks);
 
 }  // namespace annulus

@@ -7,14 +7,19 @@
 #include <fstream>
 #include <memory>
 #include <ostream>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "attention/plan/choice.h"
+#include "attention/plan/layout.h"
 #include "attention/proof/plans.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "runtime/tensor_files/block_map_file.h"
+#include "runtime/training/job.h"
+#include "runtime/training/layer_requests.h"
 #include "runtime/training/training.h"
 #include "tests/common/equal_losses.h"
 #include "tests/common/expect_error.h"
@@ -155,6 +160,50 @@ TEST(TrainingSoftmax, LossWithSinksInSomeLayersDoesNotDependOnTheRanks) {
     config.model.attention_sinks = other;
     EXPECT_NE(losses(config, 2)[1], one[1]) << other.text();
   }
+}
+
+// The seconds that the layers of a configuration are predicted to take.
+double predicted(const Config& config, int ranks) {
+  const Stage stage = check_training(config, ranks)[0];
+  double seconds = 0;
+  const std::vector<PlanRequest> requests = stage.layers.of_rows(0, stage.batch);
+  for (const size_t which : stage.layers.of_layer) seconds += choose_plan(requests[which]).chosen().seconds();
+  return seconds;
+}
+
+// Layers of one pattern may want another layout than those of another: all of them together choose.
+TEST(TrainingPatterns, LayoutAutoTakesLeastTimeOverAllLayers) {
+  const TestFolder folder;
+  const PatternSpec window = pattern("{ kind = 'window', left = 3, right = 0 }");
+  std::set<LayoutKind> chosen;
+  for (const LayerPatterns& patterns :
+       {LayerPatterns(causal_pattern()), LayerPatterns(window), LayerPatterns({window, causal_pattern()})}) {
+    Config config = config_with(folder, patterns);
+    config.model.dtype = "fp32";
+    config.model.heads = config.model.kv_heads = 4;
+    config.data.context = 4096;
+    config.attention.layout = "auto";
+    const LayerRequests layers = check_training(config, 4)[0].layers;
+    const double seconds = predicted(config, 4);
+    chosen.insert(layers.distinct[0].layout);
+    EXPECT_TRUE(layers.layout_reason.starts_with(std::string(to_string(layers.distinct[0].layout)) + ", "));
+    for (const std::string& layout : layout_names()) {
+      config.attention.layout = layout;
+      EXPECT_LE(seconds, 1.02 * predicted(config, 4)) << patterns.text() << ", " << layout;
+      EXPECT_NE(layers.layout_reason.find(layout), std::string::npos) << layers.layout_reason;
+    }
+  }
+  EXPECT_GT(chosen.size(), 1U);
+}
+
+TEST(TrainingPatterns, LayoutAutoLossDoesNotDependOnTheRanks) {
+  const TestFolder folder;
+  Config config = config_with(folder, pattern("{ kind = 'window', left = 3, right = 0 }"));
+  config.attention.layout = "auto";
+  expect_same_at_any_ranks(config);
+  config.data.documents = true;
+  EXPECT_EQ(check_training(config, 4)[0].layers.distinct[0].layout, LayoutKind::kBalanced);
+  EXPECT_TRUE(layout_follows_documents(config));
 }
 
 INSTANTIATE_TEST_SUITE_P(
