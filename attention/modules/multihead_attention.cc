@@ -194,8 +194,9 @@ at::Tensor MultiheadAttentionImpl::attend(const at::Tensor& x, const at::Tensor&
   place_sequence(call.request, parts);
   call.request.shape = aligned(call.request.shape);
   if (o.schedule == ScheduleKind::kAuto) {
-    call.request.terms = terms_of(o.machine, "machine", x.is_cuda() ? "cuda" : "cpu", o.head_dim, x.element_size(),
-                                  at::GradMode::is_enabled());
+    const TermsPointer terms = terms_of(o.machine, "machine", x.is_cuda() ? "cuda" : "cpu", o.head_dim,
+                                        x.element_size(), at::GradMode::is_enabled());
+    call.request.terms = on_hosts(terms, scope.comm.hosts());
   }
   call.comm = &scope.comm;
   call.kernel = o.kernel;

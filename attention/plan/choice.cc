@@ -211,6 +211,18 @@ TermsPointer terms_of(const std::string& machine, std::string_view where, std::s
   return terms;
 }
 
+TermsPointer on_hosts(const TermsPointer& terms, const RankHosts& hosts) {
+  int each = 0;
+  while (each < hosts.ranks() && hosts.of(each) == hosts.of(0)) ++each;
+  for (int rank = 0; rank < hosts.ranks(); ++rank) {
+    if (hosts.of(rank) != rank / each) return terms;
+  }
+  if (terms->machine.on_a_host(hosts.ranks()) == each) return terms;
+  PlanTerms moved = *terms;
+  moved.machine.ranks_per_host = each;
+  return moved;
+}
+
 std::string seconds_text(double seconds) {
   if (seconds >= 1 || seconds == 0) return significant(seconds, 3) + " s";
   return seconds >= 1e-3 ? significant(seconds * 1e3, 3) + " ms" : significant(seconds * 1e6, 3) + " us";

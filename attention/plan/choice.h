@@ -13,6 +13,7 @@
 
 #include "attention/plan/plan.h"
 #include "attention/plan/time.h"
+#include "comm/hosts.h"
 
 namespace annulus {
 
@@ -55,6 +56,10 @@ PlanChoice choose_plan(const PlanRequest& request, const Pattern& pattern, const
 // ANNULUS_MACHINE, if it is set. Machines are read once in a process. Raises as find_machine does. Thread safe.
 TermsPointer terms_of(const std::string& machine, std::string_view where, std::string_view device, int64_t head_dim,
                       int64_t element_bytes, bool backward = true);
+
+// The same terms in a job whose ranks are on these hosts: each has as many consecutive ranks as it has, whatever the
+// machine says. Hosts that differ, or whose ranks are not consecutive, leave the machine's number.
+TermsPointer on_hosts(const TermsPointer& terms, const RankHosts& hosts);
 
 // A number of seconds for people: "2.1 ms".
 std::string seconds_text(double seconds);

@@ -272,6 +272,7 @@ void AttendJob::run(Communicator& world, at::Device device) const {
   }
   AttentionCall call;
   call.request = request_;
+  call.request.terms = on_hosts(request_.terms, world.hosts());
   call.comm = &world;
   call.kernel = kernel_;
   call.scale = options_.scale;
@@ -348,7 +349,7 @@ void AttendJob::run(Communicator& world, at::Device device) const {
                 amount(sums.const_data_ptr<int64_t>()[1]).c_str(), *slowest.const_data_ptr<double>(),
                 options_.output.empty() ? "" : (" -> " + options_.output).c_str());
     if (request_.schedule == ScheduleKind::kAuto && world.size() > 1) {
-      PlanRequest of_blocks = request_;
+      PlanRequest of_blocks = call.request;
       of_blocks.pattern = ran.pattern;
       std::printf("auto: %s\n", choose_plan(of_blocks).reason().c_str());
     }

@@ -200,9 +200,9 @@ void keep_schedules(const std::vector<Stage>& chosen, int64_t data_ranks, std::v
   }
 }
 
-void choose_for_device(std::vector<Stage>& stages, const Config& config, std::string_view device) {
+void choose_for_job(std::vector<Stage>& stages, const Config& config, std::string_view device, const RankHosts& hosts) {
   if (!chooses(config)) return;
-  const TermsPointer terms = attention_terms(config, device);
+  const TermsPointer terms = on_hosts(attention_terms(config, device), hosts);
   for (Stage& stage : stages) {
     for (PlanRequest& request : stage.layers.distinct) request.terms = terms;
     choose_layout(stage.layers, config, stage.batch);

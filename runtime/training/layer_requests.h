@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention/plan/plan.h"
+#include "comm/hosts.h"
 #include "runtime/config/config.h"
 
 namespace annulus {
@@ -65,8 +66,9 @@ std::vector<Stage> training_stages(const Config& config, int context_ranks);
 // axis.
 void keep_schedules(const std::vector<Stage>& chosen, int64_t data_ranks, std::vector<Stage>& stages);
 
-// Lets `auto` choose for this device in stages that were made before it was known.
-void choose_for_device(std::vector<Stage>& stages, const Config& config, std::string_view device);
+// Lets `auto` choose for this device and the hosts of the ranks that attend together in stages that were made before
+// they were known.
+void choose_for_job(std::vector<Stage>& stages, const Config& config, std::string_view device, const RankHosts& hosts);
 
 // Returns a line for each stage whose layout is `auto`, and for each request whose schedule is, over `ranks` ranks in
 // all: what is chosen, and why. It does not know the documents of the data; each batch chooses again for its own.

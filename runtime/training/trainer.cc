@@ -41,6 +41,14 @@
 namespace annulus {
 namespace {
 
+// The hosts of the ranks that attend together: those of the first ring, so that all rings choose alike.
+RankHosts hosts_of_a_ring(const Config& config, const Communicator& world) {
+  std::vector<int> of;
+  const int ranks = world.size() / static_cast<int>(config.mesh.data);
+  for (int rank = 0; rank < ranks; ++rank) of.push_back(world.hosts().of(rank));
+  return RankHosts(of);
+}
+
 // One run on one rank. Only rank 0 has an opened folder, metrics and progress.
 class Run {
  public:
@@ -385,7 +393,7 @@ int Run::train() {
   world_.set_timeout(Seconds(config_.timeout));
   bound_memory(config_.memory);
   std::vector<Stage> stages = options_.stages ? *options_.stages : check_training(config_, world_.size());
-  if (options_.device.is_cuda()) choose_for_device(stages, config_, "cuda");
+  choose_for_job(stages, config_, options_.device.is_cuda() ? "cuda" : "cpu", hosts_of_a_ring(config_, world_));
   if (config_.optimizer.shard_within == "host") {
     const std::string what =
         "number of ranks on a host, which must be the same everywhere (start as many on each "

@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
+#include "comm/hosts.h"
 #include "common/error.h"
 #include "tests/attention/plan/any_request.h"
 
@@ -117,6 +119,30 @@ TEST(Choice, OffersInnerGroupsOverSeveralHosts) {
   request.within = 4;  // the caller's
   EXPECT_TRUE(has(ScheduleKind::kGroupCast, 4));
   EXPECT_FALSE(has(ScheduleKind::kGroupCast, 8));
+}
+
+// The hosts of a job are those it runs on, whatever its machine's profile says.
+TEST(Choice, FollowsTheHostsOfAJob) {
+  const TermsPointer terms = PlanTerms{
+      .machine = built_in_machine("h100"), .head_dim = 128, .element_bytes = 2, .backward = true, .memory = 0};
+  ASSERT_EQ(terms->machine.ranks_per_host, 8);
+  const auto hosts = [&](const std::vector<int>& of) { return on_hosts(terms, RankHosts(of))->machine.on_a_host(4); };
+  EXPECT_EQ(hosts({0, 0, 1, 1}), 2);
+  EXPECT_EQ(hosts({0, 1, 2, 3}), 1);
+  EXPECT_EQ(hosts({0, 0, 0, 0}), 4);
+  // More ranks of one host than the profile has.
+  EXPECT_EQ(on_hosts(terms, RankHosts(16))->machine.on_a_host(16), 16);
+  EXPECT_EQ(on_hosts(terms, RankHosts({0, 0, 0, 1, 1}))->machine.on_a_host(5), 3) << "the last host may have fewer";
+  // What cannot be said by one number, and what the machine says already, changes nothing.
+  EXPECT_EQ(on_hosts(terms, RankHosts({0, 1, 1, 1})), terms);
+  EXPECT_EQ(on_hosts(terms, RankHosts({0, 1, 0, 1})), terms);
+  EXPECT_EQ(on_hosts(terms, RankHosts(4)), terms);
+  PlanRequest request = request_of("{ kind = \"causal\" }", 65536, 4);
+  request.terms = on_hosts(terms, RankHosts({0, 0, 1, 1}));
+  const PlanChoice choice = choose_plan(request);
+  EXPECT_TRUE(std::any_of(choice.candidates.begin(), choice.candidates.end(), [](const PlanCandidate& c) {
+    return c.schedule == ScheduleKind::kGroupCast && c.within == 2;
+  }));
 }
 
 TEST(Choice, ChoosesTheLayoutWhereItMay) {
