@@ -87,11 +87,15 @@ class Report {
     tokens_ += file.tokens();
     if (const auto& weights = file.weights()) {
       marks_ = true;
-      if (weights->counted > 0) {
+      int64_t counted = weights->counted.value_or(0);
+      if (!weights->counted) {
+        file.visit_weights(0, file.tokens(), [&](int64_t, int64_t n, float weight) { counted += weight > 0 ? n : 0; });
+      }
+      if (counted > 0) {
         least_ = counted_ == 0 ? weights->least : std::min(least_, weights->least);
         most_ = std::max(most_, weights->most);
       }
-      counted_ += weights->counted;
+      counted_ += counted;
     } else {
       least_ = counted_ == 0 ? 1 : std::min(least_, 1.0F);
       most_ = std::max(most_, 1.0F);

@@ -74,7 +74,7 @@ class AnnulusShard : public FlatTokens {
     if (!weighs) return;
     run_ends_ = static_cast<int64_t>(ends);
     runs_ = static_cast<int64_t>(of_weights.runs);
-    weights_ = {static_cast<int64_t>(of_weights.counted), of_weights.least, of_weights.most};
+    weights_ = Weights{static_cast<int64_t>(of_weights.counted), of_weights.least, of_weights.most};
     const bool covered = runs_ == 0 ? tokens_ == 0 : run_end(runs_ - 1) == header.tokens;
     const bool sensible = is_weight(of_weights.least) && is_weight(of_weights.most) &&
                           of_weights.least <= of_weights.most && of_weights.counted <= header.tokens;
@@ -150,7 +150,7 @@ class AnnulusShard : public FlatTokens {
 
  private:
   void verify_weights() const {
-    Weights found;
+    Weights found{.counted = 0, .least = 0, .most = 0};
     float before = -1;
     visit_weights(0, tokens_, [&](int64_t begin, int64_t count, float weight) {
       if (weight == before) refuse("the weight at token " + with_commas(begin) + " is the one before it, in two runs");
@@ -158,11 +158,11 @@ class AnnulusShard : public FlatTokens {
       if (weight == 0) return;
       found.least = found.counted == 0 ? weight : std::min(found.least, weight);
       found.most = std::max(found.most, weight);
-      found.counted += count;
+      *found.counted += count;
     });
     if (found.counted == weights_->counted && found.least == weights_->least && found.most == weights_->most) return;
-    refuse(with_commas(found.counted, "token") + " of it count as targets, but its header says " +
-           with_commas(weights_->counted) + ", or other weights");
+    refuse(with_commas(*found.counted, "token") + " of it count as targets, but its header says " +
+           with_commas(*weights_->counted) + ", or other weights");
   }
 
   uint64_t run_end(int64_t run) const { return data_.at<uint64_t>(run_ends_ + run * 8); }

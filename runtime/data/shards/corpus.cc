@@ -66,7 +66,7 @@ Corpus::Corpus(const SourceConfig& source, int64_t max_tokens) {
       }
       if (const auto& weights = file->weights()) {
         marks_targets_ = true;
-        weighs_targets_ = weighs_targets_ || (weights->counted > 0 && (weights->least != 1 || weights->most != 1));
+        weighs_targets_ = weighs_targets_ || (weights->counted != 0 && (weights->least != 1 || weights->most != 1));
       }
       tokens_ += std::min(file->tokens(), limit - tokens_);
       files_.push_back(std::move(file));

@@ -122,11 +122,12 @@ Matches matches_below(const std::string& base, const std::vector<std::string>& p
   return found;
 }
 
-// Whether a file lies beside shards and holds none of their tokens: row indexes, and what `annulus tokenize` writes
-// besides shards.
+// Whether a file lies beside shards and holds none of their tokens: row indexes, which tokens count as targets, and
+// what `annulus tokenize` writes besides shards.
 bool is_beside_shards(const std::string& path) {
   const std::string name = fs::path(path).filename().string();
   if (name.starts_with("rows-") && name.ends_with(".index")) return true;
+  if (path.ends_with(kTargetsEnding) && is_file(path.substr(0, path.size() - kTargetsEnding.size()))) return true;
   const bool of_tokenizer =
       name == "tokenization.json" || name == "tokens.table" || name == "tokenizer.json" || name == "tokenizer.model";
   return of_tokenizer && is_file(fs::path(path).replace_filename("tokenization.json").string());

@@ -2,9 +2,13 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace annulus {
+
+// What is added to the name of a file of tokens for that of the file beside it which says which of them are targets.
+inline constexpr std::string_view kTargetsEnding = ".targets";
 
 // The files of one entry, in order. An entry is a file, a glob (*, ?, [...] within a name, ** over folders), or
 // "python-sources": the Python sources inside LibTorch's wheel, or else the system Python's standard library. Paths of

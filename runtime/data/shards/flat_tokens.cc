@@ -6,7 +6,9 @@
 #include <filesystem>
 
 #include "common/error.h"
+#include "common/files.h"
 #include "common/text.h"
+#include "runtime/data/shards/find_files.h"
 #include "runtime/data/shards/refuse.h"
 
 namespace annulus {
@@ -53,6 +55,7 @@ class Llmc : public FlatTokens {
     begin_ = wide ? 128000 : 50256;  // as llm.c's scripts in dev/data write them
     use(std::move(made), std::filesystem::path(path).filename().string());
     choose_ids(source, begin_, end_);
+    use_targets();
   }
 };
 
@@ -71,6 +74,7 @@ class Nanogpt : public FlatTokens {
     tokens_ = data_.size() / (bits_ / 8);
     use(std::move(made), std::filesystem::path(path).filename().string());
     choose_ids(source, begin_, end_);
+    use_targets();
   }
 };
 
@@ -107,7 +111,55 @@ void FlatTokens::visit_raw(int64_t first, int64_t count, const RawVisitor& take)
   }
 }
 
-void FlatTokens::add_stored_fingerprint(Checksum& sum) const { add_ends(sum, data_); }
+void FlatTokens::use_targets() {
+  const std::string path = data_.path() + std::string(kTargetsEnding);
+  if (!is_file(path)) return;
+  targets_.emplace("data", path);
+  if (targets_->size() != tokens_) {
+    refuse_data(path + " has " + with_commas(targets_->size(), "byte") + ", but a byte for each of the " +
+                with_commas(tokens_, "token") + " of " + data_.path() + " is expected: make both together");
+  }
+  weights_ = {.counted = {}, .least = 1, .most = 1};
+}
+
+void FlatTokens::visit_weights(int64_t first, int64_t count, const WeightVisitor& visit) const {
+  if (!targets_) return TokenFile::visit_weights(first, count, visit);
+  char piece[kPiece];
+  int64_t since = first;  // where the open run begins
+  char open = 0;
+  const int64_t end = first + count;
+  for (int64_t at = first; at < end;) {
+    const int64_t n = std::min(end - at, kPiece);
+    targets_->copy(at, n, piece);
+    for (int64_t i = 0; i < n; ++i) {
+      if (piece[i] != 0 && piece[i] != 1) {
+        refuse_data(targets_->path() + ": byte " + with_commas(at + i) + " is " +
+                    std::to_string(static_cast<unsigned char>(piece[i])) +
+                    ", but 1 is expected for a token that counts as a target, and 0 for another");
+      }
+      if (piece[i] == open && at + i > first) continue;
+      if (at + i > since) visit(since, at + i - since, static_cast<float>(open));
+      since = at + i, open = piece[i];
+    }
+    at += n;
+  }
+  if (end > since) visit(since, end - since, static_cast<float>(open));
+  require_unchanged();
+}
+
+void FlatTokens::require_unchanged() const {
+  data_.require_unchanged();
+  if (targets_) targets_->require_unchanged();
+}
+
+void FlatTokens::verify_stored() const {
+  visit_weights(0, tokens_, [](int64_t, int64_t, float) {});
+}
+
+void FlatTokens::add_stored_fingerprint(Checksum& sum) const {
+  add_ends(sum, data_);
+  if (targets_) add_ends(sum, *targets_);
+}
 
 // A document begins at a `begin` that follows an `end`; an id that is not known does not matter.
 void FlatTokens::visit_documents(bool hashed, const DocumentVisitor& visit, int64_t limit) const {

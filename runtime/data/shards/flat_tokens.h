@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@ namespace annulus {
 class FlatTokens : public TokenFile {
  public:
   void visit_documents(bool hashed, const DocumentVisitor& visit, int64_t limit) const override;
+  void visit_weights(int64_t first, int64_t count, const WeightVisitor& visit) const override;
   int64_t byte_of(int64_t token) const override { return offset_ + token * (bits_ / 8); }
 
  protected:
@@ -24,11 +26,16 @@ class FlatTokens : public TokenFile {
       : TokenFile(format, std::move(path)), data_("data", data) {}
 
   void visit_raw(int64_t first, int64_t count, const RawVisitor& take) const override;
-  void require_unchanged() const override { data_.require_unchanged(); }
+  void require_unchanged() const override;
+  void verify_stored() const override;
   void add_stored_fingerprint(Checksum& sum) const override;
+
+  // Opens the file of targets beside the tokens, if there is one. Called once tokens_ is known.
+  void use_targets();
 
   MappedFile data_;
   int64_t offset_ = 0;  // of the first token, in bytes
+  std::optional<MappedFile> targets_;
 };
 
 std::unique_ptr<TokenFile> open_llmc(const std::string& path, const SourceConfig& source,

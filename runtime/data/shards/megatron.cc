@@ -70,6 +70,7 @@ class Megatron : public FlatTokens {
     if (sequences_ == 0 && tokens_ != 0)
       disagree("has " + with_commas(tokens_, "token") + ", but the .idx has no sequence");
     use(std::move(made), std::filesystem::path(data).filename().string());
+    use_targets();
   }
 
   std::vector<std::string> paths() const override { return {data_.path(), index_.path()}; }

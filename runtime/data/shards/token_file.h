@@ -6,6 +6,9 @@
 //   megatron  .idx and .bin of Megatron-LM's indexed datasets: uint16 or int32
 //   llmc      .bin of llm.c, magic 20240520 (uint16) and 20240801 (uint32)
 //   nanogpt   .bin of nanoGPT: raw uint16 (or 32 bits if the source says so)
+//
+// Beside the tokens of the last three may lie a file with their targets (kTargetsEnding of find_files.h): a byte for
+// each token, 1 if it counts as a target and 0 if not.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +39,8 @@ class TokenFile {
   using WeightVisitor = std::function<void(int64_t begin, int64_t count, float weight)>;
   // What a file says of the weights of its tokens.
   struct Weights {
-    int64_t counted = 0;        // how many tokens count
-    float least = 0, most = 0;  // the weights of these; 0 if there are none
+    std::optional<int64_t> counted;  // how many tokens count, if that is stored
+    float least = 0, most = 0;       // the weights of these; 0 if there are none
   };
 
   // Opens a file. The first bytes decide the format if it has a mark there, otherwise source.format does, or the

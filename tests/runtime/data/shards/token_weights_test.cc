@@ -95,6 +95,54 @@ TEST_F(TokenWeights, EveryRangeIsReadAsWritten) {
   EXPECT_EQ(weights_of(*silent, 3, 5), std::vector<float>(5, 1));
 }
 
+// Formats without weights of their own have a byte for each token beside them.
+TEST_F(TokenWeights, AFileBesideTokensMarksTargets) {
+  std::string bytes;
+  std::vector<float> marks;
+  for (const float weight : kWeights) {
+    marks.push_back(weight > 0 ? 1 : 0);
+    bytes.push_back(weight > 0 ? 1 : 0);
+  }
+  put_megatron(root_ + "/pair", kDocuments, 2);
+  put_bytes("llmc.bin", llmc_shard(kDocuments, 20240520, 1));
+  put_bytes("raw.bin", raw_tokens(kDocuments, 2));
+  for (const std::string name : {"pair", "llmc", "raw"}) {
+    const std::string path = root_ + "/" + name + ".bin";
+    SourceConfig nano;
+    if (name == "raw") nano.format = "nanogpt";
+    const auto fingerprint = [&] {
+      Checksum sum;
+      TokenFile::open(path, nano)->add_fingerprint(sum);
+      return sum.hex();
+    };
+    EXPECT_FALSE(TokenFile::open(path, nano)->weights()) << name;
+    const std::string without = fingerprint();
+    put_bytes(name + ".bin.targets", bytes);
+    const auto file = TokenFile::open(path, nano);
+    ASSERT_TRUE(file->weights()) << name;
+    EXPECT_EQ(file->weights()->least, 1);
+    EXPECT_EQ(file->weights()->most, 1);
+    for (int64_t first = 0; first <= 11; ++first) {
+      for (int64_t count = 0; first + count <= 11; ++count) {
+        EXPECT_EQ(weights_of(*file, first, count),
+                  std::vector<float>(marks.begin() + first, marks.begin() + first + count));
+      }
+    }
+    file->verify();
+    EXPECT_NE(fingerprint(), without) << name;
+    SourceConfig all = source({name + ".bin*"});
+    all.format = nano.format;
+    EXPECT_EQ(Corpus(all, 1000).counted(0, 11), std::count(marks.begin(), marks.end(), 1))
+        << "a glob finds no tokens there";
+    put_bytes(name + ".bin.targets", bytes + "\1");
+    expect_error(ErrorKind::kInput, {name + ".bin.targets has 12 bytes", "each of the 11 tokens", "make both together"},
+                 [&] { TokenFile::open(path, nano); });
+    put_bytes(name + ".bin.targets", std::string(bytes).replace(7, 1, "\2"));
+    expect_error(ErrorKind::kInput, {name + ".bin.targets: byte 7 is 2", "1 is expected for a token that counts"},
+                 [&] { TokenFile::open(path, nano)->verify(); });
+  }
+}
+
 TEST_F(TokenWeights, FilesThatSayNothingCountWhole) {
   put("a.tokens", kDocuments, kWeights);
   put("b.tokens", {{}}, std::nullopt);
