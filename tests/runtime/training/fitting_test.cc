@@ -141,8 +141,8 @@ TEST_F(Fitting, WaysAreBoundByTheirTiers) {
   config_.attention.schedule = "ring";
   config_.data.context = 16384;  // for which the buffers of files are small
   const std::vector<FitWay> all = what_fits(config_, ranks).ways;
-  ranks.host_memory = 0.75 * static_cast<double>(all[2].of_host.host);
-  ranks.files = 2.5 * static_cast<double>(all[3].of_host.files);
+  ranks.host_memory = 0.9 * static_cast<double>(all[2].of_host.host);
+  ranks.files = 1.2 * static_cast<double>(all[3].of_host.files);
   const FitTable table = what_fits(config_, ranks);
   ranks.planned = table.planned;
   EXPECT_EQ(table.fits[14].longest, what_fits(config_, four(1e9)).fits[14].longest);  // of the device alone

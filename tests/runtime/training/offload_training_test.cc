@@ -56,6 +56,9 @@ TEST(OffloadTraining, ChangesNoBits) {
   };
   for (const Case& c :
        {Case{"plain", [](Config&) {}},
+        // Whole blocks travel, which are lent as they are; of others the rows that are needed are copied.
+        Case{"keys that every rank sees",
+             [](Config& config) { config.model.pattern.all = parse_pattern("{ kind = 'full' }", "test"); }},
         Case{"bf16, level 1", [](Config& config) { config.model.dtype = "bf16", config.optimizer.shard = 1; }},
         Case{"level 2, accumulated", [](Config& config) { config.optimizer.shard = 2, config.data.accumulate = 2; }},
         Case{"level 3, documents",
@@ -72,6 +75,7 @@ TEST(OffloadTraining, ChangesNoBits) {
     config.model.recompute = true;
     config.memory.files = folder.path();
     config.memory.device_layers = 1;
+    config.attention.schedule = "ring";  // which keeps the block that arrived last, and sends it first in the backward
     c.set(config);
     for (const int ranks : {1, 2, 4}) {
       config.memory.offload = "none";

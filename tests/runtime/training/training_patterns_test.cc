@@ -186,7 +186,8 @@ TEST(TrainingPatterns, LayoutAutoTakesLeastTimeOverAllLayers) {
     const LayerRequests layers = check_training(config, 4)[0].layers;
     const double seconds = predicted(config, 4);
     chosen.insert(layers.distinct[0].layout);
-    EXPECT_TRUE(layers.layout_reason.starts_with(std::string(to_string(layers.distinct[0].layout)) + ", "));
+    const std::string reason = std::string(to_string(layers.distinct[0].layout)) + ", " + seconds_text(seconds) + " ";
+    EXPECT_TRUE(layers.layout_reason.starts_with(reason)) << layers.layout_reason << " for " << reason;
     for (const std::string& layout : layout_names()) {
       config.attention.layout = layout;
       EXPECT_LE(seconds, 1.02 * predicted(config, 4)) << patterns.text() << ", " << layout;
