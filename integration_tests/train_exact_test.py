@@ -192,6 +192,12 @@ class TrainTest(cli.CliTest):
             self.assertGreater(of["reused"], 5 * of["taken"] if name != "staging" else 0, name)
             self.assertTrue(0 <= of["fragmentation"] < 0.5 and of["peak"] >= of["in_use"], (name, of))
 
+    def test_saves_behind_training_take_the_memory_of_their_copies_once(self):
+        self.train(2, "--set", "checkpoint.every=2", "--set", "run.steps=8", "--set", "validation.every=0")
+        pools = [line["pool"] for line in self.metrics("tiny-001") if "copies of a save" in line.get("pool", {})]
+        self.assertGreater(pools[0]["copies of a save"]["in_use"], 0)
+        self.assertEqual(len({pool["copies of a save"]["taken"] for pool in pools}), 1, pools)
+
     def test_killed_run_leaves_no_offloaded_files(self):
         os.mkdir(self.path("files"))
         sets = ["--set", "model.recompute=true", "--set", "model.layers=4", "--set", "memory.offload=file", "--set", "memory.files=files"]

@@ -34,6 +34,7 @@ constexpr std::array<PurposeEntry, kPoolPurposes> kPurposes = {{
     {"gradients", "of the weights of a part of the model, until they are summed"},
     {"kernel scratch", "what kernels of attention compute with"},
     {"staging", "buffers of memory.offload and optimizer.offload"},
+    {"copies of a save", "what checkpoint.background writes while training goes on"},
 }};
 
 constexpr int64_t kMostBoundMib = int64_t{1} << 20;

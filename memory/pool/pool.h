@@ -29,8 +29,8 @@
 namespace annulus {
 
 // What a block is used for, by which statistics are kept and errors name it.
-enum class PoolPurpose { kTravelling, kLent, kGradients, kScratch, kStaging };
-constexpr size_t kPoolPurposes = 5;
+enum class PoolPurpose { kTravelling, kLent, kGradients, kScratch, kStaging, kSaving };
+constexpr size_t kPoolPurposes = 6;
 std::string_view name_of(PoolPurpose purpose);  // "travelling blocks", ...
 
 // All bytes are those of whole blocks, except where it says otherwise.

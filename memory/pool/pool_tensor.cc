@@ -38,8 +38,8 @@ c10::Allocator* pool_allocator(PoolPurpose purpose, at::Device device) {
   // Never destroyed, because tensors may be freed at any time during the end of the process.
   static const std::array<c10::Allocator*, kPoolPurposes> all = {
       new PurposeAllocator<PoolPurpose::kTravelling>, new PurposeAllocator<PoolPurpose::kLent>,
-      new PurposeAllocator<PoolPurpose::kGradients>, new PurposeAllocator<PoolPurpose::kScratch>,
-      new PurposeAllocator<PoolPurpose::kStaging>};
+      new PurposeAllocator<PoolPurpose::kGradients>,  new PurposeAllocator<PoolPurpose::kScratch>,
+      new PurposeAllocator<PoolPurpose::kStaging>,    new PurposeAllocator<PoolPurpose::kSaving>};
   return device.is_cpu() ? all[static_cast<size_t>(purpose)] : nullptr;
 }
 

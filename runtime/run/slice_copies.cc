@@ -1,10 +1,11 @@
 // See slice_copies.h.
 #include "runtime/run/slice_copies.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
+
+#include "memory/pool/pool_tensor.h"
 
 namespace annulus {
 namespace {
@@ -28,7 +29,7 @@ std::vector<TensorSlice> SliceCopies::copy(const std::vector<TensorSlice>& slice
   for (const TensorSlice& slice : slices) total += taken_by(slice);
   if (!memory_.defined() || bytes() < total) {
     memory_.reset();  // before more is taken
-    memory_ = at::empty({total}, at::kByte);
+    memory_ = pool_tensor({total}, at::kByte, PoolPurpose::kSaving);
   }
   std::vector<TensorSlice> copies;
   int64_t begin = 0;

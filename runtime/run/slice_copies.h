@@ -1,5 +1,5 @@
 // SliceCopies: the memory to which a save copies a rank's slices, so that training can change them while the copies are
-// written. Used by checkpoint_save.cc. All of this memory is allocated here.
+// written. Used by checkpoint_save.cc. It comes from the pool of the process (memory/pool/pool.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
