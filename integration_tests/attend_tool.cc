@@ -24,11 +24,11 @@
 #include <vector>
 
 #include "attention/oracle/oracle.h"
+#include "attention/testing/any_pattern.h"
 #include "runtime/attend/attend.h"
 #include "runtime/attend/random_input.h"
 #include "runtime/tensor_files/safetensors.h"
 #include "tests/attention/kernels/plain_attention.h"
-#include "tests/attention/pattern/any_pattern.h"
 #include "tests/attention/plan/any_request.h"
 
 namespace {

@@ -1,6 +1,7 @@
 #!/bin/bash
-# ./annulus examples: builds examples/cpp as an outside user would, runs its tests, and its program under mpirun. The last
-# line is "N passed, N failed".
+# ./annulus examples: builds examples/cpp and examples/testing as outside users would, with Bazel, runs their tests, and the
+# program under mpirun. Then installs annulus to a temporary folder, and builds and tests examples/testing with CMake. The
+# last line is "N passed, N failed".
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . tools/arguments.sh
@@ -17,7 +18,8 @@ root=$PWD
 cd examples/cpp || exit
 work=$(mktemp -d)
 # The example's workspace has its own Bazel server, which is stopped at the end.
-trap 'rm -rf "$work"; bazel shutdown >"/dev/null" 2>&1' EXIT
+trap 'rm -rf "$work" testing; bazel shutdown >"/dev/null" 2>&1' EXIT
+rm -rf testing && cp -r ../testing testing || exit
 
 rc=0
 bazel test --curses=no --color=no --show_progress_rate_limit=0.3 --build_event_json_file="$work/events.json" \
@@ -36,6 +38,19 @@ if mpirun "${as_root[@]}" --oversubscribe -n 4 .bazel/bin/attention --length=100
 else
   ((++failed))
   echo "FAILED examples/cpp: mpirun -n 4 .bazel/bin/attention --length=1000"
+fi
+
+rm -rf testing # an installation has the examples, too
+torch=$(cd "$root" && realpath -s "$(sed -n 's|^found \(.*\)/lib/libtorch_cpu.so$|\1|p' .bazel/setup)")
+if ! command -v cmake >/dev/null; then
+  echo "SKIPPED examples/testing with CMake: no cmake"
+elif "$root/tools/install.sh" "$work/annulus" && cmake -S ../testing -B "$work/build" -DCMAKE_PREFIX_PATH="$work/annulus" \
+  -DLIBTORCH="$torch" && cmake --build "$work/build" -j 2 &&
+  ctest --test-dir "$work/build" --output-on-failure; then
+  ((++passed))
+else
+  ((++failed))
+  echo "FAILED examples/testing with CMake"
 fi
 echo "$passed passed, $failed failed"
 ((failed == 0))

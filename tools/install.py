@@ -2,14 +2,16 @@
 """Copies what Bazel built to a folder from which annulus runs without Bazel. Called by tools/install.sh.
 
     install.py --check PREFIX                          exits with 2 if PREFIX may not be installed to
-    install.py --bin FOLDER --headers LIST PREFIX      fills PREFIX; LIST has the labels of headers, one per line
+    install.py --bin FOLDER --sources LIST PREFIX      fills PREFIX; LIST has the labels of headers, and of sources that
+                                                       users compile, one per line
 
 PREFIX holds
 
     bin/annulus          the command: a script that starts the program beside it
     libexec/             the programs; they find their libraries in ../lib, wherever the folder is
-    lib/                 libannulus.so, the libraries of LibTorch, and in a build for CUDA those of NVIDIA's wheels
-    include/annulus/     annulus's headers for C++, which are included as "annulus/..."
+    lib/                 libannulus.so, libannulus_mpi_faults.so, the libraries of LibTorch, and in a build for CUDA those of NVIDIA's wheels
+    include/annulus/     annulus's headers for C++, which are included as "annulus/..."; those of tests as "annulus/testing/..."
+    share/annulus/testing/    the sources and programs of tests, for CMake
     lib/cmake, lib/pkgconfig    what CMake's find_package and pkg-config read
     share/annulus/       configurations, documents, licenses, the tokenizer; MANIFEST lists what is installed
 """
@@ -36,6 +38,8 @@ CARRIED = re.compile(r"lib(spdlog|fmt)\.so\.[\d.]+")
 SYSTEM_FOLDERS = ["/usr/local/lib", *sorted(glob.glob("/usr/lib/*-linux-gnu")), "/usr/lib64", "/usr/lib"]
 # A header of the tree includes others by their paths in the tree.
 INCLUDE = re.compile(r'(?m)^#include "([^"]+)"')
+# The headers of tests are in one folder for users (include_prefix in their BUILD files).
+TESTING = re.compile(r"^(comm|attention)/testing/")
 # Libraries that only Python needs.
 PYTHON = re.compile(r"lib(torch_python|shm\w*|nnapi\w*)\.so")
 
@@ -151,12 +155,14 @@ class Prefix:
 
         self._place(path, mode, write)
 
-    def add_header(self, path, headers):
-        """Adds a header of the tree. It includes others by their paths in the tree; here those are below annulus/."""
+    def add_source(self, path, headers):
+        """Adds a source of the tree. It includes headers by their paths in the tree; here those are below annulus/."""
         with open(os.path.join(ROOT, path)) as f:
             text = f.read()
-        self.write("include/annulus/" + path, INCLUDE.sub(
-            lambda m: m.group(0) if m.group(1) not in headers else '#include "annulus/%s"' % m.group(1), text))
+        here = TESTING.sub("testing/", path)
+        self.write(("include/annulus/" if path in headers else "share/annulus/") + here, INCLUDE.sub(
+            lambda m: m.group(0) if m.group(1) not in headers else '#include "annulus/%s"' % TESTING.sub("testing/", m.group(1)),
+            text))
 
     def add_package_file(self, name, path, values):
         """Adds a file of tools/package, in which @NAME@ stands for values[NAME]."""
@@ -226,11 +232,12 @@ def newest(files, family):
     return family + "_" + ".".join(map(str, version))
 
 
-def install(binaries, headers, prefix):
+def install(binaries, sources, prefix):
     old = installed(prefix)
     programs = {"annulus": "launcher/annulus", "annulus_bench": "benchmarks/program/annulus_bench"}
     programs = {name: os.path.realpath(os.path.join(binaries, path)) for name, path in programs.items()}
     library = os.path.realpath(os.path.join(binaries, "tools", "libannulus.so"))
+    faults = os.path.realpath(os.path.join(binaries, "comm", "testing", "libannulus_mpi_faults.so"))
     libraries = Libraries([*programs.values(), library])
     out = Prefix(prefix)
     size = sum(os.path.getsize(p) for p in [*programs.values(), library, *libraries.own.values()])
@@ -247,10 +254,13 @@ def install(binaries, headers, prefix):
         out.add(os.path.realpath(path), "lib/" + name)
     run_path = ["$ORIGIN/../lib", *libraries.elsewhere]
     out.add_program(library, "lib/libannulus.so", ":".join(["$ORIGIN", *libraries.elsewhere]))
+    out.add_program(faults, "lib/libannulus_mpi_faults.so", ":".join(libraries.elsewhere))
     for name, path in programs.items():
         out.add_program(path, "libexec/" + name, ":".join(run_path))
-    for header in headers:
-        out.add_header(header, frozenset(headers))
+    headers = frozenset(s for s in sources if s.endswith(".h"))
+    for source in sources:
+        out.add_source(source, headers)
+    out.add(os.path.join(ROOT, "comm", "testing", "mpi_runner.py"), "share/annulus/testing/mpi_runner.py")
     script = read("annulus")
     out.write("bin/annulus", COMMAND.format(
         isa=re.search(r"(?ms)^# ANNULUS_ISA also limits LibTorch.*?^esac$", script).group(0),
@@ -267,7 +277,8 @@ def install(binaries, headers, prefix):
     for folder, pattern in (("configs", "**/*"), ("docs", "**/*"), ("benchmarks/results", "*.md"), ("examples", "**/*"),
                             ("python/tokenizer", "*.py"), ("python/follower", "*.py"), ("python/follower", "*.txt")):
         for path in sorted(glob.glob(os.path.join(ROOT, folder, pattern), recursive=True)):
-            if os.path.isfile(path) and (os.path.basename(path) != "BUILD" or folder == "examples"):
+            # Links bazel-* are there where an example was built.
+            if os.path.isfile(path) and "/bazel-" not in path and (os.path.basename(path) != "BUILD" or folder == "examples"):
                 out.add(path, "share/annulus/" + os.path.relpath(path, ROOT))
     out.add(os.path.join(ROOT, "LICENSE"), "LICENSE")
     for page in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"):  # docs/ links to them
@@ -312,7 +323,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--bin", metavar="FOLDER")
-    parser.add_argument("--headers", metavar="LIST", default="")
+    parser.add_argument("--sources", metavar="LIST", default="")
     parser.add_argument("prefix")
     options = parser.parse_args()
     if not options.prefix:
@@ -322,7 +333,7 @@ def main():
     if options.check:
         installed(prefix)
     else:
-        install(options.bin, [label.lstrip("/").replace(":", "/") for label in options.headers.split()], prefix)
+        install(options.bin, [label.lstrip("/").replace(":", "/") for label in options.sources.split()], prefix)
 
 
 if __name__ == "__main__":

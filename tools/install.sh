@@ -21,6 +21,9 @@ prefix=$1
 python3 tools/install.py --check "$prefix" # first, because the build takes time
 tools/setup.sh
 . tools/live.sh
-build_or_exit //launcher:annulus //benchmarks/program:annulus_bench //tools:libannulus.so
-headers=$(bazel query --noshow_progress 'filter("^//.*[.]h$", kind("source file", deps(//tools:libannulus.so)))')
-python3 tools/install.py --bin .bazel/bin --headers "$headers" "$prefix"
+build_or_exit //launcher:annulus //benchmarks/program:annulus_bench //tools:libannulus.so \
+  //comm/testing:libannulus_mpi_faults.so
+sources=$(bazel query --noshow_progress 'let users = //tools:compiled_by_users in
+  filter("^//.*[.]h$", kind("source file", deps(//tools:libannulus.so + $users))) +
+  filter("^//.*[.]cc$", labels(srcs, labels(deps, $users)))')
+python3 tools/install.py --bin .bazel/bin --sources "$sources" "$prefix"

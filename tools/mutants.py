@@ -141,8 +141,12 @@ def whether_named_tests_are_there(mutant, root):
         for file in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
             if file.startswith("BUILD") or file.endswith(".bzl"):
                 texts.append(test_report.text_of(os.path.join(folder, file)))
-            elif file.endswith((".cc", ".h")):
-                tests += test_report.text_of(os.path.join(folder, file))
+        # Tests that several programs share are in packages of their own, such as comm/testing.
+        shared = {os.path.join(root, p) for text in texts for p in re.findall(r'"//([\w/]+/testing)[:"]', text)}
+        for place in sorted({folder, *shared}):
+            for file in sorted(os.listdir(place)) if os.path.isdir(place) else []:
+                if file.endswith((".cc", ".h")):
+                    tests += test_report.text_of(os.path.join(place, file))
         declared = [n for text in texts for n in re.findall(r'\bname = "([^"]+)"', text)]
         for names in (n for text in texts for n in re.findall(r"for name(?:, \w+)* in [\[{]([^]}]*)[\]}]", text)):
             declared += re.findall(r'"([^"]+)"', names)

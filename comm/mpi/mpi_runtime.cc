@@ -163,8 +163,11 @@ MpiRuntime::~MpiRuntime() {
   if (std::uncaught_exceptions() == 0) finish();
 }
 
-void MpiRuntime::finish() {
-  if (abandoned_.exchange(true)) return;
+void MpiRuntime::finish(bool after_failures) {
+  if (abandoned_.exchange(true)) {
+    int ended = 0;
+    if (!after_failures || MPI_Finalized(&ended) != MPI_SUCCESS || ended != 0) return;
+  }
   const Seconds timeout = std::max(options_.timeout, operation_timeout_.load());
   const auto message = [this, timeout]() -> std::optional<std::string> {
     if (options_.all_live && options_.all_live()) return std::nullopt;

@@ -76,7 +76,9 @@ class MpiRuntime : public std::enable_shared_from_this<MpiRuntime> {
 
   // Calls MPI_Finalize now, unless abandon() was called. Communicators that still exist must not be used any more. This
   // is for host programs such as Python, which may end while objects that own communicators still exist.
-  void finish();
+  // after_failures: also after abandon(), for tests that have provoked failures and whose ranks have all come to this
+  // call.
+  void finish(bool after_failures = false);
 
   // Sets how long an operation between ranks may take. Communicators call it with each of their operations; a host
   // program that may end without any operation calls it itself. Thread safe.

@@ -13,6 +13,8 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <functional>
+#include <iterator>
 #include <thread>
 #include <utility>
 
@@ -31,9 +33,9 @@ namespace {
 using namespace comm_internal;
 using namespace threads_internal;
 
-std::string not_done_within(Seconds timeout, World::Woken woken) {
+std::string not_done_within(Seconds timeout, World::Woken woken, const World& world) {
   return "within " + describe_seconds(timeout.count()) +
-         (woken == World::Woken::kStuck ? " (given up at once: every rank waits)" : "");
+         (woken == World::Woken::kStuck ? " (given up at once: every rank waits: " + world.waits() + ")" : "");
 }
 
 class ThreadCommunicator final : public CommunicatorBackend {
@@ -51,7 +53,11 @@ class ThreadCommunicator final : public CommunicatorBackend {
     return *host_;
   }
 
-  void progress() override {}
+  void progress() override {
+    if (!group_->world->ordered()) return;
+    std::unique_lock<std::mutex> lock(group_->world->mutex);
+    group_->world->look_in_vain(lock, group_->in_world(rank_));
+  }
 
   at::Tensor lendable(at::IntArrayRef sizes, const at::TensorOptions& options) override {
     return make_lendable(sizes, options);
@@ -61,8 +67,9 @@ class ThreadCommunicator final : public CommunicatorBackend {
   bool can_lend_to(int) const override { return true; }
   bool is_lendable(const at::Tensor& tensor) const override { return threads_internal::is_lendable(tensor); }
 
-  void before_operation(OpLabel) override {
-    std::lock_guard<std::mutex> lock(group_->world->mutex);
+  void before_operation(OpLabel label) override {
+    std::unique_lock<std::mutex> lock(group_->world->mutex);
+    come_to(lock, label);
     if (const std::string why = group_->failure(); !why.empty()) fail(ErrorKind::kComm, why, /*raised=*/true);
   }
 
@@ -142,6 +149,10 @@ class ThreadCommunicator final : public CommunicatorBackend {
   class Exchange;
   class BegunOperation;
 
+  void come_to(std::unique_lock<std::mutex>& lock, OpLabel label) {
+    group_->world->come_to(lock, group_->in_world(rank_), label);
+  }
+
   void require_cpu(OpLabel label) const {
     if (device_.is_cpu()) return;
     throw Error(ErrorKind::kPlan, "comm",
@@ -166,19 +177,19 @@ class ThreadCommunicator final : public CommunicatorBackend {
   // Raises if the ranks that have not come to a meeting never will, or did not come in time.
   void check_missing(const Meeting& meeting, World::Woken woken, Seconds timeout, OpLabel label) {
     if (const std::string why = group_->failure(); !why.empty()) throw DeadCommunicator(label, why);
-    std::vector<int> missing;
+    const std::vector<int> missing = meeting.missing();
     std::vector<int> gone;
-    for (int r = 0; r < size_; ++r) {
-      if (meeting.here[static_cast<size_t>(r)]) continue;
-      missing.push_back(r);
-      if (group_->ended(r)) gone.push_back(r);
-    }
+    std::copy_if(missing.begin(), missing.end(), std::back_inserter(gone), [&](int r) { return group_->ended(r); });
     if (gone.empty() && woken == World::Woken::kByPeer) return;
-    const std::string why = gone.empty()
-                                ? describe_ranks(*this, missing) + " did not come " + not_done_within(timeout, woken)
-                                : describe_ranks(*this, gone) + " returned without taking part";
+    const std::string why = gone.empty() ? describe_ranks(*this, missing) + " did not come " +
+                                               not_done_within(timeout, woken, *group_->world)
+                                         : describe_ranks(*this, gone) + " returned without taking part";
     group_->kill(where(label) + ": " + why);
     throw_comm(label, why);
+  }
+
+  std::string describe_missing(const Meeting& meeting, OpLabel label) const {
+    return where(label) + ": waiting for " + describe_ranks(*this, meeting.missing());
   }
 
   // Brings item to the group's next meeting and waits until all ranks have come.
@@ -188,8 +199,9 @@ class ThreadCommunicator final : public CommunicatorBackend {
     World& world = *group_->world;
     std::unique_lock<std::mutex> lock(world.mutex);
     const std::shared_ptr<Meeting> meeting = come(std::move(item));
+    const std::function<std::string()> describe = [&] { return describe_missing(*meeting, label); };
     for (auto woken = World::Woken::kByPeer; meeting->arrived < size_;
-         woken = world.block(lock, group_->in_world(rank_), deadline.time)) {
+         woken = world.block(lock, group_->in_world(rank_), deadline.time, describe)) {
       check_missing(*meeting, woken, timeout_, label);
     }
     return meeting;
@@ -206,8 +218,10 @@ class ThreadCommunicator::Operation : public StartedOperation {
  public:
   bool test() final {
     {
-      const std::lock_guard<std::mutex> lock(group_->world->mutex);
+      std::unique_lock<std::mutex> lock(group_->world->mutex);
+      comm_.come_to(lock, label_);
       if (poll(World::Woken::kByPeer)) return true;
+      group_->world->look_in_vain(lock, group_->in_world(comm_.rank()));
     }
     return deadline_.passed() && wait();
   }
@@ -216,6 +230,8 @@ class ThreadCommunicator::Operation : public StartedOperation {
     const Waiting waiting(comm_, what_);
     World& world = *group_->world;
     std::unique_lock<std::mutex> lock(world.mutex);
+    comm_.come_to(lock, label_);
+    const std::function<std::string()> describe = [this] { return describe_wait(); };
     for (auto woken = World::Woken::kByPeer; !poll(woken);) {
       if (woken == World::Woken::kStuck) {
         // What all wait for is being carried out by another thread of a rank that has ended, which needs the mutex.
@@ -223,7 +239,7 @@ class ThreadCommunicator::Operation : public StartedOperation {
         std::this_thread::yield();
         lock.lock();
       }
-      woken = world.block(lock, group_->in_world(comm_.rank()), deadline_.time);
+      woken = world.block(lock, group_->in_world(comm_.rank()), deadline_.time, describe);
     }
     return true;
   }
@@ -241,6 +257,8 @@ class ThreadCommunicator::Operation : public StartedOperation {
   // continues. The caller holds the mutex.
   virtual bool poll(World::Woken woken) = 0;
   virtual bool complete() const = 0;
+  // "ring, hop 3: receiving 16 bytes from rank 1". The caller holds the mutex.
+  virtual std::string describe_wait() const = 0;
 
   ThreadCommunicator& comm_;
   std::shared_ptr<Group> group_;
@@ -258,6 +276,15 @@ class ThreadCommunicator::Exchange final : public Operation {
   bool complete() const override {
     return std::all_of(transfers_.begin(), transfers_.end(),
                        [](const auto& t) { return t->state == Transfer::State::kDone; });
+  }
+
+  std::string describe_wait() const override {
+    std::string text;
+    for (const auto& transfer : transfers_) {
+      if (transfer->state != Transfer::State::kPosted) continue;
+      text += (text.empty() ? where(label_) + ": " : ", ") + transfer->describe(comm_);
+    }
+    return text;
   }
 
   bool poll(World::Woken woken) override {
@@ -278,7 +305,7 @@ class ThreadCommunicator::Exchange final : public Operation {
       break;
     }
     if (why.empty() && woken != World::Woken::kByPeer) {
-      why = pending->describe(comm_) + ": not done " + not_done_within(deadline_.timeout, woken);
+      why = pending->describe(comm_) + ": not done " + not_done_within(deadline_.timeout, woken, *group_->world);
     }
     if (why.empty()) return false;
     group_->kill(where(label_) + ": " + describe_ranks(comm_, {comm_.rank()}) + " " + why);
@@ -296,6 +323,7 @@ class ThreadCommunicator::BegunOperation final : public Operation {
 
  private:
   bool complete() const override { return meeting_->carried_out; }
+  std::string describe_wait() const override { return comm_.describe_missing(*meeting_, label_); }
 
   bool poll(World::Woken woken) override {
     if (complete()) return true;
@@ -393,9 +421,9 @@ std::unique_ptr<StartedOperation> ThreadCommunicator::start_exchange(const std::
 
 }  // namespace
 
-void run_ranks(int n, const std::function<void(Communicator&)>& body, at::Device device) {
+void run_ranks(int n, const std::function<void(Communicator&)>& body, at::Device device, RankOrder* order) {
   if (n < 1) throw Error(ErrorKind::kPlan, "comm", "cannot run " + std::to_string(n) + " ranks: expected at least 1");
-  const auto world = std::make_shared<World>(n);
+  const auto world = std::make_shared<World>(n, order);
   std::vector<int> ranks(static_cast<size_t>(n));
   for (int r = 0; r < n; ++r) ranks[static_cast<size_t>(r)] = r;
   const auto group = std::make_shared<Group>(world, ranks);
@@ -408,6 +436,7 @@ void run_ranks(int n, const std::function<void(Communicator&)>& body, at::Device
   };
   const auto run = [&](int rank) {
     const at::ThreadLocalStateGuard guard(state);
+    world->begin(rank);
     try {
       at::set_num_threads(1);
       const auto host = host_group ? std::make_shared<ThreadCommunicator>(host_group, rank) : nullptr;

@@ -84,15 +84,61 @@ void carry_out(const Meeting& meeting, const Begun& call, const RankGroups& grou
   }
 }
 
-World::World(int n)
-    : wake_(static_cast<size_t>(n)),
+World::World(int n, RankOrder* order)
+    : order_(order),
+      wake_(static_cast<size_t>(n)),
       blocked_till_(static_cast<size_t>(n)),
+      waits_for_(static_cast<size_t>(n)),
       stuck_(static_cast<size_t>(n), false),
-      ended_(static_cast<size_t>(n), false) {}
+      ended_(static_cast<size_t>(n), false) {
+  if (order_ != nullptr) pass_turn(-1, "");
+}
 
-World::Woken World::block(std::unique_lock<std::mutex>& lock, int rank, Clock::time_point deadline) {
+void World::begin(int rank) {
+  std::unique_lock<std::mutex> lock(mutex);
+  if (order_ != nullptr) await_turn(lock, rank);
+}
+
+void World::come_to(std::unique_lock<std::mutex>& lock, int rank, OpLabel label) {
+  if (order_ == nullptr) return;
+  pass_turn(rank, comm_internal::where(label));
+  await_turn(lock, rank);
+}
+
+void World::look_in_vain(std::unique_lock<std::mutex>& lock, int rank) {
+  if (order_ == nullptr) return;
+  pass_turn(rank, "");
+  await_turn(lock, rank);
+}
+
+void World::pass_turn(int rank, const std::string& at) {
+  std::vector<int> ready;
+  for (size_t r = 0; r < ended_.size(); ++r) {
+    if (!ended_[r] && !blocked_till_[r]) ready.push_back(static_cast<int>(r));
+  }
+  if (ready.empty()) return;
+  turn_ = order_->next(rank, ready, at);
+  wake_[static_cast<size_t>(turn_)].notify_all();
+}
+
+void World::await_turn(std::unique_lock<std::mutex>& lock, int rank) {
+  wake_[static_cast<size_t>(rank)].wait(lock, [&] { return turn_ == rank; });
+}
+
+std::string World::describe_waits() const {
+  std::string text;
+  for (size_t r = 0; r < waits_for_.size(); ++r) {
+    if (waits_for_[r] == nullptr) continue;
+    text += (text.empty() ? "rank " : "; rank ") + std::to_string(r) + " in " + (*waits_for_[r])();
+  }
+  return text;
+}
+
+World::Woken World::block(std::unique_lock<std::mutex>& lock, int rank, Clock::time_point deadline,
+                          const std::function<std::string()>& describe) {
   const auto me = static_cast<size_t>(rank);
   blocked_till_[me] = deadline;
+  waits_for_[me] = &describe;
   size_t first = me;  // the rank with the earliest deadline
   bool all = true;
   for (size_t r = 0; r < ended_.size(); ++r) {
@@ -101,15 +147,22 @@ World::Woken World::block(std::unique_lock<std::mutex>& lock, int rank, Clock::t
     if (all && *blocked_till_[r] < *blocked_till_[first]) first = r;
   }
   if (all) {
+    waits_text_ = describe_waits();
     stuck_[first] = true;
     wake(static_cast<int>(first));
+  }
+  if (order_ != nullptr) {
+    pass_turn(rank, "");
+    await_turn(lock, rank);
   }
   while (blocked_till_[me]) {
     if (wake_[me].wait_until(lock, deadline) == std::cv_status::timeout && blocked_till_[me]) {
       blocked_till_[me].reset();
+      waits_for_[me] = nullptr;
       return Woken::kByDeadline;
     }
   }
+  waits_for_[me] = nullptr;
   if (!stuck_[me]) return Woken::kByPeer;
   stuck_[me] = false;
   return Woken::kStuck;
@@ -127,6 +180,7 @@ void World::wake_all() {
 void World::end(int rank) {
   ended_[static_cast<size_t>(rank)] = true;
   wake_all();
+  if (order_ != nullptr) pass_turn(rank, "");
 }
 
 void World::record_failure(int rank, std::exception_ptr error, bool own) {
@@ -149,6 +203,14 @@ std::string Transfer::describe(const Communicator& comm) const {
 std::vector<comm_internal::CollectiveHeader> Meeting::headers() const {
   std::vector<comm_internal::CollectiveHeader> out;
   for (const Item& item : items) out.push_back(item.header);
+  return out;
+}
+
+std::vector<int> Meeting::missing() const {
+  std::vector<int> out;
+  for (size_t r = 0; r < here.size(); ++r) {
+    if (!here[r]) out.push_back(static_cast<int>(r));
+  }
   return out;
 }
 

@@ -1,6 +1,9 @@
 // What the ranks of one run share in memory: which ranks wait, which have ended, which transfers were posted, and which
 // ranks have come to a meeting. Used by threads.cc alone. World::mutex guards everything.
 //
+// With a RankOrder one rank has the turn, and the others stand still until it is theirs: a rank passes the turn on when
+// it comes to a call, when it has to wait and when it ends.
+//
 // A wait that can only end at its deadline fails earlier: once every rank that has not ended waits here, nothing can
 // arrive any more, and the wait with the earliest deadline fails at once, with the error that it would have raised at
 // that deadline. This requires that each rank communicates from one thread, as the contract of Communicator demands.
@@ -11,6 +14,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -22,19 +26,35 @@
 #include "comm/deadline.h"
 #include "comm/headers.h"
 #include "comm/hosts.h"
+#include "comm/threads/threads.h"
 
 namespace annulus::threads_internal {
 
 class World {
  public:
-  explicit World(int n);
+  // order: null if the system chooses which ranks run. It must outlive the World.
+  explicit World(int n, RankOrder* order = nullptr);
 
   std::mutex mutex;
 
+  bool ordered() const { return order_ != nullptr; }
+  // In an order: waits until it is this rank's turn for the first time.
+  void begin(int rank);
+  // In an order: the rank comes to the operation `label`, and goes on when it is its turn again. `lock` holds the
+  // mutex.
+  void come_to(std::unique_lock<std::mutex>& lock, int rank, OpLabel label);
+  // In an order: the rank has looked in vain for what it needs, and lets others go on.
+  void look_in_vain(std::unique_lock<std::mutex>& lock, int rank);
+
   // Why a blocked rank continues. kStuck: every rank waits.
   enum class Woken { kByPeer, kByDeadline, kStuck };
-  // Blocks the calling thread, which must be that of `rank`, until it is woken. `lock` holds the mutex.
-  Woken block(std::unique_lock<std::mutex>& lock, int rank, comm_internal::Clock::time_point deadline);
+  // Blocks the calling thread, which must be that of `rank`, until it is woken. `lock` holds the mutex. In an order,
+  // where time means nothing, a deadline passes only when every rank waits. `describe` says for whom the rank waits:
+  // "ring, hop 3: receiving 16 bytes from rank 1".
+  Woken block(std::unique_lock<std::mutex>& lock, int rank, comm_internal::Clock::time_point deadline,
+              const std::function<std::string()>& describe);
+  // Who waited for whom when every rank waited: "rank 0 in ring, hop 3: receiving 16 bytes from rank 1; rank 1 in ...".
+  const std::string& waits() const { return waits_text_; }
   // Call it after a change, for every rank whose wait the change may end.
   void wake(int rank);
   void wake_all();
@@ -51,8 +71,16 @@ class World {
   std::exception_ptr failure() const { return failure_; }
 
  private:
+  void pass_turn(int rank, const std::string& at);
+  void await_turn(std::unique_lock<std::mutex>& lock, int rank);
+  std::string describe_waits() const;
+
+  RankOrder* const order_;
+  int turn_ = -1;                                                              // the rank that runs, in an order
   std::deque<std::condition_variable> wake_;                                   // one for each rank
   std::vector<std::optional<comm_internal::Clock::time_point>> blocked_till_;  // set while a rank is blocked
+  std::vector<const std::function<std::string()>*> waits_for_;                 // set while a rank is in block()
+  std::string waits_text_;
   std::vector<bool> stuck_;
   std::vector<bool> ended_;
   int failed_rank_ = -1;
@@ -98,6 +126,7 @@ struct Meeting {
   explicit Meeting(int n) : items(static_cast<size_t>(n)), here(static_cast<size_t>(n), false) {}
   const at::Tensor& tensor(int rank) const { return items[static_cast<size_t>(rank)].tensor; }
   std::vector<comm_internal::CollectiveHeader> headers() const;
+  std::vector<int> missing() const;  // the ranks that have not come
 
   std::vector<Item> items;
   std::vector<bool> here;

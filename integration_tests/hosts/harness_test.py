@@ -6,10 +6,11 @@ import sys
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "..", "python", "annulus", "testing"))
 import hosts as simulated
 import namespaces
 
-namespaces.isolate()
+namespaces.isolate(otherwise="SKIPPED, A FAILURE IN CI")
 
 
 class HarnessTest(unittest.TestCase):
@@ -37,6 +38,26 @@ class HarnessTest(unittest.TestCase):
             done = hosts.run(["mpirun", "--host", "host1,host2", "hostname"], capture_output=True, text=True, timeout=60)
             self.assertNotEqual(done.returncode, 0)
             self.assertIn("No route to host", done.stderr)
+
+    def test_cut_cable_is_mended(self):
+        with simulated.Hosts(["host1", "host2"]) as hosts:
+            connect = ["timeout", "1", "bash", "-c", "exec 3<>/dev/tcp/host2/1"]
+            hosts.cut("host2")
+            self.assertNotIn(b"refused", hosts.run(connect, capture_output=True).stderr)
+            hosts.mend("host2")
+            self.assertIn(b"refused", hosts.run(["timeout", "20", *connect[2:]], capture_output=True).stderr)
+
+    def test_disturbed_link_is_slow(self):
+        with simulated.Hosts(["host1", "host2"]) as hosts:
+            try:
+                hosts.disturb("host2", milliseconds=300)
+            except RuntimeError as error:
+                self.skipTest(str(error))
+            # The answer comes after 600 ms, behind this deadline.
+            connect = ["timeout", "0.4", "bash", "-c", "exec 3<>/dev/tcp/host2/1"]
+            self.assertNotIn(b"refused", hosts.run(connect, capture_output=True).stderr)
+            hosts.disturb("host2")
+            self.assertIn(b"refused", hosts.run(["timeout", "20", *connect[2:]], capture_output=True).stderr)
 
 
 if __name__ == "__main__":

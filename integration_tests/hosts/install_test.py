@@ -2,7 +2,7 @@
 """Tests `./annulus install`: the folder is moved to another path with a blank, and nothing of the clone is in the
 environment. It trains, launches and prints its version, and CMake and pkg-config find it for a C++ program.
 
-    install_test.py INSTALL.py ANNULUS BENCH LIBRARY HEADERS TORCH_ROOT
+    install_test.py INSTALL.py ANNULUS BENCH LIBRARY FAULTS SOURCES TORCH_ROOT
 """
 
 import glob
@@ -20,7 +20,7 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import cli  # noqa: E402
 
-TORCH, HEADERS, LIBRARY, BENCH, ANNULUS, INSTALL = (os.path.abspath(sys.argv.pop()) for _ in range(6))
+TORCH, SOURCES, FAULTS, LIBRARY, BENCH, ANNULUS, INSTALL = (os.path.abspath(sys.argv.pop()) for _ in range(7))
 ROOT = os.getcwd()
 
 PROGRAM = """
@@ -42,9 +42,11 @@ int main() {
 CMAKE = """
 cmake_minimum_required(VERSION 3.18)
 project(outside CXX)
-find_package(annulus 0.1 REQUIRED)
+find_package(annulus 0.1 REQUIRED COMPONENTS testing)
 add_executable(a a.cc)
 target_link_libraries(a PRIVATE annulus::annulus)
+enable_testing()
+annulus_add_mpi_test(NAME ranks TARGET a NP 1 2 FORBID "something else" ENVIRONMENT "A=b")
 """
 
 
@@ -60,7 +62,8 @@ class InstallTest(unittest.TestCase):
         cls.made = os.path.join(cls.folder, "made")
         # The layout in which Bazel puts what it builds.
         cls.bin = os.path.join(cls.folder, "bin")
-        for source, path in ((ANNULUS, "launcher/annulus"), (BENCH, "benchmarks/program/annulus_bench"), (LIBRARY, "tools/libannulus.so")):
+        for source, path in ((ANNULUS, "launcher/annulus"), (BENCH, "benchmarks/program/annulus_bench"), (LIBRARY, "tools/libannulus.so"),
+                             (FAULTS, "comm/testing/libannulus_mpi_faults.so")):
             os.makedirs(os.path.join(cls.bin, os.path.dirname(path)), exist_ok=True)
             os.symlink(os.path.realpath(source), os.path.join(cls.bin, path))
         done = cls.install(cls.made)
@@ -74,8 +77,8 @@ class InstallTest(unittest.TestCase):
     @classmethod
     def install(cls, prefix):
         """Installs as somebody does whose new files no other user may read."""
-        with open(HEADERS) as f:
-            return run(sys.executable, INSTALL, "--bin", cls.bin, "--headers", f.read(), prefix,
+        with open(SOURCES) as f:
+            return run(sys.executable, INSTALL, "--bin", cls.bin, "--sources", f.read(), prefix,
                        preexec_fn=lambda: os.umask(0o077))
 
     def setUp(self):
@@ -95,7 +98,7 @@ class InstallTest(unittest.TestCase):
             places += [os.path.join(folder, name) for name in folders + files]
         programs = ("bin", "libexec")
         for place in places:
-            runs = os.path.isdir(place) or os.path.relpath(place, self.prefix).split("/")[0] in programs or place.endswith("libannulus.so")
+            runs = os.path.isdir(place) or os.path.relpath(place, self.prefix).split("/")[0] in programs or re.search(r"/libannulus\w*\.so$", place)
             self.assertEqual(stat.S_IMODE(os.stat(place).st_mode), 0o755 if runs else 0o644, place)
 
     def test_trains(self):
@@ -155,6 +158,10 @@ class InstallTest(unittest.TestCase):
             done = self.ran(*command, program="cmake")
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assert_program_runs("build/a")
+        done = self.ran("--test-dir", "build", "--output-on-failure", program="ctest")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        with open(os.path.join(self.work, "build", "ranks.xml")) as f:
+            self.assertEqual(re.findall(r'<testcase [^>]*name="([^"]*)"', f.read()), ["on 1", "on 2"])
         self.write("CMakeLists.txt", CMAKE.replace("annulus 0.1", "annulus 0.2"))
         self.assertIn("requested version", self.ran(*configure, "-DLIBTORCH=" + TORCH, program="cmake").stderr)
 

@@ -1,9 +1,9 @@
-// The suite over a process group of PyTorch, and tests that only such groups need: a shared library that c10d_test.py
-// loads into the processes of a job. Environment variables name the groups: ANNULUS_WORLD has all ranks, ANNULUS_ROW
-// and ANNULUS_COLUMN are those of this rank in a 2 x 2 mesh, and ANNULUS_ODD has ranks 1 and 3; the last three are set
-// if there are four ranks. ANNULUS_FIRST and ANNULUS_SECOND also have all ranks and are set if there are several.
-// If ANNULUS_DEVICE is set, the suite runs over the communicator for tensors of a device, with gloo and CPU tensors
-// instead of NCCL and a GPU.
+// The contract of communicators over a process group of PyTorch, and tests that only such groups need: a shared library
+// that c10d_test.py loads into the processes of a job. Environment variables name the groups: ANNULUS_WORLD has all
+// ranks, ANNULUS_ROW and ANNULUS_COLUMN are those of this rank in a 2 x 2 mesh, and ANNULUS_ODD has ranks 1 and 3; the
+// last three are set if there are four ranks. ANNULUS_FIRST and ANNULUS_SECOND also have all ranks and are set if there
+// are several. If ANNULUS_DEVICE is set, the contract runs over the communicator for tensors of a device, with gloo and
+// CPU tensors instead of NCCL and a GPU.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -21,13 +21,13 @@
 #include "comm/c10d/c10d_communicator.h"
 #include "comm/c10d/groups.h"
 #include "comm/c10d/internal.h"
-#include "tests/comm/suite_fixture.h"
+#include "comm/testing/contract_fixture.h"
 
 namespace annulus {
 namespace {
 
-using comm_test::expect_error;
-using comm_test::pattern;
+using contract::expect_error;
+using contract::pattern;
 
 std::string group(const char* variable) {
   const char* name = std::getenv(variable);
@@ -189,22 +189,20 @@ TEST(C10d, HostsFindMismatchesOfADevice) {
   expect_error(ErrorKind::kComm, {"dead"}, exchange);
 }
 
-}  // namespace
-
-comm_test::Backend& comm_test::backend() {
-  static Backend backend{"c10d",
-                         at::kCPU,
-                         {std::atoi(std::getenv("WORLD_SIZE"))},
-                         [](int, const std::function<void(Communicator&)>& body) {
-                           static const std::shared_ptr<Communicator> world = whole();
-                           const std::unique_ptr<Communicator> comm = world->split(0, 0);
-                           body(*comm);
-                         },
-                         "",
-                         /*large_rounds=*/true};
+const bool registered = contract::register_backend([] {
+  contract::Backend backend;
+  backend.name = "c10d";
+  backend.sizes = {std::atoi(std::getenv("WORLD_SIZE"))};
+  backend.run = [](int, const std::function<void(Communicator&)>& body) {
+    static const std::shared_ptr<Communicator> world = whole();
+    const std::unique_ptr<Communicator> comm = world->split(0, 0);
+    body(*comm);
+  };
+  backend.large_rounds = true;
   return backend;
-}
+});
 
+}  // namespace
 }  // namespace annulus
 
 extern "C" {
@@ -216,7 +214,7 @@ int run_tests(const char* filter) {
   char* argv[] = {program.data(), nullptr};
   ::testing::InitGoogleTest(&argc, argv);
   testing::GTEST_FLAG(filter) = filter;
-  annulus::comm_test::leave_at_a_failure();
+  annulus::contract::leave_at_a_failure();
   return RUN_ALL_TESTS();
 }
 

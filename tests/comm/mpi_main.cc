@@ -1,4 +1,4 @@
-// The suite over MPI, which every rank of an mpirun runs (see mpi_test in bazel/mpi.bzl).
+// The contract of communicators over MPI, which every rank of an mpirun runs (see mpi_test in bazel/mpi.bzl).
 // --piece=N sends messages longer than N bytes in pieces, which by default only messages above 1 GiB need. --unshared:
 // ranks do not lend memory to each other.
 #include <ATen/ops/empty.h>
@@ -16,8 +16,7 @@
 #include "comm/headers.h"
 #include "comm/mpi/begun_collective.h"
 #include "comm/mpi/mpi_runtime.h"
-#include "comm/watchdog.h"
-#include "tests/comm/suite_fixture.h"
+#include "comm/testing/contract_fixture.h"
 
 namespace annulus {
 namespace {
@@ -26,6 +25,25 @@ std::shared_ptr<MpiRuntime>& runtime() {
   static std::shared_ptr<MpiRuntime> runtime;
   return runtime;
 }
+
+const bool registered = contract::register_backend([] {
+  contract::Backend backend;
+  backend.name = "mpi";
+  backend.sizes = {runtime()->size()};
+  backend.run = [](int, const std::function<void(Communicator&)>& body) {
+    // No test breaks the world's communicator; each test gets its own.
+    static const std::unique_ptr<Communicator> world = [] {
+      auto comm = runtime()->make_world();
+      comm->set_timeout(Seconds(20));
+      return comm;
+    }();
+    const std::unique_ptr<Communicator> comm = world->split(0, world->rank());
+    body(*comm);
+  };
+  backend.large_rounds = runtime()->options().max_piece_bytes == MpiOptions().max_piece_bytes;
+  backend.lends = runtime()->options().share_memory;
+  return backend;
+});
 
 TEST(Mpi, FormsTheRequestedWorld) {
   const char* wanted = std::getenv("WANT_SIZE");
@@ -61,13 +79,13 @@ TEST(Mpi, NamesRanksByTheirNumbersInTheJob) {
   const int size = runtime()->size(), last = size - 1;
   std::vector<int> reversed(static_cast<size_t>(size));
   for (int rank = 0; rank < size; ++rank) reversed[static_cast<size_t>(rank)] = last - rank;
-  comm_test::backend().run(size, [&](Communicator& comm) {
+  contract::backend().run(size, [&](Communicator& comm) {
     const auto apart = comm.split(0, comm.rank());
     runtime()->number_ranks(reversed);
     EXPECT_EQ(apart->in_job(0), last);
     if (comm.rank() == 0 && size > 1) {  // a single rank waits for nobody
       apart->set_timeout(Seconds(0.2));
-      comm_test::expect_error(
+      contract::expect_error(
           ErrorKind::kComm, {"from rank 0 of the job: not done within 0.2 s; rank " + std::to_string(last) + " sleeps"},
           [&] {
             at::Tensor in = at::empty({4}, at::kFloat);
@@ -83,7 +101,7 @@ TEST(Mpi, NamesRanksByTheirNumbersInTheJob) {
 // step stay counted. In each step of a reduce_scatter, each rank sends a message to every other rank and receives one.
 TEST(Mpi, CountsEveryMessageOfACollective) {
   using namespace comm_internal;
-  comm_test::backend().run(runtime()->size(), [&](Communicator& comm) {
+  contract::backend().run(runtime()->size(), [&](Communicator& comm) {
     MPI_Comm control = MPI_COMM_NULL;
     ASSERT_EQ(MPI_Comm_dup(MPI_COMM_WORLD, &control), MPI_SUCCESS);
     constexpr int64_t kSteps = 5, kMost = 400;  // bytes of a message
@@ -110,7 +128,7 @@ TEST(Mpi, CountsEveryMessageOfACollective) {
 // Rank 0 computes, as far as the others can tell: after it has begun the sum it only calls progress().
 TEST(Mpi, PollingMovesWhatWasBegunAlong) {
   if (runtime()->size() == 1) GTEST_SKIP() << "needs two ranks";
-  comm_test::backend().run(runtime()->size(), [&](Communicator& comm) {
+  contract::backend().run(runtime()->size(), [&](Communicator& comm) {
     at::Tensor sum = at::ones({100'000}, at::kFloat);
     const auto work = comm.begin_all_reduce(sum, ReduceOp::kSum, {"polled", 0});
     if (comm.rank() == 0) {
@@ -134,26 +152,6 @@ TEST(Mpi, PollingMovesWhatWasBegunAlong) {
 
 }  // namespace
 
-comm_test::Backend& comm_test::backend() {
-  static Backend backend{"mpi",
-                         at::kCPU,
-                         {runtime()->size()},
-                         [](int, const std::function<void(Communicator&)>& body) {
-                           // No test breaks the world's communicator; each test gets its own.
-                           static const std::unique_ptr<Communicator> world = [] {
-                             auto comm = runtime()->make_world();
-                             comm->set_timeout(Seconds(20));
-                             return comm;
-                           }();
-                           const std::unique_ptr<Communicator> comm = world->split(0, world->rank());
-                           body(*comm);
-                         },
-                         "",
-                         runtime()->options().max_piece_bytes == MpiOptions().max_piece_bytes,
-                         runtime()->options().share_memory};
-  return backend;
-}
-
 }  // namespace annulus
 
 int main(int argc, char** argv) {
@@ -168,11 +166,9 @@ int main(int argc, char** argv) {
   };
   annulus::runtime() = annulus::MpiRuntime::start(options);
   ::testing::InitGoogleTest(&argc, argv);
-  annulus::comm_test::leave_at_a_failure();
+  annulus::contract::leave_at_a_failure();
   const int result = RUN_ALL_TESTS();
-  // The fault tests leave broken communicators, with which the runtime would not finalize and mpirun would report a
-  // failure.
-  const annulus::comm_internal::Watchdog watchdog(annulus::Seconds(20), [] { return "MPI_Finalize hangs"; });
-  MPI_Finalize();
+  // The fault tests leave broken communicators.
+  annulus::runtime()->finish(/*after_failures=*/true);
   std::_Exit(result);
 }

@@ -1,7 +1,6 @@
-// The suite over NCCL between processes. Every rank of an mpirun runs it, on its own GPU if there are enough, otherwise
-// several ranks share one. Without a GPU it prints "SKIPPED: reason" and exits.
+// The contract of communicators over NCCL between processes. Every rank of an mpirun runs it, on its own GPU if there
+// are enough, otherwise several ranks share one. Without a GPU it prints "SKIPPED: reason" and exits.
 #include <gtest/gtest.h>
-#include <mpi.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -9,9 +8,8 @@
 #include "comm/bootstrap/launch_info.h"
 #include "comm/mpi/mpi_runtime.h"
 #include "comm/nccl/nccl_communicator.h"
-#include "comm/watchdog.h"
+#include "comm/testing/contract.h"
 #include "tests/comm/gpu_count.h"
-#include "tests/comm/suite.h"
 
 namespace annulus {
 namespace {
@@ -26,29 +24,27 @@ int& device() {
   return device;
 }
 
-}  // namespace
-
-comm_test::Backend& comm_test::backend() {
-  static Backend backend{"nccl",
-                         at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device())),
-                         {runtime()->size()},
-                         [](int, const std::function<void(Communicator&)>& body) {
-                           // No test breaks the world's communicator; each test gets its own.
-                           static const std::unique_ptr<Communicator> world = [] {
-                             auto comm = runtime()->make_world();
-                             comm->set_timeout(Seconds(60));
-                             return comm;
-                           }();
-                           const std::unique_ptr<Communicator> comm =
-                               make_nccl_communicator(*world, {.device = device(), .timeout = Seconds(60)});
-                           comm->set_timeout(Seconds(30));
-                           body(*comm);
-                         },
-                         "",
-                         false};
+const bool registered = contract::register_backend([] {
+  contract::Backend backend;
+  backend.name = "nccl";
+  backend.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device()));
+  backend.sizes = {runtime()->size()};
+  backend.run = [](int, const std::function<void(Communicator&)>& body) {
+    // No test breaks the world's communicator; each test gets its own.
+    static const std::unique_ptr<Communicator> world = [] {
+      auto comm = runtime()->make_world();
+      comm->set_timeout(Seconds(60));
+      return comm;
+    }();
+    const std::unique_ptr<Communicator> comm =
+        make_nccl_communicator(*world, {.device = device(), .timeout = Seconds(60)});
+    comm->set_timeout(Seconds(30));
+    body(*comm);
+  };
   return backend;
-}
+});
 
+}  // namespace
 }  // namespace annulus
 
 int main(int argc, char** argv) {
@@ -62,10 +58,9 @@ int main(int argc, char** argv) {
   comm_test::use_gpu(device());
   runtime() = MpiRuntime::start();
   ::testing::InitGoogleTest(&argc, argv);
-  comm_test::leave_at_a_failure();
+  contract::leave_at_a_failure();
   const int result = RUN_ALL_TESTS();
-  // As in mpi_main.cc, MPI would not finalize after the fault tests.
-  const comm_internal::Watchdog watchdog(Seconds(20), [] { return "MPI_Finalize hangs"; });
-  MPI_Finalize();
+  // The fault tests leave broken communicators.
+  runtime()->finish(/*after_failures=*/true);
   std::_Exit(result);
 }

@@ -1,4 +1,4 @@
-// The suite over the threads backend, and tests of what only that backend guarantees.
+// The contract of communicators over the threads backend, and tests of what only that backend guarantees.
 #include "comm/threads/threads.h"
 
 #include <ATen/Parallel.h>
@@ -11,28 +11,26 @@
 #include <atomic>
 #include <stdexcept>
 
+#include "comm/testing/contract.h"
 #include "common/error.h"
-#include "tests/comm/suite.h"
 
 namespace annulus {
 
-comm_test::Backend& comm_test::backend() {
-  static Backend backend{"threads",
-                         at::kCPU,
-                         {1, 2, 3, 4, 8},
-                         [](int size, const std::function<void(Communicator&)>& body) {
-                           run_ranks(size, [&](Communicator& comm) {
-                             comm.set_timeout(Seconds(60));
-                             body(comm);
-                           });
-                         },
-                         "",
-                         false,
-                         /*lends=*/true};
-  return backend;
-}
-
 namespace {
+
+const bool registered = contract::register_backend([] {
+  contract::Backend backend;
+  backend.name = "threads";
+  backend.sizes = {1, 2, 3, 4, 8};
+  backend.run = [](int size, const std::function<void(Communicator&)>& body) {
+    run_ranks(size, [&](Communicator& comm) {
+      comm.set_timeout(Seconds(60));
+      body(comm);
+    });
+  };
+  backend.lends = true;
+  return backend;
+});
 
 TEST(Threads, RethrowsTheFirstError) {
   for (int attempt = 0; attempt < 20; ++attempt) {
@@ -127,7 +125,8 @@ TEST(Threads, DeadlockIsDetectedAtOnce) {
   } catch (const Error& e) {
     EXPECT_STREQ(e.what(),
                  "[comm] ring, hop 3: receiving 16 bytes from rank 2: not done within 900 s (given up at once: every "
-                 "rank waits)");
+                 "rank waits: rank 0 in ring, hop 3: receiving 16 bytes from rank 1; rank 1 in ring, hop 3: receiving "
+                 "16 bytes from rank 2; rank 2 in ring, hop 3: receiving 16 bytes from rank 0)");
   }
 }
 

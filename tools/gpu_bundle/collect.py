@@ -238,9 +238,9 @@ class Bundle:
         if executable != program:
             with open(script) as f:
                 text = f.read()
-            if "\n%s " % mpirun not in text:
+            if " --mpirun=%s " % mpirun not in text:
                 fail("%s does not start %s" % (executable, mpirun))
-            self.write("files/" + executable, text.replace("\n%s " % mpirun, "\nmpirun "))
+            self.write("files/" + executable, text.replace(" --mpirun=%s " % mpirun, " --mpirun=mpirun "))
         return executable
 
     def add_libraries(self):

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "attention/oracle/oracle.h"
+#include "attention/testing/any_pattern.h"
 #include "runtime/attend/random_input.h"
-#include "tests/attention/pattern/any_pattern.h"
 #include "tests/common/exactness.h"
 
 namespace annulus::rows_test {

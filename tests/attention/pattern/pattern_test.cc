@@ -10,8 +10,8 @@
 #include <set>
 
 #include "attention/oracle/oracle.h"
+#include "attention/testing/any_pattern.h"
 #include "common/error.h"
-#include "tests/attention/pattern/any_pattern.h"
 
 namespace annulus::pattern_test {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/attention/pattern/any_pattern.h"
+#include "attention/testing/any_pattern.h"
 
 namespace annulus::testing {
 namespace {

@@ -12,8 +12,8 @@
 
 #include "attention/plan/needs.h"
 #include "attention/plan/plan.h"
+#include "attention/testing/any_pattern.h"
 #include "common/error.h"
-#include "tests/attention/pattern/any_pattern.h"
 
 namespace annulus::balance_test {
 namespace {

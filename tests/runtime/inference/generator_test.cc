@@ -17,10 +17,10 @@
 
 #include "attention/oracle/oracle.h"
 #include "attention/plan/layout.h"
+#include "attention/testing/any_pattern.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "memory/peak_bytes.h"
-#include "tests/attention/pattern/any_pattern.h"
 #include "tests/common/exactness.h"
 #include "tests/runtime/model/flat_parameters.h"
 

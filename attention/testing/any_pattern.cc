@@ -1,5 +1,5 @@
 // See any_pattern.h.
-#include "tests/attention/pattern/any_pattern.h"
+#include "attention/testing/any_pattern.h"
 
 #include <rapidcheck.h>
 

@@ -1,5 +1,5 @@
-// The shared suite: refused arguments, ranks that disagree, and ranks that are missing. Faults are provoked on a
-// separate split, so that the test's own communicator can end the test with a barrier.
+// The contract of communicators: refused arguments, ranks that disagree, and ranks that are missing. Faults are
+// provoked on a separate split, so that the test's own communicator can end the test with a barrier.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -11,9 +11,9 @@
 #include <stdexcept>
 
 #include "comm/agreement.h"
-#include "tests/comm/suite_fixture.h"
+#include "comm/testing/contract_fixture.h"
 
-namespace annulus::comm_test {
+namespace annulus::contract {
 namespace {
 
 TEST_P(CommSuite, RefusesUnsupportedArguments) {
@@ -326,4 +326,4 @@ TEST_P(CommPairs, ExceptionAbandonsTheTransfer) {
 }
 
 }  // namespace
-}  // namespace annulus::comm_test
+}  // namespace annulus::contract

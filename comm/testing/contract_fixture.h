@@ -1,4 +1,5 @@
-// What the files of the shared suite (suite_*.cc) have in common: the fixture, tensors to send, and expected errors.
+// What the files of the contract (contract_*.cc) have in common, and what further tests of a backend may use: the
+// fixture, tensors to send, and expected errors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,14 +9,17 @@
 #include <string>
 #include <vector>
 
+#include "comm/testing/contract.h"
 #include "common/error.h"
-#include "tests/comm/suite.h"
 
-namespace annulus::comm_test {
+namespace annulus::contract {
 
 inline const std::vector<at::ScalarType> kDtypes{at::kFloat, at::kDouble, at::kBFloat16,
                                                  at::kHalf,  at::kLong,   at::kByte};
 inline const std::vector<at::ScalarType> kReducible{at::kFloat, at::kDouble, at::kLong};
+
+// The backend that the program has registered. Raises std::logic_error if it has not.
+const Backend& backend();
 
 class CommSuite : public ::testing::TestWithParam<int> {
  protected:
@@ -56,4 +60,4 @@ void meet(Communicator& comm, int a, int b);
 
 inline std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
-}  // namespace annulus::comm_test
+}  // namespace annulus::contract

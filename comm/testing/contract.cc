@@ -1,4 +1,4 @@
-// See suite.h and suite_fixture.h.
+// See contract.h and contract_fixture.h.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <sched.h>
@@ -7,10 +7,34 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
+#include <stdexcept>
+#include <utility>
 
-#include "tests/comm/suite_fixture.h"
+#include "comm/testing/contract_fixture.h"
 
-namespace annulus::comm_test {
+namespace annulus::contract {
+
+namespace {
+
+std::function<Backend()>& registered() {
+  static std::function<Backend()> make;
+  return make;
+}
+
+}  // namespace
+
+bool register_backend(std::function<Backend()> make) {
+  registered() = std::move(make);
+  return true;
+}
+
+const Backend& backend() {
+  static const Backend backend = [] {
+    if (!registered()) throw std::logic_error("the contract of communicators needs a backend: call register_backend()");
+    return registered()();
+  }();
+  return backend;
+}
 
 at::Tensor pattern(int64_t n, at::ScalarType dtype, int seed) {
   at::Tensor values = at::empty({n}, at::kLong);
@@ -78,7 +102,7 @@ bool on_cpus() { return backend().device.is_cpu(); }
 
 #define ANNULUS_INSTANTIATE(fixture, sizes)               \
   GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(fixture); \
-  INSTANTIATE_TEST_SUITE_P(Ranks, fixture, ::testing::ValuesIn(sizes), testing::PrintToStringParamName())
+  INSTANTIATE_TEST_SUITE_P(Ranks, fixture, ::testing::ValuesIn(sizes), ::testing::PrintToStringParamName())
 
 ANNULUS_INSTANTIATE(CommSuite, backend().sizes);
 ANNULUS_INSTANTIATE(CommPairs, pairs());
@@ -90,4 +114,4 @@ ANNULUS_INSTANTIATE(CommPairsOnCpus, if_true(on_cpus(), pairs()));
 
 void leave_at_a_failure() { ::testing::UnitTest::GetInstance()->listeners().Append(new LeaveAtAFailure); }
 
-}  // namespace annulus::comm_test
+}  // namespace annulus::contract

@@ -1,4 +1,4 @@
-// The shared suite: blocking collectives, splits and texts.
+// The contract of communicators: blocking collectives, splits and texts.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -8,9 +8,9 @@
 #include <cmath>
 #include <random>
 
-#include "tests/comm/suite_fixture.h"
+#include "comm/testing/contract_fixture.h"
 
-namespace annulus::comm_test {
+namespace annulus::contract {
 namespace {
 
 TEST_P(CommSuite, AllReduce) {
@@ -223,4 +223,4 @@ TEST_P(CommSuite, GathersTexts) {
 }
 
 }  // namespace
-}  // namespace annulus::comm_test
+}  // namespace annulus::contract

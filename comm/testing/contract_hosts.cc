@@ -1,5 +1,5 @@
-// The shared suite: ranks on several hosts. On every CPU backend, sums have the order that comm/hosts.h describes, to
-// the bit, and the bytes sent between hosts are exactly those of the formula.
+// The contract of communicators: ranks on several hosts. On every CPU backend, sums have the order that comm/hosts.h
+// describes, to the bit, and the bytes sent between hosts are exactly those of the formula.
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -19,10 +19,10 @@
 #include <vector>
 
 #include "comm/hosts.h"
+#include "comm/testing/contract_fixture.h"
 #include "memory/peak_bytes.h"
-#include "tests/comm/suite_fixture.h"
 
-namespace annulus::comm_test {
+namespace annulus::contract {
 namespace {
 
 // Draws hosts of consecutive ranks, the same on every rank.
@@ -272,4 +272,4 @@ TEST_P(CommSuite, CountsMessagesToOtherHosts) {
 }
 
 }  // namespace
-}  // namespace annulus::comm_test
+}  // namespace annulus::contract

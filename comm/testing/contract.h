@@ -1,6 +1,15 @@
-// The shared suite of tests for every backend of Communicator. A backend's test file defines how to run ranks and on
-// which device; the tests are in suite_*.cc. Each test runs once for each number of ranks that it can say something
-// about. A single rank exchanges with itself.
+// The contract of Communicator (comm/communicator.h) as tests with GoogleTest, for every backend of it, annulus's own
+// and yours. A test program registers its backend, which says how ranks are run and on which device; the tests are in
+// contract_*.cc and link themselves in. Each runs once for each number of ranks that it can say something about. A
+// single rank exchanges with itself.
+//
+//   const bool registered = annulus::contract::register_backend([] {
+//     annulus::contract::Backend backend;
+//     backend.name = "mine";
+//     backend.sizes = {1, 2, 3};
+//     backend.run = [](int size, const std::function<void(annulus::Communicator&)>& body) { ... };
+//     return backend;
+//   });
 #pragma once
 
 #include <functional>
@@ -9,7 +18,7 @@
 
 #include "comm/communicator.h"
 
-namespace annulus::comm_test {
+namespace annulus::contract {
 
 struct Backend {
   std::string name;
@@ -25,11 +34,12 @@ struct Backend {
   std::string alone = "";
 };
 
-// Defined by the backend's test file. It is called after that file's main has set up what it needs.
-Backend& backend();
+// Sets the backend of this test program, before InitGoogleTest(), which calls `make` once. Returns true, so that it can
+// initialize a variable of the program.
+bool register_backend(std::function<Backend()> make);
 
 // For ranks that are processes: the first test that fails on a rank ends that rank with exit code 1, so that the other
 // ranks, which might never hear from it again, need not wait for their deadlines. Call after InitGoogleTest.
 void leave_at_a_failure();
 
-}  // namespace annulus::comm_test
+}  // namespace annulus::contract

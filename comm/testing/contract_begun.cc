@@ -1,5 +1,5 @@
-// The shared suite: nonblocking all_gather and reduce_scatter ("begun" collectives), their in-place forms, and waiting
-// times by purpose.
+// The contract of communicators: nonblocking all_gather and reduce_scatter ("begun" collectives), their in-place forms,
+// and waiting times by purpose.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>
@@ -17,10 +17,10 @@
 #include <utility>
 #include <vector>
 
+#include "comm/testing/contract_fixture.h"
 #include "memory/peak_bytes.h"
-#include "tests/comm/suite_fixture.h"
 
-namespace annulus::comm_test {
+namespace annulus::contract {
 namespace {
 
 const std::vector<at::ScalarType> kScattered{at::kFloat, at::kDouble, at::kLong, at::kBFloat16};
@@ -420,4 +420,4 @@ TEST_P(CommOnCpus, ReportsWaitsByPurpose) {
 }
 
 }  // namespace
-}  // namespace annulus::comm_test
+}  // namespace annulus::contract

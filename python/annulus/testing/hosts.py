@@ -1,10 +1,15 @@
 """Simulates several hosts on one machine: namespaces with their own host name, network card, process table and /dev/shm, on
 one switch. For tests that have called namespaces.isolate().
 
-    with Hosts(["host1", "Host2", "host3"]) as hosts:
-        hosts.run([...])         # on the first; mpirun there reaches the others by their names
-        hosts.kill("Host2")      # the host is gone, processes and network card at once
-        hosts.cut("host3")       # its cable is pulled
+    from annulus.testing import hosts, namespaces
+    namespaces.isolate()
+
+    with hosts.Hosts(["host1", "Host2", "host3"]) as simulated:
+        simulated.run([...])         # on the first; mpirun there reaches the others by their names
+        simulated.kill("Host2")      # the host is gone, processes and network card at once
+        simulated.cut("host3")       # its cable is pulled
+        simulated.mend("host3")      # and put back
+        simulated.disturb("host3", milliseconds=20, loss=1)     # each way; needs the kernel's netem
 
 mpirun starts processes on other hosts through `agent`, which replaces ssh: it gets a host and words for a shell, and the
 shell runs them with the environment of a login. Host I has the address 10.231.7.I. All hosts have this machine's files.
@@ -134,5 +139,21 @@ class Hosts:
     def kill(self, name):
         os.kill(self._pid(name), signal.SIGKILL)
 
+    def _port(self, name):
+        return f"p{self.names.index(name) + 1}"
+
     def cut(self, name):
-        self._in_network(self._pid("switch"), "link", "set", f"p{self.names.index(name) + 1}", "down")
+        self._in_network(self._pid("switch"), "link", "set", self._port(name), "down")
+
+    def mend(self, name):
+        self._in_network(self._pid("switch"), "link", "set", self._port(name), "up")
+
+    def disturb(self, name, milliseconds=0, loss=0):
+        """Delays all that the host sends and receives, and loses that many percent of it. Raises RuntimeError if the kernel
+        has no netem (module sch_netem)."""
+        for pid, card in ((self._pid("switch"), self._port(name)), (self._pid(name), "eth0")):
+            done = subprocess.run(
+                ["nsenter", "-t", str(pid), "--net", "tc", "qdisc", "replace", "dev", card, "root", "netem", "delay",
+                 f"{milliseconds}ms", "loss", f"{loss}%"], capture_output=True, text=True)
+            if done.returncode != 0:
+                raise RuntimeError(f"the link of {name} cannot be disturbed, which needs the kernel's netem: {done.stderr.strip()}")

@@ -1,4 +1,4 @@
-// The shared suite: exchanges of messages, copied and lent.
+// The contract of communicators: exchanges of messages, copied and lent.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "comm/link_probe.h"
+#include "comm/testing/contract_fixture.h"
 #include "memory/releasable.h"
-#include "tests/comm/suite_fixture.h"
 
-namespace annulus::comm_test {
+namespace annulus::contract {
 namespace {
 
 TEST_P(CommSuite, ReportsSizeRankAndBackend) {
@@ -409,4 +409,4 @@ TEST_P(CommLending, LendingIsNotCompleteBeforeTheReceiverTakesPart) {
 }
 
 }  // namespace
-}  // namespace annulus::comm_test
+}  // namespace annulus::contract

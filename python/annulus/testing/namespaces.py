@@ -1,8 +1,8 @@
 """Gives a test its own network and process table: the processes that it starts end with it, and no other test has its
 addresses and ports.
 
-Used by hosts.py, slurm.py and the tests with them. A test calls isolate() before anything else, while it has no threads
-and no open files. Modules that need more of the machine, such as slurm.py, check that themselves.
+For a test that is a program of its own, for example with hosts.py. It calls isolate() before anything else, while it has no
+threads and no open files. Needs Linux, unshare of util-linux and ip of iproute2.
 """
 
 import os
@@ -24,8 +24,9 @@ def _ip(*words):
     subprocess.run(["ip", *words], check=True)
 
 
-def isolate():
-    """Starts this program again in namespaces of its own; skips the test if none can be made."""
+def isolate(otherwise="SKIPPED"):
+    """Starts this program again in namespaces of its own. If none can be made here, prints `otherwise` with the reason and
+    exits with code 0."""
     if os.environ.pop(_MARK, ""):
         # Adds a network card, because the resolver and Open MPI treat a host with the loopback only as one without network.
         _ip("link", "add", "eth0", "type", "veth", "peer", "name", "wire")
@@ -46,5 +47,5 @@ def isolate():
             sys.stdout.flush()
             os.execvp("unshare", [*command, sys.executable, *sys.argv])
         why.append(f"`{' '.join(command)}`: {tried.stderr.strip()}")
-    print("SKIPPED, A FAILURE IN CI: namespaces cannot be made on this machine: " + "; ".join(why))
+    print(f"{otherwise}: namespaces cannot be made on this machine: " + "; ".join(why))
     sys.exit(0)
