@@ -55,6 +55,7 @@ std::unique_ptr<Benchmark> make_save_benchmark();
 std::unique_ptr<Benchmark> make_seeds_benchmark();
 std::unique_ptr<Benchmark> make_shard_benchmark();
 std::unique_ptr<Benchmark> make_trace_benchmark();
+std::unique_ptr<Benchmark> make_faults_benchmark();
 std::unique_ptr<Benchmark> make_train_benchmark();
 
 // What the option --baseline of train, and so of all, takes.

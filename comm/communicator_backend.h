@@ -16,6 +16,7 @@
 #include "comm/communicator.h"
 #include "comm/headers.h"
 #include "common/error.h"
+#include "common/trace/beat.h"
 
 namespace annulus {
 
@@ -142,6 +143,7 @@ class CommunicatorBackend : public Communicator {
     CommunicatorBackend& comm_;
     WaitFor what_;
     std::chrono::steady_clock::time_point start_;
+    const RankWait shown_;
   };
 
   int rank_;

@@ -53,6 +53,8 @@ class RankHosts {
   int ranks() const { return static_cast<int>(of_.size()); }
   int count() const { return count_; }
   int of(int rank) const { return of_[static_cast<size_t>(rank)]; }
+  // The hosts of the first `ranks` ranks alone.
+  RankHosts first(int ranks) const { return RankHosts(std::vector<int>(of_.begin(), of_.begin() + ranks)); }
   // The groups in which sums are made: one for each host, or one group of all ranks if there is only one host, if each
   // host has one rank, or if the ranks of a host are not consecutive.
   const RankGroups& groups() const { return groups_; }

@@ -37,6 +37,10 @@ class LaunchSubcommand : public Subcommand {
     app.add_option("--timeout-grace", options_.grace_seconds,
                    "seconds that ranks have to stop after Ctrl-C or SIGTERM before they are killed (default: 30)")
         ->type_name("S");
+    app.add_option("--stuck-after", options_.stuck_seconds,
+                   "seconds without progress after which a rank is named and the job is ended (default: 30; 0: never; "
+                   "ten times as long while it loads, begins or saves)")
+        ->type_name("S");
     app.add_option("--restarts", options_.restarts,
                    "how often a job of `train` that failed begins again from its newest checkpoint, without the hosts "
                    "that do not answer (default: 0)")
@@ -90,6 +94,10 @@ class LaunchSubcommand : public Subcommand {
     }
     if (!(options_.grace_seconds >= 0 && options_.grace_seconds <= 86400)) {
       throw Error(ErrorKind::kUsage, "launcher", "launch --timeout-grace takes seconds from 0 to 86400");
+    }
+    if (!(options_.stuck_seconds == 0 || (options_.stuck_seconds >= 1 && options_.stuck_seconds <= 86400))) {
+      throw Error(ErrorKind::kUsage, "launcher",
+                  "launch --stuck-after takes seconds from 1 to 86400, or 0 for no limit");
     }
     if (options_.hosts) ranks_of_hosts(*options_.hosts, options_.ranks);  // throws if there are more ranks than slots
     if (rest_.empty()) {

@@ -22,6 +22,7 @@
 #include "attention/execution/travelling_blocks.h"
 #include "attention/plan/schedules.h"
 #include "attention/tiles/tile_views.h"
+#include "common/trace/beat.h"
 #include "common/trace/recorder.h"
 
 namespace annulus {
@@ -57,6 +58,14 @@ KernelCall kernel_call(const at::Tensor& q, const AttentionCall& call, const Pro
           .program = is_adaptive(call.request.pattern) ? 0 : program.number.value(),
           .at_once = one_block(program),
           .masks = &program.masks};
+}
+
+// What kernels call between pieces of work shows that this rank makes progress, too.
+Kernel::Poll with_beat(Kernel::Poll poll) {
+  return [poll = std::move(poll)] {
+    beat();
+    poll();
+  };
 }
 
 // The tensors of queries, for which a kernel is begun: those of this rank, or of a block that came from another.
@@ -96,8 +105,8 @@ struct Execution {
         of_kernels(kernel),
         on_cpu(k.is_cpu()),
         // Where nothing is under way a kernel may take as long a piece of work as it likes.
-        poll(c.poll()                ? c.poll()
-             : call.comm->size() > 1 ? Kernel::Poll([comm = call.comm] { comm->progress(); })
+        poll(c.poll()                ? with_beat(c.poll())
+             : call.comm->size() > 1 ? with_beat([comm = call.comm] { comm->progress(); })
                                      : nullptr) {
     begin(-1, own, kernel);
     if (!program.moves_queries()) return;

@@ -37,7 +37,7 @@ struct Measurement {
   std::unique_ptr<Benchmark> (*make)();
 };
 
-constexpr std::array<Measurement, 16> kMeasurements = {{
+constexpr std::array<Measurement, 17> kMeasurements = {{
     {"ring", "CPU seconds of a ring over those of one process; its bytes, waiting and memory", 4,
      "--rounds R --length L", make_ring_benchmark},
     {"train", "tokens per CPU second for a 3M-parameter Llama; CPU time outside matrix products and attention", 1,
@@ -66,6 +66,7 @@ constexpr std::array<Measurement, 16> kMeasurements = {{
      make_counts_benchmark},
     {"trace", "what the recorder of operations costs a training step while no trace is asked for", 2, nullptr,
      make_trace_benchmark},
+    {"faults", "what the watch of ranks costs a training step", 2, nullptr, make_faults_benchmark},
     {"layouts", "pairs and sent rows of layouts of packed rows, counted over drawn lengths of documents", 1,
      "--ranks 8 --length 131072 --batches R", make_layouts_benchmark},
     {"gpu", "on a GPU: attention over LibTorch's operator, a ring over one call, patterns, training steps", 1, "",

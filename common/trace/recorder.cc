@@ -225,7 +225,12 @@ Here& here() { return t_here.where; }
 
 using namespace trace_internal;
 
-TraceSpan::TraceSpan(TraceKind kind, TraceName name, std::string_view detail, int64_t bytes) : ring_(ring_here()) {
+TraceSpan::TraceSpan(TraceKind kind, TraceName name, std::string_view detail, int64_t bytes)
+    : ring_(ring_here()), beat_(beat_page()) {
+  if (beat_ != nullptr) {
+    const Here& where = t_here.where;
+    beat_internal::enter(*beat_, name.text, detail, where.layer, where.hop, kind == TraceKind::kWait);
+  }
   if (ring_ == nullptr) return;
   event_ = event_here(kind, name.text, bytes);
   if (!detail.empty()) event_.set_detail(detail);
@@ -234,6 +239,7 @@ TraceSpan::TraceSpan(TraceKind kind, TraceName name, std::string_view detail, in
 }
 
 TraceSpan::~TraceSpan() {
+  if (beat_ != nullptr) beat_internal::leave(*beat_);
   if (ring_ == nullptr) return;
   event_.end = trace_clock();
   ring_->close(place_, event_);
@@ -241,6 +247,7 @@ TraceSpan::~TraceSpan() {
 }
 
 uint64_t trace_begin(TraceKind kind, TraceName name, std::string_view detail, int64_t bytes) {
+  beat();
   Ring* const ring = ring_here();
   if (ring == nullptr) return 0;
   TraceEvent event = event_here(kind, name.text, bytes);
@@ -252,6 +259,7 @@ uint64_t trace_begin(TraceKind kind, TraceName name, std::string_view detail, in
 }
 
 void trace_message(TraceKind kind, int peer, int64_t bytes, uint64_t exchange, uint64_t flow) {
+  beat();
   Ring* const ring = exchange == 0 ? nullptr : ring_here();
   if (ring == nullptr) return;
   TraceEvent event = event_here(kind, kind == TraceKind::kSend ? "send" : "receive", bytes);
@@ -263,6 +271,7 @@ void trace_message(TraceKind kind, int peer, int64_t bytes, uint64_t exchange, u
 }
 
 void trace_end(uint64_t id) {
+  beat();
   Ring* const ring = id == 0 ? nullptr : ring_here();
   if (ring == nullptr) return;
   TraceEvent event = event_here(TraceKind::kEnded, "", -1);

@@ -3,9 +3,10 @@
 // fails; while a TraceWindow exists, everything of its rank is kept as well, for `--trace` (comm/gather_trace.h). Used
 // by the communicators, the executor of attention, layers, training, data, tiers and checkpoints.
 //
-// A record takes no lock, allocates nothing and calls nothing but the clock (`annulus bench trace` measures what it
-// costs); only while a window exists it takes the lock of its own thread. Times are nanoseconds of steady_clock.
-// Thread safety: a TraceSpan belongs to the thread that made it; all functions may be called by any thread.
+// Every record is a beat of its rank as well (beat.h). It takes no lock, allocates nothing and calls nothing but the
+// clock (`annulus bench trace` measures what it costs); only while a window exists it takes the lock of its own thread.
+// Times are nanoseconds of steady_clock. Thread safety: a TraceSpan belongs to the thread that made it; all functions
+// may be called by any thread.
 #pragma once
 
 #include <chrono>
@@ -15,6 +16,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "common/trace/beat.h"
 
 namespace annulus {
 
@@ -101,6 +104,7 @@ class TraceSpan {
  private:
   TraceEvent event_;
   trace_internal::Ring* ring_;  // null while nothing is recorded
+  BeatPage* const beat_;        // null without one
   uint64_t place_ = 0;
 };
 

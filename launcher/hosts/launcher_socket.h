@@ -4,7 +4,8 @@
 // splits and interleaves it.
 //
 // A connection begins with one message, {"token", "purpose", "number"}, which the launcher answers with
-// {"accepted": true}. The token is 128 random bits made for this launch; connections without it are closed. Processes
+// {"accepted": true}. The token is 128 random bits made for this launch; connections without it are closed, and where
+// the job's interfaces are named, so are those that arrive at another one. Processes
 // get it through the environment (ANNULUS_LAUNCHER), not through a command line. Nothing is encrypted, and neither is
 // what ranks send to one another. Thread safety: one thread at a time.
 #pragma once
@@ -40,7 +41,7 @@ class LauncherSocket {
 
   struct Connection {
     int fd = -1;          // non-blocking, close-on-exec; the receiver must close it
-    std::string purpose;  // "host", "peer"; of a rank: "control", "out", "err"
+    std::string purpose;  // "host", "peer"; of a rank: "control", "out", "err"; of the watch it started: "watch"
     int number = 0;       // the number of the rank or of the host
   };
   // The connections whose first message is now complete. Never blocks. Closes connections with a wrong first message,
@@ -59,6 +60,7 @@ class LauncherSocket {
   bool drop_oldest();
 
   std::string token_, address_;
+  std::vector<std::string> only_;  // the addresses at which connections may arrive; empty: any
   int fd_ = -1;
   size_t most_pending_ = 0;
   std::vector<Pending> pending_;  // the oldest first

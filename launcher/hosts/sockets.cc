@@ -147,14 +147,17 @@ std::vector<std::string> own_addresses(const std::vector<std::string>& interface
 }
 
 Listener listen_tcp(const std::vector<std::string>& interfaces) {
-  Listener listener{.addresses = own_addresses(interfaces)};
+  Listener listener{.addresses = own_addresses(interfaces), .only_these = !interfaces.empty()};
+  const bool one = listener.only_these && listener.addresses.size() == 1;
+  const std::string only = one ? listener.addresses.front() : "";
   for (const int family : {AF_INET6, AF_INET}) {
+    if (one && is_ipv6(only) != (family == AF_INET6)) continue;
     listener.fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (listener.fd < 0) continue;  // a kernel without IPv6
     const int off = 0;
     if (family == AF_INET6) setsockopt(listener.fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
     socklen_t size = 0;
-    sockaddr_storage address = socket_address(family == AF_INET6 ? "::" : "0.0.0.0", 0, size);
+    sockaddr_storage address = socket_address(one ? only : family == AF_INET6 ? "::" : "0.0.0.0", 0, size);
     if (bind(listener.fd, reinterpret_cast<sockaddr*>(&address), size) == 0 && listen(listener.fd, kBacklog) == 0 &&
         getsockname(listener.fd, reinterpret_cast<sockaddr*>(&address), &size) == 0) {
       // The port is at the same offset in the addresses of both families.
@@ -175,6 +178,20 @@ Listener listen_unix(const std::string& path) {
     refuse_call(("listening at " + path).c_str());
   }
   return {fd, 0, {path}};
+}
+
+std::string arrived_at(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return "";
+  const void* const bytes = address.ss_family == AF_INET
+                                ? static_cast<const void*>(&reinterpret_cast<sockaddr_in*>(&address)->sin_addr)
+                                : &reinterpret_cast<sockaddr_in6*>(&address)->sin6_addr;
+  if (inet_ntop(address.ss_family, bytes, text.data(), text.size()) == nullptr) return "";
+  const std::string said = text.data();
+  constexpr std::string_view kMapped = "::ffff:";  // IPv4 on a socket of both families
+  return said.starts_with(kMapped) && said.find('.') != std::string::npos ? said.substr(kMapped.size()) : said;
 }
 
 std::string endpoint_text(const std::string& address, int port) {
@@ -270,7 +287,10 @@ LineState read_line(int fd, std::string& text, size_t longest) {
     const ssize_t seen = recv(fd, buffer.data(), buffer.size(), MSG_PEEK);
     if (seen < 0 && errno == EINTR) continue;
     if (seen < 0) return errno == EAGAIN || errno == EWOULDBLOCK ? LineState::kWaiting : LineState::kClosed;
-    if (seen == 0) return LineState::kClosed;
+    if (seen == 0) {
+      errno = 0;
+      return LineState::kClosed;
+    }
     const auto* const end = static_cast<const char*>(std::memchr(buffer.data(), '\n', static_cast<size_t>(seen)));
     const size_t taken = end == nullptr ? static_cast<size_t>(seen) : static_cast<size_t>(end - buffer.data()) + 1;
     if (recv(fd, buffer.data(), taken, 0) != static_cast<ssize_t>(taken)) return LineState::kClosed;

@@ -27,12 +27,16 @@ struct Listener {
   int fd = -1;
   int port = 0;
   std::vector<std::string> addresses = {};
+  bool only_these = false;  // whether connections to other addresses of this host are to be refused (arrived_at)
 };
-// Listens on a free TCP port on all addresses, and lists own_addresses(interfaces). Throws what that throws, and
-// Error(kResource).
+// Listens on a free TCP port, and lists own_addresses(interfaces). If interfaces are named and have one address, only
+// that one is bound, otherwise all are. Throws what own_addresses throws, and Error(kResource).
 Listener listen_tcp(const std::vector<std::string>& interfaces);
 // Listens at a path that does not exist yet. Throws Error(kResource).
 Listener listen_unix(const std::string& path);
+
+// The address of this host to which the other side of a TCP connection has connected; empty if it is not known.
+std::string arrived_at(int fd);
 
 // "10.0.0.1:4000", "[fd00::2]:4000", "/dev/shm/launcher"
 std::string endpoint_text(const std::string& address, int port);
@@ -68,8 +72,8 @@ std::string message_line(const nlohmann::json& message);
 nlohmann::json message_of(nlohmann::json parsed);
 
 // Appends to `text` what has arrived of one line, without the line break, and returns kWhole once the line is complete;
-// the bytes after it stay in the socket. Returns kClosed if the connection has ended, or if the line is longer than
-// `longest` bytes.
+// the bytes after it stay in the socket. Returns kClosed if the connection has ended (errno says why: 0 if the other
+// side has closed it), or if the line is longer than `longest` bytes.
 enum class LineState { kWaiting, kWhole, kClosed };
 LineState read_line(int fd, std::string& text, size_t longest = kLongestMessage);
 

@@ -48,6 +48,7 @@ void add_failures(const std::vector<RankEnd>& failures, int code, const JobEnd& 
   } else {
     std::string how = "ended with exit code " + std::to_string(code);
     if (first.abrupt && code > 128 && code < 128 + NSIG) how = "was ended by " + signal_text(code - 128);
+    if (first.memory) how += "; the kernel has just ended processes of its host for lack of memory";
     const auto rank = static_cast<size_t>(first.rank);
     const std::vector<std::string> lines = rank < end.unseen.size() ? end.unseen[rank] : std::vector<std::string>();
     std::string message = rank_list(same) + " " + how + (lines.empty() ? "" : "; its last lines:");
@@ -117,7 +118,7 @@ std::string resume_text(const ResumePoint& resume) {
 ExitReport exit_report_of(const JobEnd& end) {
   std::vector<std::string> messages;
   const bool interrupted = end.stop_signal != 0;
-  if (end.mpirun_signal != 0 && !end.forced && !interrupted) {
+  if (end.mpirun_signal != 0 && !end.forced && !interrupted && !end.faulty) {
     messages.push_back("mpirun was ended by " + signal_text(end.mpirun_signal));
   }
   // Ranks that ended on request, or because other ranks ended, have not failed.
@@ -127,6 +128,8 @@ ExitReport exit_report_of(const JobEnd& end) {
     if (!asked) failures.push_back(f);
   }
   put_cause_first(failures);
+  const bool faulty = end.faulty && !interrupted;
+  if (faulty) failures.clear();  // they follow from what has been said
   int code = end.mpirun_code;
   // A rank that fails while it stops, for example on a full disk while it writes its checkpoint, has failed.
   if (!failures.empty() && !failures.front().abrupt) {
@@ -135,7 +138,9 @@ ExitReport exit_report_of(const JobEnd& end) {
     code = end.failed.front().code;
   }
   if (!end.failed.empty() && code == 0) code = 1;
-  if (!failures.empty()) {
+  if (faulty) {
+    code = static_cast<int>(ErrorKind::kComm);
+  } else if (!failures.empty()) {
     add_failures(failures, code, end, messages);
   } else if (code != 0 && !interrupted) {
     // No rank reported anything, so only mpirun's own output can explain it.
@@ -163,7 +168,8 @@ ExitReport exit_report_of(const JobEnd& end) {
     messages.push_back(resume_text(*end.resume));
   }
   if (code != 0) messages.push_back("exit code " + std::to_string(code) + ", logs in " + end.log_dir);
-  return {code, failed_rank_of(failures, end.ranks), !failures.empty(), std::move(messages)};
+  return {code, faulty ? end.faulty : failed_rank_of(failures, end.ranks), faulty || !failures.empty(),
+          std::move(messages)};
 }
 
 std::string stop_reason(int signal, int output_error) {

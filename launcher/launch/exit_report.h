@@ -18,6 +18,7 @@ struct RankEnd {
   bool said = false;    // one rank has printed the message for all
   bool abrupt = false;  // it ended without a report: by a signal or _exit
   int follows = -1;     // the rank because of whose failure it ended; -1: it failed itself
+  bool memory = false;  // the kernel had just ended processes of its host for lack of memory
 };
 
 // The checkpoint from which a run of `train` can be continued.
@@ -51,6 +52,9 @@ struct JobEnd {
   int stop_signal = 0;  // the signal that asked the job to stop (SIGINT: Ctrl-C; SIGPIPE: closed output); 0: none
   bool forced = false;  // whether the launcher terminated the ranks
 
+  // The rank that stands still, or is on a host that is lost (watchers.h), which has been said. All failures follow it.
+  std::optional<int> faulty;
+
   int output_error = 0;  // errno of the launcher's standard output (EPIPE: its reader has gone); 0: all was written
 
   bool quiet = false;  // whether --log-level hides the ranks' records of level info
@@ -61,8 +65,8 @@ struct JobEnd {
 
 struct ExitReport {
   int code = 0;  // the exit code of run_launch (launch.h)
-  // The rank that failed first by itself. None if no rank failed, if all failed in the same way, or if they were asked
-  // to stop.
+  // The rank that failed first by itself, or the faulty one. None if no rank failed, if all failed in the same way, or
+  // if they were asked to stop.
   std::optional<int> failed_rank;
   bool failed = false;                // whether a rank failed that had not been asked to stop
   std::vector<std::string> messages;  // to print; may have several lines each

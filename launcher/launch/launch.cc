@@ -154,10 +154,10 @@ std::optional<Planned> plan_over_hosts(const LaunchOptions& options, LauncherSoc
 }
 
 // Throws before anything starts if the launcher may not open enough files, because ranks would then get no answer.
-void require_files(int ranks) {
+void require_files(int ranks, size_t hosts) {
   const int64_t most = raise_file_limit();
-  // For each rank: its two output streams, its control connection, and its log.
-  const int64_t wanted = 64 + int64_t{4} * ranks;
+  // For each rank: its two output streams, its control connection, and its log; for each host its watch.
+  const int64_t wanted = 64 + int64_t{4} * ranks + static_cast<int64_t>(hosts);
   if (most >= wanted) return;
   throw Error(ErrorKind::kResource, "launcher",
               "the launcher of " + counted(ranks, "rank") + " needs " + std::to_string(wanted) +
@@ -261,6 +261,7 @@ Attempt launch_once(const LaunchOptions& options, const Mpirun& mpirun, const Si
   set_env("ANNULUS_LAUNCH_COMMAND", words_to_line(options.typed));
   set_env("ANNULUS_PROGRAM", options.typed.front());  // for the commands that ranks suggest
   set_env("ANNULUS_LAUNCH_PLACE", process_place());
+  set_env("ANNULUS_STUCK_AFTER", exact(options.stuck_seconds));
   if (std::getenv("ANNULUS_PROGRESS") == nullptr)
     set_env("ANNULUS_PROGRESS", takes_escapes(STDOUT_FILENO) ? "live" : "plain");
   set_env("ANNULUS_COLUMNS", std::to_string(terminal_columns(STDOUT_FILENO)));
@@ -325,7 +326,7 @@ int run_launch(const LaunchOptions& options) {
   }
   const Mpirun mpirun = find_mpirun();
   if (!options.dry_run) {
-    require_files(options.ranks);
+    require_files(options.ranks, options.hosts ? options.hosts->hosts.size() : 0);
     require_file_size();
   }
   // --dry-run keeps the default action of signals.

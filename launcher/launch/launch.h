@@ -29,6 +29,7 @@ struct LaunchOptions {
   bool dry_run = false;               // print the placement and the mpirun command, start no rank
   std::string log_dir;                // empty: runs/logs/DATE-TIME-PID below the current folder
   int64_t keep_logs = 0;              // how many of the newest folders of runs/logs are kept; 0: all
+  double stuck_seconds = 30;          // for how long a rank may stand still (stuck_rule.h); 0: for ever
   double grace_seconds = 30;          // the time from the first Ctrl-C until ranks are killed
   std::vector<std::string> mpi_args;  // passed to mpirun unchanged
   std::vector<std::string> program;   // the subcommand and its arguments

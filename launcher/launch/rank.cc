@@ -2,6 +2,7 @@
 #include "launcher/launch/rank.h"
 
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <mutex>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
@@ -18,8 +20,10 @@
 #include "comm/hosts.h"
 #include "common/environment.h"
 #include "common/logging/log_setup.h"
+#include "common/trace/beat.h"
 #include "launcher/hosts/launcher_socket.h"
 #include "launcher/hosts/sockets.h"
+#include "launcher/launch/watcher.h"
 
 namespace annulus {
 namespace {
@@ -61,6 +65,19 @@ void settle_beside_launcher(const std::string& dir) {
   }
 }
 
+// Memory for this rank's beat, which has no name and goes with the process.
+struct BeatMemory {
+  int fd = -1;  // through which the watch of this host opens it
+  BeatPage* page = nullptr;
+};
+BeatMemory make_beat_memory() {
+  const int fd = memfd_create("annulus-beat", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, sizeof(BeatPage)) != 0) return {};
+  void* const memory = mmap(nullptr, sizeof(BeatPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (memory == MAP_FAILED) return {};
+  return {fd, new (memory) BeatPage};
+}
+
 }  // namespace
 
 void attach_to_launcher(const LaunchInfo& info) {
@@ -77,6 +94,7 @@ void attach_to_launcher(const LaunchInfo& info) {
   // alone.
   if (!beside && is_local_address(launcher)) return;
   if (beside) settle_beside_launcher(dir);
+  if (info.local_rank == 0) start_watcher(launcher, info.rank, beside ? dir : "");
   const auto connect = [&](const char* purpose) {
     return connect_to_launcher(launcher, purpose, info.rank, kConnectTime);
   };
@@ -87,7 +105,10 @@ void attach_to_launcher(const LaunchInfo& info) {
     close(fd);
   }
   setvbuf(stdout, nullptr, _IOLBF, 0);  // line by line, although stdout is a socket
-  send_message({{"host", host_name()}});
+  const BeatMemory beat = make_beat_memory();
+  send_message(
+      {{"host", host_name()}, {"beat", {{"place", process_place()}, {"process", getpid()}, {"page", beat.fd}}}});
+  set_beat_page(beat.page);
   set_log_console(send_record);
 }
 

@@ -19,10 +19,12 @@ namespace annulus {
 // which listens at a path only (another host, a container) stays unattached, and mpirun carries its output. Call it
 // once, before anything else. Throws Error(kUnavailable) if the launcher cannot be reached.
 //
-// The messages are {"host"}, where it runs; {"rank"}, its number in the job; {"record", "shown", "of_one"};
+// The first rank of a host also starts the watch of the host (watcher.h).
+//
+// The messages are {"host", "beat": {"place", "process", "page"}}, where it runs and where its beat can be read
+// (watchers.h); {"rank"}, its number in the job; {"record", "shown", "of_one"};
 // {"step"}, a step of training that is done; {"checkpoint": {"step", "folder", "command"}}; and how it ends, {"exit"}
-// or
-// {"error", "reported", "cause"}.
+// or {"error", "reported", "cause"}.
 void attach_to_launcher(const LaunchInfo& info);
 
 // Whether a launcher reads what this rank reports.

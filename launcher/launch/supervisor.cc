@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -20,8 +21,10 @@
 #include "launcher/hosts/sockets.h"
 #include "launcher/launch/exit_report.h"
 #include "launcher/launch/job_log.h"
+#include "launcher/launch/rank.h"
 #include "launcher/launch/rank_streams.h"
 #include "launcher/launch/terminal.h"
+#include "launcher/launch/watchers.h"
 
 namespace annulus {
 namespace {
@@ -33,6 +36,8 @@ using nlohmann::json;
 // its first rank failed.
 constexpr std::chrono::seconds kTermGrace{5};
 constexpr std::chrono::seconds kFailureGrace{15};
+// The time in which other faults may become known after the first, which are said as well, before the ranks are ended.
+constexpr std::chrono::seconds kFaultGrace{1};
 
 // How long the launcher waits, after mpirun has ended, for the last output of the ranks.
 constexpr std::chrono::seconds kArrival{3};
@@ -47,6 +52,7 @@ constexpr int kMostRounds = 64;
 struct RankState {
   int control = -1;       // the connection that the rank sends messages through, which ends with the rank
   std::string line;       // what has come of the next message
+  int error = 0;          // the errno with which the connection has ended
   bool reported = false;  // whether its end is known
   std::string host;       // where it runs; empty: it has not started
   int number = 0;         // its rank in the job, which differs from that of mpirun if bootstrap renumbers the ranks
@@ -62,6 +68,7 @@ class Supervisor {
         terminal_(STDOUT_FILENO, STDERR_FILENO),
         streams_(options.ranks, log_dir, terminal_),
         ranks_(options.ranks),
+        watchers_(process_place(), [this](size_t rank) { return ranks_[rank].number; }),
         job_log_(log_dir, json_) {
     for (size_t i = 0; i < ranks_.size(); ++i) ranks_[i].number = static_cast<int>(i);
     mpirun_log_ = LogFile(log_dir, "mpirun.log");
@@ -151,6 +158,7 @@ class Supervisor {
     mpirun_.watch(fds);
     streams_.watch(fds);
     socket_.watch(fds);
+    watchers_.watch(fds);
     for (const RankState& r : ranks_) {
       if (r.control >= 0) fds.push_back({r.control, POLLIN, 0});
     }
@@ -158,15 +166,18 @@ class Supervisor {
   }
 
   bool expects_more() const {
-    return streams_.expects_more() ||
+    return streams_.expects_more() || watchers_.open() ||
            std::any_of(ranks_.begin(), ranks_.end(), [](const RankState& r) { return r.control >= 0; });
   }
 
   void accept_ranks() {
     for (const LauncherSocket::Connection& connection : socket_.accept()) {
       const bool control = connection.purpose == "control", out = connection.purpose == "out";
-      if (connection.number >= options_.ranks || !(control || out || connection.purpose == "err")) {
+      const bool watch = connection.purpose == "watch";
+      if (connection.number >= options_.ranks || !(control || out || watch || connection.purpose == "err")) {
         close(connection.fd);
+      } else if (watch) {
+        watchers_.add_watcher(static_cast<size_t>(connection.number), connection.fd);
       } else if (control) {
         RankState& r = ranks_[connection.number];
         if (r.control >= 0) close(r.control);
@@ -185,6 +196,8 @@ class Supervisor {
     read_control();
     streams_.read_all();
     read_ends();
+    watchers_.read();
+    take_faults();
     mpirun_log_.add(mpirun_.read());
     mpirun_log_.flush();
     if (terminal_.error() != 0 && !stop_signal_) interrupt(SIGPIPE);
@@ -206,12 +219,13 @@ class Supervisor {
       if ((state = read_line(r.control, r.line)) != LineState::kWhole) break;
       try {
         json message = message_of(parse_checked_json(std::exchange(r.line, ""), "launcher", "a message"));
-        if (!take_place(r, message)) waiting_.emplace_back(i, std::move(message));
+        if (!take_place(i, message)) waiting_.emplace_back(i, std::move(message));
       } catch (const Error& error) {
         streams_.note(static_cast<int>(i), "annulus: " + std::string(error.message()));
       }
     }
     if (state == LineState::kClosed) {
+      r.error = errno;
       close(std::exchange(r.control, -1));
       ended_.push_back(i);
     }
@@ -229,7 +243,8 @@ class Supervisor {
   }
 
   // Takes a message about the place of a rank; returns false for any other.
-  bool take_place(RankState& r, const json& message) {
+  bool take_place(size_t i, const json& message) {
+    RankState& r = ranks_[i];
     if (const auto number = message.find("rank"); number != message.end() && number->is_number_unsigned()) {
       if (number->get<uint64_t>() < ranks_.size()) r.number = number->get<int>();
       return true;
@@ -237,6 +252,9 @@ class Supervisor {
     const auto host = message.find("host");
     if (host == message.end() || !host->is_string()) return false;
     r.host = *host;
+    if (message.contains("beat")) {
+      watchers_.add_rank(i, r.host, CheckedJson(message, "launcher", "a message").at("beat"));
+    }
     // A rank that started after the signal was sent has missed it. For the other ranks, a second signal changes
     // nothing.
     if (stop_signal_) mpirun_.send(SIGUSR1);
@@ -291,6 +309,7 @@ class Supervisor {
     failures_.resize(before);
     for (const size_t i : std::exchange(ended_, {})) {
       streams_.read(static_cast<int>(i));
+      watchers_.rank_ended(i, ranks_[i].error, ranks_[i].reported);
       take_end({static_cast<int>(i), 0, "", false, true});
     }
     failures_.insert(failures_.end(), later.begin(), later.end());
@@ -300,6 +319,23 @@ class Supervisor {
     failures_.push_back(std::move(failure));
     // mpirun ends the other ranks by itself. If it does not by this deadline, it is terminated.
     if (!stop_signal_ && !deadline_) deadline_ = Clock::now() + kFailureGrace;
+  }
+
+  // Says which ranks stand still and which hosts are lost, and has the ranks ended, unless a rank has reported another
+  // error before.
+  void take_faults() {
+    // Daemons and ranks end with an mpirun that is killed.
+    const bool killed = !mpirun_.running() && mpirun_.exit_signal() != 0;
+    const bool explained = killed || std::any_of(failures_.begin(), failures_.end(), [](const RankEnd& f) {
+                             return !f.abrupt && f.code != static_cast<int>(ErrorKind::kComm);
+                           });
+    for (const Watchers::Fault& fault : watchers_.take_faults()) {
+      if (explained) continue;
+      log(LogLevel::kError, "", fault.text);
+      if (!faulty_) faulty_ = fault.rank;
+      const Clock::time_point soon = Clock::now() + kFaultGrace;
+      if (!stop_signal_ && stage_ == Stage::kAsked) deadline_ = deadline_ ? std::min(*deadline_, soon) : soon;
+    }
   }
 
   void interrupt(int signal) {
@@ -341,7 +377,11 @@ class Supervisor {
     JobEnd end;
     end.ranks = options_.ranks;
     end.failed = failures_;
-    for (RankEnd& failure : end.failed) failure.rank = ranks_[failure.rank].number;
+    for (RankEnd& failure : end.failed) {
+      failure.memory = failure.abrupt && watchers_.ended_for_memory(static_cast<size_t>(failure.rank));
+      failure.rank = ranks_[failure.rank].number;
+    }
+    if (faulty_) end.faulty = ranks_[*faulty_].number;
     end.unseen.resize(ranks_.size());
     for (size_t i = 0; i < ranks_.size(); ++i) {
       end.unseen[ranks_[i].number] = streams_.unseen(static_cast<int>(i));
@@ -398,6 +438,7 @@ class Supervisor {
   Terminal terminal_;
   RankStreams streams_;
   std::vector<RankState> ranks_;
+  Watchers watchers_;
   LogFile mpirun_log_, log_;
   const bool json_ = log_settings().json;
   JobLog job_log_;
@@ -410,6 +451,7 @@ class Supervisor {
   int stop_signal_ = 0;            // 0: no request to stop
   Stage stage_ = Stage::kAsked;
   bool forced_ = false;
+  std::optional<size_t> faulty_;  // the rank that was first found to stand still, or to be on a lost host
   std::optional<Clock::time_point> deadline_;
 };
 

@@ -22,6 +22,8 @@
 #include "common/error.h"
 #include "common/names.h"
 #include "common/text.h"
+#include "common/trace/beat.h"
+#include "common/trace/recorder.h"
 #include "launcher/subcommand.h"
 #include "launcher/subcommands/start_job.h"
 
@@ -41,8 +43,8 @@ bool ends_a_process(int signal) {
 class SelftestSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
-    app.add_option("TEST", what_, "exchange, print, exit, fail, kill, hang, stop or spin")->required();
-    app.add_option("--rank", rank_, "for exit, fail and kill: the rank that fails (default: 0)")
+    app.add_option("TEST", what_, "exchange, print, exit, fail, kill, hang, stall, stop or spin")->required();
+    app.add_option("--rank", rank_, "for exit, fail, kill and stall: the rank that fails (default: 0)")
         ->check(CLI::NonNegativeNumber);
     app.add_option("--code", code_, "for exit: the exit code of that rank (default: 1)")->check(CLI::Range(0, 255));
     app.add_option("--signal", signal_, "for kill: the signal that ends that rank (default: 9)")
@@ -55,14 +57,16 @@ class SelftestSubcommand : public Subcommand {
         "  fail      one rank raises an error, the others wait\n"
         "  kill      one rank is ended by --signal, the others wait\n"
         "  hang      every rank waits until it is killed\n"
+        "  stall     one rank computes for ever without progress, the others wait for it\n"
         "  stop      every rank waits until it is asked to stop, and then exits with code 130\n"
         "  spin      every rank prints a line ten times a second until it is asked to stop\n"
         "Example:\n  ./annulus launch -n 2 selftest exchange");
   }
 
   void check() override {
-    index_of_name(what_, {"exchange", "print", "exit", "fail", "kill", "hang", "stop", "spin"}, "test", "selftest");
-    require_test("--rank", rank_.has_value(), {"exit", "fail", "kill"});
+    index_of_name(what_, {"exchange", "print", "exit", "fail", "kill", "hang", "stall", "stop", "spin"}, "test",
+                  "selftest");
+    require_test("--rank", rank_.has_value(), {"exit", "fail", "kill", "stall"});
     require_test("--code", code_.has_value(), {"exit"});
     require_test("--signal", signal_.has_value(), {"kill"});
     require_test("--deaf", deaf_, {"hang"});
@@ -85,13 +89,14 @@ class SelftestSubcommand : public Subcommand {
       return 0;
     }
     const int failing = rank_.value_or(0), signal_number = signal_.value_or(SIGKILL);
-    const bool one_ends = what_ == "exit" || what_ == "fail" || what_ == "kill";
+    const bool one_ends = what_ == "exit" || what_ == "fail" || what_ == "kill" || what_ == "stall";
     if (const int ranks = info.launched ? info.size : 1; one_ends && ranks > 0 && failing >= ranks) {
       // Without this check, the ranks would wait forever.
       throw Error(ErrorKind::kUsage, "selftest",
                   "--rank " + std::to_string(failing) + ": there is no such rank, " +
                       (ranks == 1 ? "only rank 0" : "only ranks 0 to " + std::to_string(ranks - 1)));
     }
+    if (what_ == "stall") stall(failing);
     if (what_ == "exit" && info.rank == failing) return code_.value_or(1);
     if (what_ == "fail" && info.rank == failing) {
       throw Error(ErrorKind::kInput, "selftest", "this rank was told to fail; nothing is wrong");
@@ -157,6 +162,22 @@ class SelftestSubcommand : public Subcommand {
                   std::string(world.backend()).c_str());
     }
     return 0;
+  }
+
+  // One rank makes no progress, as if its code did not end, and the others wait for it.
+  [[noreturn]] static void stall(int failing) {
+    Job job = start_job({});
+    const ExpectProgress expected;
+    for (int step = 1;; ++step) {
+      beat_step(step);
+      job.world->barrier({"selftest, barrier", step, "step"});
+      if (step < 3 || job.rank != failing) continue;
+      std::printf("rank %d stalls\n", job.rank);
+      std::fflush(stdout);
+      const TraceSpan span(TraceKind::kCompute, "stall");
+      for (volatile bool stalls = true; stalls;) {
+      }
+    }
   }
 
   // Throws Error(kUsage) for an option that the chosen test does not have.

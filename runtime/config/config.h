@@ -29,6 +29,7 @@ struct RunConfig {
   double slow_share = 0.2;      // by how much a slow rank is above the median (runtime/run/stragglers.h); 0: none is
   int64_t slow_steps = 10;      // for so many steps
   double slow_seconds = 10;     // and seconds
+  int64_t compare_copies = 0;   // after how many steps ranks compare what they hold alike (state/copies.h); 0: never
   bool tensorboard = false;     // whether rank 0 starts a process that writes event files for TensorBoard
 
   friend bool operator==(const RunConfig&, const RunConfig&) = default;

@@ -110,6 +110,10 @@ const std::vector<Key>& keys() {
       {ANNULUS_KEY(run, slow_seconds),
        "and for how many seconds: short steps count together, as one of these divided by run.slow_steps",
        {.range = at_least(0)}},
+      {ANNULUS_KEY(run, compare_copies),
+       "every how many steps, and before each checkpoint, ranks compare digests of what they hold alike (weights, with "
+       "optimizer.shard = 0 also gradients), so that a rank whose memory or processor changes bits is found; 0: never",
+       {.range = at_least(0)}},
       {ANNULUS_KEY(run, tensorboard),
        "write event files for TensorBoard into tensorboard/ of the run's folder, by a process beside rank 0"},
 

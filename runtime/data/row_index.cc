@@ -10,6 +10,7 @@
 #include "common/error.h"
 #include "common/interrupt.h"
 #include "common/text.h"
+#include "common/trace/beat.h"
 #include "runtime/data/permutation.h"
 #include "runtime/data/row_index_file.h"
 
@@ -32,6 +33,7 @@ class PartMaker : public Packer::Sink {
         packer_(facts.settings.packing, facts.settings.context, *this) {}
 
   void add_document(int64_t begin, int64_t length) {
+    beat();
     ++counts_.documents;
     counts_.tokens += length;
     if (length == 0) return;

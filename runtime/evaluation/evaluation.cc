@@ -13,6 +13,7 @@
 #include "common/logging/log.h"
 #include "common/names.h"
 #include "common/text.h"
+#include "common/trace/beat.h"
 #include "memory/available.h"
 #include "memory/device_memory.h"
 #include "runtime/data/packing.h"
@@ -297,6 +298,7 @@ void EvaluationJob::run(Communicator& world, int ranks_here, at::Device device, 
     results.cpu_seconds = forward.cpu_seconds;
     results.forward_tokens = forward.tokens;
   };
+  const ExpectProgress expected;
   try {
     for (size_t source = 0; data_ && source < data_->sources(); ++source) evaluate_data(forward, source, results);
     for (const Cell& cell : cells_) {

@@ -17,6 +17,7 @@
 #include "common/error.h"
 #include "common/nearest.h"
 #include "common/text.h"
+#include "common/trace/beat.h"
 
 namespace annulus {
 namespace {
@@ -254,6 +255,7 @@ void SafetensorsFile::read(const TensorInfo& tensor, uint64_t begin, uint64_t by
                     std::to_string(bytes) + " from byte " + std::to_string(begin) + " on were requested");
   }
   read_at(to, bytes, tensor.offset + begin);
+  beat();
   // Reading a byte other than 0 and 1 as a bool is undefined behaviour.
   if (tensor.dtype == at::kBool) {
     const auto* at = static_cast<const unsigned char*>(to);
@@ -307,6 +309,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Tensor
 void SafetensorsWriter::write(const void* data, uint64_t bytes) {
   written_ += bytes;
   file_->write(data, bytes);
+  beat();
 }
 
 void SafetensorsWriter::finish() {

@@ -67,6 +67,11 @@ std::vector<Stage> check_training(const Config& c, int ranks) {
                 "memory.offload = \"" + c.memory.offload +
                     "\" offloads what layers keep with recomputation: set model.recompute = true as well");
   }
+  if (c.run.compare_copies > 0 && c.optimizer.shard == 3) {
+    throw Error(ErrorKind::kUsage, "train",
+                "run.compare_copies compares what several ranks hold alike, and with optimizer.shard = 3 they hold "
+                "nothing alike: set it to 0, or use optimizer.shard = 2");
+  }
   if (c.device == "cpu") require_no_host(c, "device is \"cpu\"");
   std::vector<Stage> stages = training_stages(c, context);
   for (const Stage& stage : stages) {

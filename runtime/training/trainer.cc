@@ -18,6 +18,7 @@
 #include "common/logging/log_setup.h"
 #include "common/terminal.h"
 #include "common/text.h"
+#include "common/trace/beat.h"
 #include "common/trace/recorder.h"
 #include "runtime/data/dataset.h"
 #include "runtime/data/sample_prompt.h"
@@ -40,14 +41,6 @@
 
 namespace annulus {
 namespace {
-
-// The hosts of the ranks that attend together: those of the first ring, so that all rings choose alike.
-RankHosts hosts_of_a_ring(const Config& config, const Communicator& world) {
-  std::vector<int> of;
-  const int ranks = world.size() / static_cast<int>(config.mesh.data);
-  for (int rank = 0; rank < ranks; ++rank) of.push_back(world.hosts().of(rank));
-  return RankHosts(of);
-}
 
 // One run on one rank. Only rank 0 has an opened folder, metrics and progress.
 class Run {
@@ -111,6 +104,8 @@ class Run {
   Sharding sharding_;
   RunMemory memory_;
   RunStart start_;
+  const ExpectProgress expected_;
+  std::optional<LongPhase> starting_{std::in_place};  // until the first step is done
 };
 
 void Run::load_data() {
@@ -286,6 +281,7 @@ void Run::warn_of_later_keys(const std::vector<Stage>& stages) {
 // Returns from the step just made, a spike, to the newest checkpoint; from there on the rows of that step are left out.
 // If there is no checkpoint, only the update is left out.
 bool Run::rewind(StepResult& spike) {
+  const LongPhase lasts;
   const int64_t step = training_->steps_done() - 1;
   saves_->finish();
   std::vector<std::string> skipped;
@@ -316,6 +312,7 @@ bool Run::validate() {
 }
 
 void Run::save(bool last) {
+  const LongPhase lasts;
   const int64_t step = training_->steps_done();
   if (saved_step_ == step) return saves_->finish();
   const RunReport::Pause pause(*report_);
@@ -393,7 +390,9 @@ int Run::train() {
   world_.set_timeout(Seconds(config_.timeout));
   bound_memory(config_.memory);
   std::vector<Stage> stages = options_.stages ? *options_.stages : check_training(config_, world_.size());
-  choose_for_job(stages, config_, options_.device.is_cuda() ? "cuda" : "cpu", hosts_of_a_ring(config_, world_));
+  // All rings choose by the hosts of the first one, and so alike.
+  choose_for_job(stages, config_, options_.device.is_cuda() ? "cuda" : "cpu",
+                 world_.hosts().first(world_.size() / static_cast<int>(config_.mesh.data)));
   if (config_.optimizer.shard_within == "host") {
     const std::string what =
         "number of ranks on a host, which must be the same everywhere (start as many on each "
@@ -463,6 +462,7 @@ bool Run::take_steps(bool validates) {
   while (!stop && training_->steps_done() < config_.run.steps) {
     for (const std::string& line : trace_->before_step(training_->steps_done())) say(line);
     StepResult result = training_->step(asked_to_stop(), report_->carry());
+    starting_.reset();
     stop = result.stop;
     if (result.spike && config_.optimizer.spike_action == "rewind" && rewind(result)) {
       due = false;

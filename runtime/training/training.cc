@@ -24,6 +24,7 @@
 #include "comm/agreement.h"
 #include "common/error.h"
 #include "common/text.h"
+#include "common/trace/beat.h"
 #include "common/trace/recorder.h"
 #include "memory/upload.h"
 #include "runtime/tasks/task.h"
@@ -118,6 +119,7 @@ void Training::stop_reading() {
 }
 
 void Training::enter(size_t stage, int64_t step) {
+  const LongPhase lasts;
   const Stage& now = stages_[stage];
   stop_reading();
   share_.reset();  // before the next one takes its memory
@@ -208,6 +210,9 @@ std::vector<std::array<double, Training::kNumbers>> Training::read_out() {
     everybodys_[0].copy_(numbers_);
   }
   readout_.start(everybodys_);
+  // On a GPU this waits for kernels and transfers, which may wait for other ranks.
+  std::optional<RankWait> waits;
+  if (device_.is_cuda()) waits.emplace();
   // Other ranks may have failed; progress() raises the errors that the communication has met.
   while (world.size() > 1 && !readout_.ready()) {
     progress();
@@ -236,6 +241,7 @@ auto Training::read_for(OpLabel agreement, const Read& read) {
 }
 
 StepResult Training::step(bool stop, const std::function<Carried()>& carry) {
+  beat_step(steps_done_ + 1);
   const TraceSpan span(TraceKind::kPhase, "step", with_commas(steps_done_ + 1));
   require_stage(steps_done_);
   Share& share = *share_;
@@ -303,6 +309,7 @@ StepResult Training::step(bool stop, const std::function<Carried()>& carry) {
   }
   const auto numbers = read_out();
   model_state_.finish_gradients();
+  compare_copies(config_, model_state_, mesh_.world(), steps_done_ + 1);
 
   // Sums are taken in rank order. The shards of the first replica are the whole gradients.
   double loss = 0, squares = 0;

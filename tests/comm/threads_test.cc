@@ -10,9 +10,11 @@
 
 #include <atomic>
 #include <stdexcept>
+#include <thread>
 
 #include "comm/testing/contract.h"
 #include "common/error.h"
+#include "common/trace/beat.h"
 
 namespace annulus {
 
@@ -189,6 +191,21 @@ TEST(Threads, RanksInheritTheCallersGradMode) {
     run_ranks(2, [](Communicator&) { EXPECT_FALSE(at::GradMode::is_enabled()); });
   }
   EXPECT_EQ(at::get_num_threads(), threads);
+}
+
+TEST(Threads, AWaitForAnotherRankIsShownInTheBeat) {
+  BeatPage page;
+  run_ranks(2, [&](Communicator& comm) {
+    if (comm.rank() == 0) {
+      set_beat_page(&page);
+      comm.barrier({"end of step", 5});
+      EXPECT_EQ(page.waits, 0);
+      set_beat_page(nullptr);
+    } else {
+      while (page.waits == 0) std::this_thread::yield();
+      comm.barrier({"end of step", 5});
+    }
+  });
 }
 
 TEST(Threads, RefusesZeroRanks) {

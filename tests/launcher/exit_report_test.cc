@@ -121,6 +121,31 @@ std::vector<Case> cases() {
        42,
        {"rank 1 ended with exit code 42; its last lines:\n  terminate called\n  what(): x", last(42)}},
 
+      {"killed for lack of memory",
+       with(job(2, 137, {died(0)}), [](JobEnd& e) { e.failed[0].memory = true; }),
+       137,
+       {"rank 0 was ended by signal 9 (Killed); the kernel has just ended processes of its host for lack of memory",
+        last(137)}},
+
+      // A rank that stands still or a lost host, which has been said. What fails then follows from it.
+      {"stuck, then ended by the launcher",
+       with(resumable(job(4, 143, {died(1), reported(0, 6, "[comm] rank 1 is gone")})),
+            [](JobEnd& e) {
+              e.faulty = 1;
+              e.forced = true;
+              e.mpirun_signal = SIGTERM;
+            }),
+       6,
+       {kGoOn, last(6)}},
+      {"lost host, of which mpirun has its own code",
+       with(job(4, 205, {died(2), died(3)}), [](JobEnd& e) { e.faulty = 2; }),
+       6,
+       {last(6)}},
+      {"stuck while it stops on request",
+       with(stopped(job(2, 143, {died(0)}), SIGTERM, true), [](JobEnd& e) { e.faulty = 1; }),
+       143,
+       {kLost, last(143)}},
+
       // Failures of mpirun itself.
       {"mpirun fails",
        with(job(2, 213),

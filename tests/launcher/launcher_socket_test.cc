@@ -132,6 +132,22 @@ TEST(LauncherSocket, DropsInvalidConnections) {
   }
 }
 
+TEST(LauncherSocket, TakesConnectionsAtTheNamedInterfacesOnly) {
+  LauncherSocket socket(listen_tcp({"lo"}));
+  const std::vector<std::string> parts = split(socket.address(), '/');
+  // An address of this host that no interface is listed with.
+  const int elsewhere = begin_connect("127.0.0.2", std::stoi(parts[1]));
+  std::thread friendly([address = socket.address()] { close(connect_to_launcher(address, "host", 0, seconds(30))); });
+  const LauncherSocket::Connection only = connections(socket, 1).front();
+  EXPECT_EQ(only.purpose, "host");
+  close(only.fd);
+  friendly.join();
+  EXPECT_TRUE(socket.accept().empty());
+  EXPECT_EQ(pending(socket), 0u);
+  EXPECT_TRUE(is_closed(elsewhere)) << "without a word, although it has not sent anything yet";
+  close(elsewhere);
+}
+
 TEST(LauncherSocket, PartialFirstMessageDoesNotBlockOthers) {
   LauncherSocket socket(listen_tcp({}));
   const std::string text = hello(split(socket.address(), '/').front()) + "all of it";

@@ -12,6 +12,7 @@
 #include "attention/kernels/cpu/tile_sets.h"
 #include "attention/tiles/kernel.h"
 #include "attention/tiles/tile_views.h"
+#include "common/trace/beat.h"
 
 namespace annulus {
 
@@ -45,12 +46,15 @@ SetLimits set_limits(int64_t rows, int64_t group);
 int64_t threads_for(double flops);
 
 // Runs work(i, thread) for i = 0, ..., n - 1 on up to `threads` threads, numbered from 0, with dynamic scheduling. When
-// the calling thread runs out of work, it polls until the others are done.
+// the calling thread runs out of work, it polls until the others are done. Each item is a beat (common/trace/beat.h).
 template <typename Work>
 void for_each_in_parallel(int64_t n, int64_t threads, const Kernel::Poll& poll, Work work) {
   threads = std::min(n, threads);
   if (threads == 1) {
-    for (int64_t i = 0; i < n; ++i) work(static_cast<size_t>(i), size_t{0});
+    for (int64_t i = 0; i < n; ++i) {
+      work(static_cast<size_t>(i), size_t{0});
+      beat();
+    }
     return;
   }
   const std::thread::id caller = std::this_thread::get_id();
@@ -59,7 +63,10 @@ void for_each_in_parallel(int64_t n, int64_t threads, const Kernel::Poll& poll, 
     for (; begin < end; ++begin) {
       ++working;
       try {
-        for (int64_t i = next++; i < n; i = next++) work(static_cast<size_t>(i), static_cast<size_t>(begin));
+        for (int64_t i = next++; i < n; i = next++) {
+          work(static_cast<size_t>(i), static_cast<size_t>(begin));
+          beat();
+        }
       } catch (...) {
         next = n;  // the others start nothing more
         --working;

@@ -25,8 +25,10 @@ _AGENT = """#!/bin/bash
 while [[ $1 == -* ]]; do shift; done
 pid=$(cat "{folder}/pid.$1" 2>/dev/null) || {{ echo "ssh: Could not resolve hostname $1: Name or service not known" >&2; exit 255; }}
 kill -0 "$pid" 2>/dev/null || {{ echo "ssh: connect to host $1 port 22: No route to host" >&2; exit 255; }}
+tmp={tmp}/$1
+mkdir -p "$tmp"
 shift
-exec env -i PATH="$PATH" HOME="$HOME" nsenter -t "$pid" --net --uts --mount --pid -- sh -c "$*"
+exec env -i PATH="$PATH" HOME="$HOME" TMPDIR="$tmp" nsenter -t "$pid" --net --uts --mount --pid -- sh -c "$*"
 """
 
 
@@ -39,10 +41,13 @@ class Hosts:
 
     def __enter__(self):
         self.folder = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
+        # For Open MPI's files of each host, which else lie in /tmp under names that another test's hosts have as well.
+        # Their sockets need a short path.
+        self._tmp = tempfile.mkdtemp(dir="/tmp")
         self._keepers = {}
         known = "".join(f"{a} {' '.join({n: 0, self.own.get(n, n): 0})}\n" for n, a in self.address.items())
         self._write("hosts", "127.0.0.1 localhost\n" + known)
-        self._write("agent", _AGENT.format(folder=self.folder))
+        self._write("agent", _AGENT.format(folder=self.folder, tmp=self._tmp))
         os.chmod(self._path("agent"), 0o755)
         try:
             self._start_all()
@@ -56,7 +61,8 @@ class Hosts:
             keeper.kill()
             keeper.wait()
             keeper.stdout.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        for folder in (self.folder, self._tmp):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _path(self, name):
         return os.path.join(self.folder, name)

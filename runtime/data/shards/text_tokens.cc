@@ -11,6 +11,7 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "common/mapped_file.h"
+#include "common/trace/beat.h"
 #include "runtime/data/shards/flat_tokens.h"
 
 namespace annulus {
@@ -49,6 +50,7 @@ class TextTokens : public TokenFile {
       for (int64_t at = 0; at < n; at += kPiece) take(piece + at, std::min<int64_t>(kPiece, n - at));
       first += n;
       count -= n;
+      beat();
     }
     if (FileState(fd, "data", path_) == state_ && count == 0) return;
     state_.require_unchanged("data", path_);

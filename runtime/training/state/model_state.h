@@ -28,6 +28,7 @@
 #include "memory/tiers/tiered_tensors.h"
 #include "runtime/model/model.h"
 #include "runtime/run/tensor_slice.h"
+#include "runtime/training/state/copies.h"
 #include "runtime/training/state/optimizer.h"
 #include "runtime/training/state/sharding.h"
 
@@ -71,6 +72,10 @@ class ModelState final : public WeightUse {
   // Returns a digest of all weights that are updated, which is equal on all ranks if their weights are. Collective if
   // the weights are sharded.
   std::string digest() const;
+  // Returns digests of what all ranks hold alike at the end of a step, after finish_gradients() and before changed():
+  // at levels 0 to 2 the weights that the model computes with, at level 0 also the values that are updated and the
+  // reduced gradients. Empty at level 3, at which ranks hold different parts. Collective if weights are sharded.
+  std::vector<HeldAlike> digests();
 
   void before_forward(size_t place) override;
   void after_forward(size_t place) override;

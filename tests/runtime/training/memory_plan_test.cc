@@ -35,7 +35,7 @@ TEST(MemoryPlan, CountsTiles) {
   const TestFolder folder;
   for (const auto& [dtype, recompute] :
        {std::pair<std::string, bool>{"fp32", false}, {"fp32", true}, {"bf16", true}, {"fp64", false}}) {
-    Config config = config_of(folder, {"", 3, 64, 2, 1, 16384, 256, 512, 2});
+    Config config = config_of(folder, {"", 2, 64, 2, 1, 16384, 256, 512, 2});
     config.model.qk_norm = true;
     config.model.dtype = dtype;
     config.model.recompute = recompute;

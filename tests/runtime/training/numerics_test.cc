@@ -1,10 +1,13 @@
-// Tests that the numeric settings reach LibTorch and the environment variable of cuBLAS.
+// Tests that the numeric settings of GPUs reach LibTorch and the environment variable of cuBLAS, and that peak rates
+// are known only for devices with certain exact names.
 #include "runtime/training/numerics.h"
 
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+
+#include "runtime/training/device_peak.h"
 
 namespace annulus::numerics_test {
 namespace {
@@ -33,6 +36,23 @@ TEST(GpuNumerics, KeepTheUsersWorkspaceSetting) {
   set_gpu_numerics({});
   EXPECT_FALSE(at::globalContext().deterministicAlgorithms());
 }
+
+TEST(DevicePeak, IsKnownByDeviceAndDtype) {
+  EXPECT_EQ(peak_flops("NVIDIA H200", at::kBFloat16, false), 989.5e12);
+  EXPECT_EQ(peak_flops("NVIDIA H200", at::kFloat, true), 494.5e12);
+  EXPECT_EQ(peak_flops("NVIDIA H200", at::kFloat, false), 67e12);
+  EXPECT_EQ(peak_flops("NVIDIA A100-SXM4-80GB", at::kBFloat16, true), 312e12);
+}
+
+TEST(DevicePeak, IsEmptyForUnknownDevices) {
+  for (const char* name : {"", "NVIDIA H200 MIG 1g.18gb", "NVIDIA H100", "NVIDIA GeForce RTX 4090 Laptop GPU",
+                           "NVIDIA A10G", "NVIDIA H300"}) {
+    EXPECT_FALSE(peak_flops(name, at::kBFloat16, false)) << name;
+  }
+  EXPECT_FALSE(peak_flops("NVIDIA H200", at::kDouble, false));
+}
+
+TEST(DevicePeak, CpuHasNoGpuName) { EXPECT_EQ(gpu_name(at::kCPU), ""); }
 
 }  // namespace
 }  // namespace annulus::numerics_test

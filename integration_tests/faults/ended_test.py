@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Ranks, mpirun and the launcher that are killed: the job ends, says why, and leaves no process and no memory behind."""
+
+import os
+import shlex
+import shutil
+import signal
+import sys
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "python", "annulus", "testing"))
+import namespaces
+
+namespaces.isolate()
+import faulty_jobs as faults
+import cli
+
+GROUPS = "/sys/fs/cgroup/memory"
+MIB = 1 << 20
+
+
+class EndedTest(faults.FaultTest):
+    def running(self):
+        job = self.train(tiny={"checkpoint": {"every": 1}})
+        job.wait_for_step(3)
+        return job
+
+    def nothing_is_left(self, job, fault):
+        begin = time.monotonic()
+        while job.processes():
+            self.assertLess(time.monotonic() - begin, 10, "processes are left")
+            job.read(0.02)
+        print(f"\n{fault}: no process is left after {time.monotonic() - begin:.1f} s", flush=True)
+        self.assert_nothing_left(*faults.NAMES)
+
+    def assert_key_is_hidden(self, job):
+        """No command line on any host has the key with which ranks connect."""
+        pid, _ = job.rank(1)
+        name = b"ANNULUS_LAUNCHER="
+        key = next(v for v in faults.environment_of(pid) if v.startswith(name))[len(name):].split(b"/")[0]
+        self.assertEqual(len(key), 32)
+        for other in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{other}/cmdline", "rb") as f:
+                    self.assertNotIn(key, f.read(), other)
+            except OSError:
+                pass
+
+    def test_launcher_killed(self):
+        job = self.running()
+        self.assert_key_is_hidden(job)
+        job.process.kill()
+        self.nothing_is_left(job, "launcher killed")
+
+    def test_mpirun_killed(self):
+        job = self.running()
+        for pid in job.processes():
+            with open(f"/proc/{pid}/comm") as f:
+                if f.read().strip() == "mpirun":
+                    os.kill(pid, signal.SIGKILL)
+        self.named(job, "mpirun killed", r"annulus: mpirun was ended by signal 9", 10)
+        self.nothing_is_left(job, "mpirun killed")
+        self.assertEqual(job.finish(), 137, job.text)
+
+    def test_rank_aborts(self):
+        job = self.launch("selftest", "kill", "--rank", "1", "--signal", str(int(signal.SIGABRT)))
+        self.named(job, "rank aborts", r"annulus: rank 1 was ended by signal 6 \(Aborted\)", 10)
+        self.assertEqual(job.finish(), 134, job.text)
+        self.assert_nothing_left(*faults.NAMES)
+
+    def test_rank_killed_for_memory(self):
+        """A rank whose control group has too little memory for the model."""
+        group = f"{GROUPS}/annulus-faults-{os.getpid()}"
+        try:
+            os.mkdir(group)
+        except OSError as error:
+            self.skipTest(f"control groups of memory (version 1) cannot be made here: {error}")
+        self.addCleanup(os.rmdir, group)
+        with open(f"{group}/memory.limit_in_bytes", "w") as f:
+            f.write(str(256 * MIB))
+        path = self.path("start")
+        with open(path, "w") as f:
+            f.write(f"#!/bin/sh\ntest $OMPI_COMM_WORLD_RANK != 1 || echo $$ > {group}/cgroup.procs\nshift\nexec \"$@\"\n")
+        os.chmod(path, 0o755)
+        found = os.path.realpath(shutil.which("mpirun"))
+        words = {"program": os.path.realpath(cli.ANNULUS), "path": os.path.dirname(found)}
+        mpirun = self.path("mpirun")
+        with open(mpirun, "w") as f:
+            f.write(cli.RANKS_BY.format(command=shlex.quote(path), **{k: shlex.quote(v) for k, v in words.items()}))
+        os.chmod(mpirun, 0o755)
+        job = self.train(tiny={"model": {"dim": 1024, "layers": 4}, "optimizer": {"shard": 0}}, MPIRUN=mpirun,
+                         ANNULUS_MEMORY_CHECK="0")
+        job.wait_for("annulus: rank 1 was ended by signal 9.*lack of memory")
+        self.assertEqual(job.finish(), 137, job.text)
+
+
+if __name__ == "__main__":
+    cli.main()

@@ -1,0 +1,229 @@
+"""Jobs over two simulated hosts in which a test causes a fault at a chosen moment. Used by the *_test.py files of this folder.
+
+A moment is where a rank's main thread stands, as its beat says (common/trace/beat.h): the test reads the rank's page as the
+watch of its host does. Every test prints the seconds until the fault was named.
+"""
+
+import mmap
+import os
+import re
+import selectors
+import signal
+import struct
+import sys
+import tempfile
+import time
+import unittest
+import uuid
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(FOLDER)), "python", "annulus", "testing"))
+sys.path.insert(0, os.path.dirname(FOLDER))
+import cli  # noqa: E402
+import hosts as simulated  # noqa: E402
+
+AFTER = 3  # --stuck-after
+LATEST = AFTER + 10  # seconds until a rank that stands still must be named
+NAMES = ["host1", "host2"]
+
+# BeatPage: mark, own, others, step, expected, lasting, waits, depth, and places of 24, 64, 2, 1 (+ 1) and 4 bytes.
+_MARK = 0x616E6E756C757301
+_HEAD, _PLACE, _DEEPEST = struct.Struct("QQQqiiiI"), struct.Struct("24s64sh?xi"), 16
+
+
+class Beat:
+    """The beat of a process, read from outside."""
+
+    def __init__(self, pid):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            path = f"/proc/{pid}/fd/{fd}"
+            try:
+                found = "annulus-beat" in os.readlink(path)
+            except OSError:
+                continue
+            if found:
+                with open(path, "rb") as f:
+                    self.page = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)
+                if _HEAD.unpack_from(self.page)[0] != _MARK:
+                    break  # the launcher does not know of it yet
+                return
+        raise LookupError(f"process {pid} has no beat yet")
+
+    def step(self):
+        return _HEAD.unpack_from(self.page)[3]
+
+    def places(self):
+        depth = min(_HEAD.unpack_from(self.page)[7], _DEEPEST)
+        at = _HEAD.size
+        return [_PLACE.unpack_from(self.page, at + i * _PLACE.size)[0].split(b"\0")[0].decode() for i in range(depth)]
+
+
+def state_of(pid):
+    with open(f"/proc/{pid}/stat") as f:
+        return f.read().rpartition(")")[2].split()[0]
+
+
+def is_alive(pid):
+    try:
+        return state_of(pid) not in "ZX"
+    except OSError:
+        return False
+
+
+def environment_of(pid):
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as f:
+            return f.read().split(b"\0")
+    except OSError:
+        return []
+
+
+class Job:
+    """A running `launch` on the first host, whose output is read as it comes."""
+
+    def __init__(self, test, args, env):
+        self.mark = uuid.uuid4().hex
+        self.process = test.hosts.popen([cli.ANNULUS, "launch", *args], cwd=test.folder, stdin=-3, stdout=-1, stderr=-1,
+                                        env=cli.environment(ANNULUS_TEST_MARK=self.mark, ANNULUS_PROGRESS="plain", **env))
+        self.text = {"out": "", "err": ""}
+        self.selector = selectors.DefaultSelector()
+        for name, stream in (("out", self.process.stdout), ("err", self.process.stderr)):
+            os.set_blocking(stream.fileno(), False)
+            self.selector.register(stream, selectors.EVENT_READ, name)
+
+    def read(self, seconds):
+        """Reads what comes within so many seconds; returns whether more may come."""
+        for key, _ in self.selector.select(seconds):
+            data = key.fileobj.read()
+            if data:
+                self.text[key.data] += data.decode(errors="replace")
+            elif data is not None:
+                self.selector.unregister(key.fileobj)
+        return bool(self.selector.get_map())
+
+    def wait_for(self, pattern, stream="err", limit=cli.LIMIT):
+        """Waits until the output has this pattern; returns the seconds."""
+        begin = time.monotonic()
+        while not re.search(pattern, self.text[stream]):
+            more = self.read(0.05)
+            if not re.search(pattern, self.text[stream]) and (not more or time.monotonic() - begin > limit):
+                raise AssertionError(f"no {pattern!r} within {time.monotonic() - begin:.1f} s: {self.text}")
+        return time.monotonic() - begin
+
+    def finish(self, limit=cli.LIMIT):
+        """Waits for the end and returns the exit code. Checks that no process is left."""
+        begin = time.monotonic()
+        while self.read(0.05):
+            if time.monotonic() - begin > limit:
+                raise AssertionError(f"it has not ended within {limit} s: {self.text}")
+        code = self.process.wait(limit)
+        left = self.processes()
+        if left:
+            raise AssertionError(f"processes are left: {[(pid, open(f'/proc/{pid}/cmdline').read()) for pid in left]}")
+        return code
+
+    def processes(self):
+        """The processes of the job on all hosts, but for mpirun's daemons on others, which have none of its variables."""
+        mark = b"ANNULUS_TEST_MARK=" + self.mark.encode()
+        return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and mark in environment_of(pid) and is_alive(pid)]
+
+    def ranks(self):
+        """The processes of the ranks that run, by rank."""
+        found = {}
+        for pid in self.processes():
+            for variable in environment_of(pid):
+                if variable.startswith(b"OMPI_COMM_WORLD_RANK=") and self.is_annulus(pid):
+                    found[int(variable.partition(b"=")[2])] = pid
+        return found
+
+    @staticmethod
+    def is_annulus(pid):
+        try:
+            return os.path.realpath(f"/proc/{pid}/exe") == os.path.realpath(cli.ANNULUS)
+        except OSError:
+            return False
+
+    def rank(self, rank):
+        """The process of a rank, once it has a beat."""
+        deadline = time.monotonic() + cli.LIMIT
+        while time.monotonic() < deadline:
+            try:
+                pid = self.ranks()[rank]
+                return pid, Beat(pid)
+            except (KeyError, LookupError, OSError):
+                if not self.read(0.01):
+                    break
+        raise AssertionError(f"rank {rank} has not started: {self.text}")
+
+    def wait_for_step(self, step):
+        """Waits until rank 0 of a run is in this step."""
+        _, beat = self.rank(0)
+        deadline = time.monotonic() + cli.LIMIT
+        while beat.step() < step:
+            if not self.read(0.01) or time.monotonic() > deadline:
+                raise AssertionError(f"no step {step}: {self.text}")
+
+    def stop_at(self, rank, moment, step=0):
+        """Stops a rank while its main thread is in an operation of this name, at this step or later; None: at once. Returns
+        its process."""
+        pid, beat = self.rank(rank)
+        deadline = time.monotonic() + cli.LIMIT
+        while time.monotonic() < deadline and self.read(0):
+            if moment is not None and (beat.step() < step or moment not in beat.places()):
+                continue
+            os.kill(pid, signal.SIGSTOP)
+            while state_of(pid) != "T":
+                pass
+            if moment is None or moment in beat.places():
+                return pid
+            os.kill(pid, signal.SIGCONT)
+        raise AssertionError(f"rank {rank} did not come to {moment!r}: {self.text}")
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        for pid in self.processes():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.process.wait()
+        self.process.stdout.close()
+        self.process.stderr.close()
+
+
+class FaultTest(unittest.TestCase):
+    HOSTS = ("--hosts", "host1:1,host2:1")
+
+    def setUp(self):
+        self.hosts = simulated.Hosts(NAMES)
+        self.hosts.__enter__()
+        self.addCleanup(self.hosts.__exit__)
+        folder = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def launch(self, *args, hosts=None, after=AFTER, **env):
+        job = Job(self, [*(hosts or self.HOSTS), "--stuck-after", str(after), *args], env)
+        self.addCleanup(job.end)
+        return job
+
+    def train(self, *args, steps=1000000, after=AFTER, tiny=None, **env):
+        cli.write_tiny_run(self.folder, steps, **(tiny or {}))
+        return self.launch(*args, "train", "config.toml", after=after, **env)
+
+    def named(self, job, fault, pattern, limit=LATEST):
+        """Waits until the fault is named, which happened just now, and prints after how many seconds."""
+        seconds = job.wait_for(pattern)
+        print(f"\n{fault}: named after {seconds:.1f} s", flush=True)
+        self.assertLess(seconds, limit, job.text)
+        return seconds
+
+    def assert_nothing_left(self, *names):
+        """Nothing is left in the shared memory of these hosts."""
+        for name in names:
+            left = self.hosts.run(["ls", "-A", "/dev/shm"], on=name, capture_output=True, text=True, check=True).stdout.split()
+            self.assertEqual(left, [], f"on {name}")
