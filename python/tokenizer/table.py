@@ -1,5 +1,5 @@
 """Makes tokens.table, which holds the bytes of every id, so that programs can decode without the tokenizer's library
-(runtime/data/shards/token_table.h reads it; docs/reference/formats.md describes its layout). Used by work.py, and by `tokenizer table`, which
+(runtime/data/shards/token_table.h reads it and describes its layout). Used by work.py, and by `tokenizer table`, which
 `annulus sample` runs for a folder in Hugging Face's layout.
 
 The bytes follow from the tokenizer's decoder. The table is then compared with the library: every id alone, every id twice

@@ -1,6 +1,20 @@
 // TokenTable: the bytes of every id of a tokenizer, from the tokens.table that `annulus tokenize` writes beside its
-// shards (docs/reference/formats.md). It turns tokens into text without the tokenizer's library. Used by the sampler
+// shards (python/tokenizer/table.py). It turns tokens into text without the tokenizer's library. Used by the sampler
 // and `tokenize --inspect`.
+//
+// The file, little-endian, at byte
+//   0        "ANNTABLE"
+//   8, 12    u32: version, 1; the rule for spaces, below
+//   16, 24   u64: number of ids; bytes of all texts
+//   32, 48   16 bytes each: the tokenizer's digest; XXH3-128 of this file from byte 64 on (big-endian)
+//   64       u64 [ids + 1]: where the text of each id begins, counted from the first text
+//   behind   u8 [ids]: kinds. 0: ordinary; 1: special, which decoding leaves out (its text is its name);
+//            2: no token has this id; 3: ordinary, and the rule does not apply to it
+//   behind   the texts. The file ends there
+//
+// Tokens are decoded by concatenating their texts. Spaces that are removed first: by rule 0 none; 1, one at the
+// beginning of the first token; 2, all of the first token's; 3, one at the beginning of each token until the output
+// holds something.
 #pragma once
 
 #include <cstdint>
