@@ -88,7 +88,7 @@ class Pool:
         try:
             for rank in range(size):
                 self._ranks.append(self._start(rank, environment or {}))
-            results = self._answers(JOIN)
+            results = self._answers(JOIN, [0] * size)
         except BaseException:
             self.close()
             raise
@@ -134,11 +134,12 @@ class Pool:
         if not self.alive:
             raise RuntimeError("this pool was ended after a failure: make another one")
         content = pickle.dumps((place, arguments, dict(named)))
+        begins = [os.fstat(r.output.fileno()).st_size for r in self._ranks]  # before any rank can write
         try:
             for rank in self._ranks:
                 with contextlib.suppress(BrokenPipeError):
                     rank.pipe.send_bytes(content)
-            results = self._answers(deadline)
+            results = self._answers(deadline, begins)
         except BaseException:  # KeyboardInterrupt: no rank outlives it
             self.close()
             raise
@@ -146,9 +147,9 @@ class Pool:
             self.close()
         return results
 
-    def _answers(self, deadline: float) -> list[RankResult]:
+    def _answers(self, deadline: float, begins: list[int]) -> list[RankResult]:
+        """`begins`: by rank, where in its output begins what it writes for this answer."""
         results: dict[int, RankResult] = {}
-        begins = [os.fstat(r.output.fileno()).st_size for r in self._ranks]
         end, failed = time.monotonic() + deadline, False
         while len(results) < len(self._ranks) and (left := end - time.monotonic()) > 0:
             pipes = {r.pipe: i for i, r in enumerate(self._ranks) if i not in results}
