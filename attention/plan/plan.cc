@@ -79,10 +79,10 @@ void require_heads(const PlanRequest& request) {
   if (heads % within == 0) return;
   const std::string fitting = divisors(request.ranks, 2, [&](int n) { return heads % n == 0; });
   refuse("schedule \"" + std::string(to_string(request.schedule)) + "\" divides the query heads among the " +
-         counted(within, "rank") + " of an inner group, but " + std::to_string(heads) + " heads cannot be divided by " +
-         std::to_string(within) +
-         (fitting.empty() ? "" : "; set within to a number that divides ranks and heads, such as " + fitting) +
-         "; or use schedule group-cast or mesh, or ring without within");
+         counted(within, "rank") + " of an inner group, but " + counted(heads, "head") + " cannot be divided by " +
+         std::to_string(within) + "; " +
+         (fitting.empty() ? "" : "set within to a number that divides ranks and heads, such as " + fitting + "; or ") +
+         "use schedule group-cast or mesh, or ring without within");
 }
 
 void require_groups(const PlanRequest& request) {
