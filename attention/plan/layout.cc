@@ -117,7 +117,7 @@ void require_even(LayoutKind kind, int64_t length, int ranks, std::string_view w
                   (length / m > 0 ? std::to_string(length / m * m) + " or " : "") +
                   std::to_string((length / m + 1) * m) +
                   (fitting.empty() ? "" : ", or one of these rank counts: " + fitting) +
-                  ", or uneven shares: even = false in a configuration, no --even on the command line");
+                  ", or uneven shares: attention.even = false in a configuration, no --even on the command line");
 }
 
 }  // namespace annulus
