@@ -82,9 +82,9 @@ class MpiRunnerTest(unittest.TestCase):
             self.assertEqual((code, words in said), (1 if words else 0, True), said)
 
     def test_a_hang_is_a_failure_with_the_place_of_each_rank(self):
-        code, said = self.run_job("echo begins; [ $OMPI_COMM_WORLD_RANK = 0 ] || exec sleep 1000", "--np=2", "--timeout=1")
+        code, said = self.run_job("echo begins; [ $OMPI_COMM_WORLD_RANK = 0 ] || exec sleep 1000", "--np=2", "--timeout=5")
         self.assertEqual(code, 1, said)
-        self.assertIn("exit code is 110 (not done within 1 s), expected 0", said)
+        self.assertIn("exit code is 110 (not done within 5 s), expected 0", said)
         self.assertRegex(said, r"rank 0, process \d+: (has ended|State: Z)")
         self.assertRegex(said, r"rank 1, process \d+: State: S \(sleeping\)")
         self.assertIn("--- rank 1 of 2 ---\nbegins\n", said)

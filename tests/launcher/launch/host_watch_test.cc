@@ -7,10 +7,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "common/trace/beat.h"
@@ -19,6 +21,17 @@ namespace annulus::host_watch_test {
 namespace {
 
 using nlohmann::json;
+
+// Waits until `condition` holds; returns false if it does not in half a minute.
+template <typename Condition>
+bool comes_true(const Condition& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
 
 // A child that does `work` with its page, and is killed at the end of the test.
 class Child {
@@ -33,7 +46,7 @@ class Child {
       work(*page_);
       _exit(0);
     }
-    while (page_->mark != BeatPage::kMark) usleep(1000);
+    EXPECT_TRUE(comes_true([&] { return page_->mark == BeatPage::kMark; })) << "the child has not begun";
   }
   ~Child() {
     end(SIGKILL);
@@ -65,11 +78,11 @@ class Child {
   BeatPage* page_;
 };
 
-[[noreturn]] void sleep_for_ever() {
+[[noreturn]] void wait_for_ever() {
   for (;;) pause();
 }
 
-const auto kSleeps = [](BeatPage&) { sleep_for_ever(); };
+const auto kWaits = [](BeatPage&) { wait_for_ever(); };
 
 std::vector<json> of_kind(const std::vector<json>& news, const char* kind) {
   std::vector<json> found;
@@ -84,10 +97,10 @@ TEST(HostWatch, NamesAStoppedRankAndWhereItStands) {
     page.step = 12;
     beat_internal::enter(page, "forward", "", -1, -1, false);
     beat_internal::enter(page, "tiles", "", 3, 2, false);
-    sleep_for_ever();
+    wait_for_ever();
   });
-  while (stops.page().depth < 2) usleep(1000);
-  Child goes_on(kSleeps);
+  ASSERT_TRUE(comes_true([&] { return stops.page().depth == 2; }));
+  Child goes_on(kWaits);
   HostWatch watch(3, getpid());
   watch.add(5, stops.pid(), stops.fd());
   watch.add(6, goes_on.pid(), goes_on.fd());
@@ -104,7 +117,7 @@ TEST(HostWatch, NamesAStoppedRankAndWhereItStands) {
 }
 
 TEST(HostWatch, NamesARankThatStandsStillAndWhatTheKernelSaysOfIt) {
-  Child sleeps(kSleeps), spins([](BeatPage&) {
+  Child sleeps(kWaits), spins([](BeatPage&) {
     for (volatile bool spins = true; spins;) {
     }
   });
@@ -128,7 +141,7 @@ TEST(HostWatch, NamesARankThatStandsStillAndWhatTheKernelSaysOfIt) {
 }
 
 TEST(HostWatch, WithoutALimitNothingIsStuck) {
-  Child stops(kSleeps);
+  Child stops(kWaits);
   stops.page().expected = 1;
   HostWatch watch(0, getpid());
   watch.add(0, stops.pid(), stops.fd());
@@ -137,7 +150,7 @@ TEST(HostWatch, WithoutALimitNothingIsStuck) {
 }
 
 TEST(HostWatch, ARankWithoutAPageIsWatchedByItsProcess) {
-  Child stops(kSleeps);
+  Child stops(kWaits);
   HostWatch watch(3, getpid());
   watch.add(0, stops.pid(), -1);
   EXPECT_TRUE(watch.look(100).empty());
@@ -149,7 +162,7 @@ TEST(HostWatch, ARankWithoutAPageIsWatchedByItsProcess) {
 }
 
 TEST(HostWatch, NoticesEndsAndWakesUpForThem) {
-  Child first(kSleeps), second(kSleeps);
+  Child first(kWaits), second(kWaits);
   HostWatch watch(3, getpid());
   EXPECT_FALSE(watch.over()) << "no rank is known yet";
   watch.add(0, first.pid(), first.fd());
@@ -171,7 +184,7 @@ TEST(HostWatch, NoticesEndsAndWakesUpForThem) {
 }
 
 TEST(HostWatch, SaysThatTheDaemonHasEndedBeforeItsRanks) {
-  Child daemon(kSleeps), rank(kSleeps);
+  Child daemon(kWaits), rank(kWaits);
   HostWatch watch(3, daemon.pid());
   watch.add(0, rank.pid(), rank.fd());
   EXPECT_TRUE(watch.look(1).empty());
@@ -185,7 +198,7 @@ TEST(HostWatch, SaysThatTheDaemonHasEndedBeforeItsRanks) {
 }
 
 TEST(HostWatch, ADaemonThatEndsAfterARankIsNotLost) {
-  Child daemon(kSleeps), first(kSleeps), second(kSleeps);
+  Child daemon(kWaits), first(kWaits), second(kWaits);
   HostWatch watch(3, daemon.pid());
   watch.add(0, first.pid(), first.fd());
   watch.add(1, second.pid(), second.fd());
@@ -202,7 +215,7 @@ TEST(HostWatch, PutsAnEndDownToMemoryOnlyRightAfterTheKernelHasEndedAProcess) {
     std::ofstream(root + "/proc/vmstat") << "pgfault 9\noom_kill " << count << "\n";
   };
   kills(4);
-  Child early(kSleeps), killed(kSleeps), late(kSleeps);
+  Child early(kWaits), killed(kWaits), late(kWaits);
   HostWatch watch(3, getpid(), root);
   watch.add(0, early.pid(), early.fd());
   watch.add(1, killed.pid(), killed.fd());
