@@ -162,21 +162,26 @@ void on_ranks(const std::vector<int>& sizes, const RankBody& body) {
     GTEST_SKIP() << "needs at least " << *std::min_element(sizes.begin(), sizes.end()) << " ranks, but "
                  << world()->size() << " were started";
   }
+  std::string skipped;
+  bool ran = false;
   for (const int size : here) {
     const Outcome outcome = world() == nullptr ? run_on_threads(size, body, nullptr) : run_on_processes(size, body);
     if (!outcome.failures.empty()) {
       ADD_FAILURE() << outcome.failures;
       return;
     }
-    if (!outcome.skipped.empty()) GTEST_SKIP() << outcome.skipped;
+    ran = ran || outcome.skipped.empty();
+    skipped = outcome.skipped;
   }
+  if (!ran) GTEST_SKIP() << skipped;
 }
 
 void in_orders(const std::vector<int>& sizes, int orders, const RankBody& body) {
   if (world() != nullptr) return on_ranks(sizes, body);
   const OrderSearch search = search_of_environment(orders);
+  std::string skipped;
+  bool ran = false;
   for (const int size : sizes) {
-    std::string skipped;
     const auto found = find_failing_order(
         [&](RankOrder& order) {
           const Outcome outcome = run_on_threads(size, body, &order);
@@ -185,7 +190,7 @@ void in_orders(const std::vector<int>& sizes, int orders, const RankBody& body) 
         },
         search);
     if (!found) {
-      if (!skipped.empty()) GTEST_SKIP() << skipped;
+      ran = ran || skipped.empty();
       continue;
     }
     ADD_FAILURE() << found->failure << "on " << size << " ranks, in order " << found->tried << " of " << search.orders
@@ -197,6 +202,7 @@ void in_orders(const std::vector<int>& sizes, int orders, const RankBody& body) 
                             "the order of events\n");
     return;
   }
+  if (!ran) GTEST_SKIP() << skipped;
 }
 
 }  // namespace annulus::testing

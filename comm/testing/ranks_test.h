@@ -24,7 +24,7 @@ namespace annulus::testing {
 using RankBody = std::function<void(Communicator&)>;
 
 // Runs body on each of these numbers of ranks and reports failures to GoogleTest. Between processes, numbers above that
-// of the processes are left out; if that leaves none, the test is skipped.
+// of the processes are left out; if that leaves none, or the body skips all, the test is skipped.
 void on_ranks(const std::vector<int>& sizes, const RankBody& body);
 
 // Runs body in up to `orders` orders of events for each number of ranks (orders.h). A failure is reported with the

@@ -4,6 +4,7 @@
 #include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -146,6 +147,19 @@ TEST(RanksTest, NamesTheRankOfEachFailure) {
     comm.barrier({"end", 0});
   };
   EXPECT_NONFATAL_FAILURE(testing::on_ranks({1, 3}, one_fails), "rank 1 of 3: ");
+}
+
+TEST(RanksTest, ANumberOfRanksThatIsSkippedLeavesTheOthers) {
+  std::atomic<int> ran = 0;
+  const auto skips_alone = [&](Communicator& comm) {
+    if (comm.size() == 1) GTEST_SKIP() << "needs two ranks";
+    ++ran;
+  };
+  testing::on_ranks({1, 2}, skips_alone);
+  EXPECT_EQ(ran, 2);
+  EXPECT_FALSE(::testing::Test::IsSkipped());
+  testing::in_orders({1, 2}, /*orders=*/1, skips_alone);
+  EXPECT_EQ(ran, 4);
 }
 
 TEST(RanksTest, AnAssertOfOneRankEndsTheWaitsOfTheOthers) {
