@@ -176,6 +176,7 @@ class LaunchHostsTest(OverHosts):
             slow = [line for line in map(json.loads, f) if "slow_rank" in line]
         self.assertEqual([(line["slow_rank"], line["slow_host"]) for line in slow], [(1, "Host2")])
         self.assertLessEqual(slow[0]["step"], 2 * 5)
+        self.assertIn(slow[0]["slow_since"], range(1, slow[0]["step"] - 4))
 
     def test_training_has_the_same_losses_as_on_one_host(self):
         for hosts in (("-n", "4"), ("--hosts", "host1:2,Host2:1,host3:1")):

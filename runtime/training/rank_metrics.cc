@@ -205,6 +205,8 @@ std::vector<SlowRank> RankMetrics::step(int64_t step, std::vector<Carried> of_ra
   if (longest < seconds_) return {};
   last_.push_back(now_);
   if (last_.size() > window_ + 1) last_.pop_front();
+  begins_.push_back(first_);
+  if (begins_.size() > window_) begins_.pop_front();
   std::vector<SlowRank> slow;
   for (const Stragglers::Change& change : stragglers_.add(std::exchange(first_, -1), ranks))
     slow.push_back(describe(change));
@@ -222,7 +224,10 @@ std::vector<SlowRank> RankMetrics::look_at_links() {
     const double all = own(numbers) + numbers[kCommunication];
     least = std::min(least, all > 0 ? numbers[kCommunication] / all : 0);
   }
-  if (!all_wait_ && least > share_ && !stragglers_.any_slow()) all_wait_ = asks_ = true;
+  if (!all_wait_ && least > share_ && !stragglers_.any_slow()) {
+    all_wait_ = asks_ = true;
+    wait_since_ = begins_.front();
+  }
   if (!all_wait_ || least >= share_ / 2) return {};
   all_wait_ = asks_ = false;
   if (std::exchange(said_, 0) < kProbes) return {};
@@ -234,7 +239,7 @@ std::vector<SlowRank> RankMetrics::look_at_links() {
        "the link from rank " + std::to_string(from) + " on " + hosts_[*link_] + " keeps the ranks waiting no longer"}};
 }
 
-std::vector<SlowRank> RankMetrics::probed(int64_t step, const std::vector<double>& links) {
+std::vector<SlowRank> RankMetrics::probed(const std::vector<double>& links) {
   if (!all_wait_) return {};
   const std::optional<size_t> link = slow_link(links, host_of_);
   if (!link) return said_ = 0, std::vector<SlowRank>();
@@ -248,15 +253,14 @@ std::vector<SlowRank> RankMetrics::probed(int64_t step, const std::vector<double
     const Carried numbers = difference(last_.back()[i], last_.front()[i]);
     waits.push_back(numbers[kCommunication] / (own(numbers) + numbers[kCommunication]));
   }
-  const int64_t since = std::max<int64_t>(1, step - static_cast<int64_t>(window_) - kProbes);
   const std::string next = "rank " + std::to_string(to) + " on " + hosts_[to];
-  return {{{.rank = static_cast<int>(from), .slow = true, .excess = median(waits), .since = since},
+  return {{{.rank = static_cast<int>(from), .slow = true, .excess = median(waits), .since = wait_since_},
            hosts_[from],
            "its link to " + next,
            "the link from rank " + std::to_string(from) + " on " + hosts_[from] + " to " + next +
                " is slow: a message takes " + rounded(1e3 * links[from], 1) + " ms there, " +
                rounded(1e3 * median(links), 1) + " ms in the median of all links; the ranks wait " +
-               percent(median(waits)) + " of their time for each other since step " + with_commas(since)}};
+               percent(median(waits)) + " of their time for each other since step " + with_commas(wait_since_)}};
 }
 
 SlowRank RankMetrics::describe(const Stragglers::Change& change) const {
@@ -329,6 +333,7 @@ void RankMetrics::forget(std::vector<Carried> of_ranks) {
   written_ = now_;
   first_ = -1;
   last_.assign(1, now_);
+  begins_.clear();
   if (said_ >= kProbes) return;
   all_wait_ = asks_ = false;
   said_ = 0;

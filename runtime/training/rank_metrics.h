@@ -64,7 +64,7 @@ class RankMetrics {
   // Takes what the ranks have contributed to a step; returns the ranks that have become slow, or are so no longer.
   std::vector<SlowRank> step(int64_t step, std::vector<Training::Carried> of_ranks);
   // Takes what probe_links returned after a step. A link is slow if three probes in a row say so.
-  std::vector<SlowRank> probed(int64_t step, const std::vector<double>& links);
+  std::vector<SlowRank> probed(const std::vector<double>& links);
   // Adds the keys "ranks" and "rank_compute_seconds" for the time since the last call.
   void add_fields(MetricsWriter::Fields& fields);
   // Begins anew after a return to an earlier step, with what the ranks had contributed to the last one.
@@ -88,12 +88,14 @@ class RankMetrics {
   double share_;              // of its time for which every rank waits for others where a link may be slow; 0: never
   std::vector<int> host_of_;  // by rank: a number of its host
   bool all_wait_ = false;
+  int64_t wait_since_ = 0;      // the first step of the window in which they did
   bool asks_ = false;           // the next step is to carry that rank 0 asks for a probe
   int said_ = 0;                // how many probes in a row have named `link_`
   std::optional<size_t> link_;  // from this rank to the next
   // Of the last steps, the newest behind; one more than the window. Steps that are shorter than seconds_ are joined
   // until they are as long, so that a window has run.slow_seconds at least.
   std::deque<std::vector<Training::Carried>> last_;
+  std::deque<int64_t> begins_;  // the first step of each in the window
   double seconds_;
   int64_t first_ = -1;                      // of the steps that are to be joined; -1: there are none
   std::vector<Training::Carried> now_;      // of the last step

@@ -173,7 +173,7 @@ void RunReport::step(const StepResult& result, bool validated) {
   const bool last = step == steps;
   std::vector<SlowRank> changes = ranks_.step(step, result.carried);
   if (!links.empty()) {
-    for (SlowRank& slow : ranks_.probed(step, links)) changes.push_back(std::move(slow));
+    for (SlowRank& slow : ranks_.probed(links)) changes.push_back(std::move(slow));
   }
   for (const SlowRank& rank : changes) {
     tell(progress_, rank.change.slow ? LogLevel::kWarn : LogLevel::kInfo, rank.text);
