@@ -30,7 +30,7 @@ cli.LIMIT = 240
 
 def commands():
     with open(os.path.join(ROOT, "docs", "tutorials", "extend.md")) as f:
-        return re.findall(r"^    ((?:\./annulus|examples/|python3) ?\S* .*)$", f.read(), re.M)
+        return re.findall(r"^    ((?:\./annulus|examples/|\.venv/bin/python) ?\S* .*)$", f.read(), re.M)
 
 
 class ExtendPageTest(cli.CliTest):
@@ -56,7 +56,7 @@ class ExtendPageTest(cli.CliTest):
         outputs = []
         for command in commands():
             words = shlex.split(command)
-            if words[0] == "python3":
+            if words[0] == ".venv/bin/python":
                 words[0] = sys.executable
             for name, more in SMALLER.items():
                 if name in words:
