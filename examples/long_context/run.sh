@@ -70,11 +70,6 @@ train long 2 long.toml long --init "$out/short" "${long[@]}"
 evaluate after 2 long-001 "$longest" --beside "before=$out/results/before.json"
 
 if [[ $size == all ]]; then
-  echo "== Once more, on rows of 4,096"
-  measured "export long" "$annulus" export "$out/runs/long-001" "$out/long"
-  train longest 2 long.toml longest --init "$out/long" --set data.context=4096 --set data.batch=2 --set model.rope_theta=1e6
-  evaluate longest 2 longest-001 4096 --beside "before=$out/results/before.json" --beside "after=$out/results/after.json"
-
   echo "== The same numbers on 1, 2 and 4 ranks"
   for ranks in 1 2 4; do evaluate "ranks-$ranks" "$ranks" long-001 2048; done
 
@@ -91,6 +86,11 @@ if [[ $size == all ]]; then
     train "$name" 2 long.toml long --init "$out/short" --set "model.pattern=$pattern" --set "run.steps=$steps"
     evaluate "$name" 2 "$name-001" 2048
   done
+
+  echo "== Once more, on rows of 4,096"
+  measured "export long" "$annulus" export "$out/runs/long-001" "$out/long"
+  train longest 2 long.toml longest --init "$out/long" --set data.context=4096 --set model.rope_theta=1e6 --set run.steps=1000
+  evaluate longest 2 longest-001 4096 --beside "before=$out/results/before.json" --beside "after=$out/results/after.json"
 fi
 
 python3 -B "$here/report.py" print "$out"
