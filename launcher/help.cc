@@ -12,25 +12,13 @@ namespace {
 
 constexpr size_t kFirst = 28;  // column in which what an option is for begins
 
-}  // namespace
-
-std::string help_entry(const std::string& name, std::string_view text, size_t first, int columns) {
+// Appends the words of a text to `out`, whose last line has so many columns already. New lines begin in column `first`.
+void append_words(std::string& out, size_t at, std::string_view text, size_t first, int columns) {
   const auto last = static_cast<size_t>(std::clamp(columns, 40, 100));
-  std::string out = "  " + name;
-  size_t at = out.size();
-  const auto new_line = [&] {
-    out += "\n" + std::string(first, ' ');
-    at = first;
-  };
-  if (at + 1 > first) {
-    new_line();
-  } else {
-    out += std::string(first - at, ' ');
-    at = first;
-  }
   for (const std::string& word : split(text, ' ')) {
     if (at > first && at + 1 + word.size() > last) {
-      new_line();
+      out += "\n" + std::string(first, ' ');
+      at = first;
     } else if (at > first) {
       out += ' ';
       ++at;
@@ -38,6 +26,39 @@ std::string help_entry(const std::string& name, std::string_view text, size_t fi
     out += word;
     at += word.size();
   }
+}
+
+// Wraps prose. Lines that begin with a blank stay as they are: they are examples, to which a line leads that ends in a
+// colon.
+std::string wrapped(const std::string& text, int columns) {
+  std::string out, paragraph;
+  const auto end_paragraph = [&] {
+    if (paragraph.empty()) return;
+    append_words(out, 0, paragraph, 0, columns);
+    out += '\n';
+    paragraph.clear();
+  };
+  for (const std::string& line : split(text, '\n')) {
+    const bool prose = !line.empty() && line[0] != ' ';
+    if (!prose) {
+      end_paragraph();
+      out += line + "\n";
+    } else {
+      if (line.rfind("Example", 0) == 0) end_paragraph();
+      paragraph += (paragraph.empty() ? "" : " ") + line;
+      if (line.back() == ':') end_paragraph();
+    }
+  }
+  end_paragraph();
+  return out;
+}
+
+}  // namespace
+
+std::string help_entry(const std::string& name, std::string_view text, size_t first, int columns) {
+  std::string out = "  " + name;
+  out += out.size() + 1 > first ? "\n" + std::string(first, ' ') : std::string(first - out.size(), ' ');
+  append_words(out, first, text, first, columns);
   return out + "\n";
 }
 
@@ -77,6 +98,16 @@ std::string HelpPage::make_option(const CLI::Option* option, bool positional) co
 
 std::string HelpPage::make_subcommand(const CLI::App* app) const {
   return help_entry(app->get_name(), app->get_description(), kFirst, columns_);
+}
+
+std::string HelpPage::make_description(const CLI::App* app) const {
+  const std::string text = CLI::Formatter::make_description(app);
+  return text.empty() ? text : wrapped(text, columns_);
+}
+
+std::string HelpPage::make_footer(const CLI::App* app) const {
+  const std::string text = CLI::Formatter::make_footer(app);
+  return text.empty() ? text : wrapped(text, columns_);
 }
 
 std::string HelpPage::make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const {

@@ -14,6 +14,9 @@ class HelpPage : public CLI::Formatter {
   // columns: as help_entry takes it.
   explicit HelpPage(int columns);
 
+  // The description and the prose of the footer, wrapped; lines that begin with a blank stay as they are.
+  std::string make_description(const CLI::App* app) const override;
+  std::string make_footer(const CLI::App* app) const override;
   std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override;
   std::string make_option(const CLI::Option* option, bool positional) const override;
   std::string make_subcommand(const CLI::App* app) const override;

@@ -89,7 +89,7 @@ class EvaluateSubcommand : public Subcommand {
     app.option_defaults()->group("Attention");
     app.add_option("--pattern", options_.attention.pattern,
                    "which keys a query sees, in all layers: { kind = ..., ... } with " + pattern_kinds() +
-                       " (default: the model's own)");
+                       "; docs/explanation/attention.md has their keys (default: the model's own)");
     app.add_option("--device", device_, "auto (default: GPUs if there is one for each rank), cpu or cuda");
     app.add_option("--kernel", options_.attention.kernel,
                    "auto (default), cpu, reference, efficient, cudnn, flash2 or flash3");

@@ -13,7 +13,9 @@ namespace annulus::help_test {
 namespace {
 
 std::string page(int columns) {
-  CLI::App app{"trains a model", "annulus train"};
+  CLI::App app{
+      "train a model on text or on shards of tokens, on the ranks that launch has started, or alone, and validate",
+      "annulus train"};
   app.formatter(std::make_shared<HelpPage>(columns));
   std::string text;
   int64_t number = 0;
@@ -27,7 +29,9 @@ std::string page(int columns) {
   app.add_flag("--even", flag,
                "refuse lengths that do not give every rank the same share of them, which layouts may do");
   app.add_subcommand("ring", "the seconds of a ring over those of one process, and its bytes, waiting and memory");
-  app.footer("Example:\n  ./annulus train x.toml");
+  app.footer(
+      "Without a configuration it takes that of the folder which is named by --resume, and goes on\nfrom there.\n"
+      "Example:\n  ./annulus train x.toml");
   return app.help();
 }
 
@@ -38,6 +42,7 @@ TEST(HelpPage, WrapsToTheTerminal) {
       EXPECT_LE(line.size(), static_cast<size_t>(columns)) << line;
     }
   }
+  EXPECT_NE(page(60).find("\nnamed by --resume, and goes on from there.\nExample:\n  "), std::string::npos) << page(60);
   EXPECT_EQ(page(10), page(40));
   EXPECT_EQ(page(1000), page(100));
 }
