@@ -64,9 +64,9 @@ constexpr std::array<Measurement, 17> kMeasurements = {{
      "--rounds R --shorten 16", make_seeds_benchmark},
     {"counts", "bytes, messages, allocations and plans of small cases, which tests compare with those kept", 1, "",
      make_counts_benchmark},
-    {"trace", "what the recorder of operations costs a training step while no trace is asked for", 2, nullptr,
+    {"trace", "what the recorder of operations costs a training step while no trace is asked for", 2, "--rounds R",
      make_trace_benchmark},
-    {"faults", "what the watch of ranks costs a training step", 2, nullptr, make_faults_benchmark},
+    {"faults", "what the watch of ranks costs a training step", 2, "--rounds R", make_faults_benchmark},
     {"layouts", "pairs and sent rows of layouts of packed rows, counted over drawn lengths of documents", 1,
      "--ranks 8 --length 131072 --batches R", make_layouts_benchmark},
     {"gpu", "on a GPU: attention over LibTorch's operator, a ring over one call, patterns, training steps", 1, "",
@@ -290,7 +290,7 @@ class BenchSubcommand : public Subcommand {
   BenchSubcommand() {
     for (const Measurement& m : kMeasurements)
       words_.push_back({m.name, m.help, std::make_unique<MeasureSubcommand>(m)});
-    words_.push_back({"all", "every benchmark, some in a short form, with their ratios in one file",
+    words_.push_back({"all", "every benchmark but calibrate, some in a short form, with their ratios in one file",
                       std::make_unique<AllSubcommand>()});
     words_.push_back(
         {"compare", "show which ratios got worse from one file to another", std::make_unique<CompareSubcommand>()});
