@@ -66,12 +66,17 @@ class Evaluate(cli.CliTest):
                         self.assertLess(abs(bucket["loss"] - mean), 1e-5 * max(1, mean), (name, ranks, bucket))
                 self.assertAlmostEqual(source["all"]["perplexity"], math.exp(source["all"]["loss"]), places=9)
 
-    def test_text_tasks_use_the_tokenizer_of_the_folder(self):
+    def folder_with_tokenizer(self):
+        """Returns the folder of a model whose text the program can make tokens of, and the script that does it."""
         models.tokenizer(self.folder)
         folder = models.save(models.make("qwen 3"), self.path("model"))
         os.rename(self.path("tokenizer.json"), os.path.join(folder, "tokenizer.json"))
         script = self.path("annulus.sh")
         cli.write_stand_in(script, PYTHON, os.path.join(ROOT, "python", "tokenizer"))
+        return folder, script
+
+    def test_text_tasks_use_the_tokenizer_of_the_folder(self):
+        folder, script = self.folder_with_tokenizer()
         with open(self.path("hay.txt"), "w") as file:
             file.write(TEXT)
         words = [folder, "--task", "needle", "--haystack", "hay.txt", "--lengths", "300,400", "--depths", "0,50,100", "--trials",
@@ -90,10 +95,20 @@ class Evaluate(cli.CliTest):
                 self.assertEqual(a[key], b[key])
             self.assertAlmostEqual(a["nats"], b["nats"], delta=1e-5 * a["nats"])
 
+    def test_ruler_runs_all_of_its_tasks(self):
+        folder, script = self.folder_with_tokenizer()
+        words = [folder, "--task", "ruler", "--lengths", "1200", "--depths", "50", "--trials", "1", "--generate"]
+        one, two = (self.evaluate(*words, ranks=ranks, ANNULUS_SCRIPT=script) for ranks in (1, 2))
+        names = ("niah_single_1", "niah_single_2", "niah_multikey_1", "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe")
+        self.assertLessEqual(set(names), {c["task"] for c in one["tasks"]})
+        for a, b in zip(one["tasks"], two["tasks"], strict=True):
+            self.assertEqual(a["trials"], 1)
+            self.assertGreater(a["tokens"], 1)
+            for key in ("task", "length", "depth", "exact", "right", "tokens", "generated"):
+                self.assertEqual(a[key], b[key], a["task"])
+
     def test_text_is_refused_where_tokens_are_ids(self):
-        models.tokenizer(self.folder)
-        folder = models.save(models.make("qwen 3"), self.path("model"))
-        os.rename(self.path("tokenizer.json"), os.path.join(folder, "tokenizer.json"))
+        folder, _ = self.folder_with_tokenizer()
         with open(self.path("hay.txt"), "w") as file:
             file.write(TEXT)
         code, _, err = self.annulus("evaluate", folder, "--data", "hay.txt")

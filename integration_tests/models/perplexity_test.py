@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Tests that an exported folder has the perplexity of its run on the same tokens. The folder's is computed with transformers
-as by lm-evaluation-harness (loglikelihood_rolling), by its own code where it is installed; the run's is the loss of
-`annulus logits`."""
+as by lm-evaluation-harness (loglikelihood_rolling); a test compares that with the harness's own code where it is installed. The
+run's is the loss of `annulus logits`."""
 
 import importlib.util
 import json
 import math
 import os
 import sys
+import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.dirname(HERE)]
@@ -49,14 +50,6 @@ def rolling_windows(tokens, prefix, length):
 
 def log_likelihoods(folder, documents):
     """Returns the sum of the log-probabilities of each document's tokens."""
-    if importlib.util.find_spec("lm_eval"):
-        from lm_eval.api.instance import Instance
-        from lm_eval.models.huggingface import HFLM
-
-        model = HFLM(pretrained=folder, device="cpu", dtype="float32", batch_size=3, prefix_token_id=PREFIX)
-        assert model.max_length == CONTEXT
-        calls = [Instance("loglikelihood_rolling", {}, (text,), i) for i, text in enumerate(documents)]
-        return model.loglikelihood_rolling(calls, disable_tqdm=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     sums = []
@@ -68,6 +61,16 @@ def log_likelihoods(folder, documents):
             total += logits.double().log_softmax(-1)[range(len(targets)), targets].sum().item()
         sums.append(total)
     return sums
+
+
+def log_likelihoods_of_the_harness(folder, documents):
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    model = HFLM(pretrained=folder, device="cpu", dtype="float32", batch_size=3, prefix_token_id=PREFIX)
+    assert model.max_length == CONTEXT
+    calls = [Instance("loglikelihood_rolling", {}, (text,), i) for i, text in enumerate(documents)]
+    return model.loglikelihood_rolling(calls, disable_tqdm=True)
 
 
 def rows_of(windows):
@@ -145,14 +148,21 @@ class Perplexity(cli.CliTest):
         self.assertEqual(rolling_windows(tokens[:8], 0, 4), [([0], [1, 2, 3, 4]), ([4], [5, 6, 7, 8])])
         self.assertEqual(rolling_windows(tokens[:3], 0, 4), [([0], [1, 2, 3])])
         self.assertEqual(rolling_windows([], 0, 4), [])
-        if importlib.util.find_spec("lm_eval"):
-            from lm_eval import utils
 
-            for count in range(20):
-                for length in range(1, 8):
-                    some = (tokens * 2)[:count]
-                    theirs = utils.get_rolling_token_windows(some, 0, length, 1)
-                    self.assertEqual([utils.make_disjoint_window(w) for w in theirs], rolling_windows(some, 0, length))
+    @unittest.skipUnless(importlib.util.find_spec("lm_eval"), "lm_eval is not installed: pip install 'lm_eval[hf]'")
+    def test_windows_and_sums_are_those_of_the_harness_itself(self):
+        from lm_eval import utils
+
+        tokens = list(range(1, 11)) * 2
+        for count in range(len(tokens)):
+            for length in range(1, 8):
+                theirs = utils.get_rolling_token_windows(tokens[:count], 0, length, 1)
+                self.assertEqual([utils.make_disjoint_window(w) for w in theirs], rolling_windows(tokens[:count], 0, length))
+        for family in byte_runs.FAMILIES:
+            byte_runs.train(self, family)
+            folder, _ = byte_runs.export(self, family)
+            for ours, theirs in zip(log_likelihoods(folder, DOCUMENTS), log_likelihoods_of_the_harness(folder, DOCUMENTS)):
+                self.assertAlmostEqual(ours / theirs, 1, delta=1e-5, msg=family)
 
 
 if __name__ == "__main__":
