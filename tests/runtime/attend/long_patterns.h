@@ -16,7 +16,8 @@
 
 namespace annulus::testing {
 
-// Names and patterns of every kind whose pairs grow with the length, `length` tokens long.
+// Names and patterns of every kind whose pairs grow with the length, `length` tokens long. Masks and maps from files
+// would take memory that grows with its square.
 inline std::vector<std::pair<std::string, std::string>> long_patterns(int64_t length) {
   const auto n = [](int64_t x) { return std::to_string(x); };
   std::string documents;
@@ -36,6 +37,8 @@ inline std::vector<std::pair<std::string, std::string>> long_patterns(int64_t le
       {"dilated", "{ kind = 'dilated', segment_lengths = [256, 2048], dilation_rates = [1, 8], causal = true }"},
       {"mean", "{ kind = 'dilated', segment_lengths = [128, 1024], dilation_rates = [1, 8], combine = 'mean' }"},
       {"documents", "{ kind = 'causal', documents = [" + documents + "] }"},
+      {"padding", "{ kind = 'window', left = 100, right = 0, kept_keys = [[0, 1000], [" + n(length / 2) + ", " +
+                      n(length - 3000) + "]] }"},
       {"sinks", "{ kind = 'window', left = 100, right = 0, sink_tokens = 4 }"},
       {"tree", "{ kind = 'tree', lengths = [" + lengths + "], parents = [" + parents + "] }"},
       {"slices", "{ kind = 'slices', slices = " + slices + " }"},
