@@ -11,6 +11,7 @@
 #include "benchmarks/measure.h"
 #include "benchmarks/patterns.h"
 #include "benchmarks/seeds/calls.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -106,8 +107,9 @@ std::vector<BenchRatio> run_growth(const GrowthOptions& options, std::ostream& o
     std::string costs;
     for (const double cost : best) costs += line("%9.4f", cost) + " ";
     const std::string goal = c.goal ? r.goal_text() : "about 2";
-    out << line("  %-32s  %8lld  %-39s  %8.3f  %-22s  %.0f, %.0f\n", c.name, lengths.front(), costs, r.ratio, goal,
-                token_bytes.front(), token_bytes.back())
+    const auto whole = [](double bytes) { return with_commas(std::llround(bytes)); };
+    out << line("  %-32s  %8s  %-39s  %8.3f  %-22s  %s, %s\n", c.name, with_commas(lengths.front()), costs, r.ratio,
+                goal, whole(token_bytes.front()), whole(token_bytes.back()))
         << std::flush;
     ratios.push_back(std::move(r));
   }
