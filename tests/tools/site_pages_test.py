@@ -11,7 +11,8 @@ import chromium
 
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(sys.argv.pop(1))))
 # Those with pictures, with the widest tables and code, and one made from each kind of source.
-PAGES = ("index", "docs/index", "docs/internals/architecture", "docs/explanation/attention", "docs/how-to/clusters",
+PAGES = ("index", "docs/index", "docs/long-context", "docs/internals/architecture", "docs/explanation/attention",
+         "docs/explanation/memory", "docs/explanation/performance", "docs/how-to/clusters",
          "docs/reference/configuration", "benchmarks/results/machine-d", "reference/subcommands", "reference/python",
          "reference/cpp/comm-communicator", "genindex")
 WIDTHS = (1280, 390)
