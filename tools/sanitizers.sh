@@ -1,16 +1,21 @@
 #!/bin/bash
 # Runs tests under the compiler's sanitizers: collectives, what ranks that are threads share, and the threads of offload
-# under the thread sanitizer; collectives, checkpoints and the CPU kernels of attention under the address and
+# under the thread sanitizer; collectives, checkpoints and the CPU kernels of attention under the address (with leaks) and
 # undefined-behaviour sanitizers together. The last line is "N passed, N failed".
-#   --all   also the training step with sharded state, and all of them under both; takes minutes longer
+#   --all   also attention over ranks, the data reader, saves behind the training and training with sharded state, under
+#           both; takes an hour longer
 # Used by .ci/run.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . tools/arguments.sh
 refuse_empty_arguments "tools/sanitizers.sh" "$@"
 
-all=''
-[[ ${1-} != --all ]] || all=//tests/runtime/training/state:sharded_training_test
+all=()
+[[ ${1-} != --all ]] || all=(//tests/runtime/training/state:sharded_training_test //tests/runtime/training:saving_test
+  //tests/runtime/run:checkpoint_save_test //tests/runtime/run:checkpoint_worlds_test //tests/runtime/data:batch_reader_test
+  //tests/runtime/data:dataset_test //tests/attention/execution:attention_test //tests/attention/execution:planned_call_test
+  //tests/attention/execution:orders_test //tests/attention/execution:merge_over_ranks_test //tests/comm:rounds_test
+  //tests/comm:agreement_test //tests/comm:testing_test)
 collectives=//tests/comm:threads_test
 shared=(//tests/memory/pool:pool_stress_test //tests/memory/pool:shared_memory_threads_test //tests/memory/tiers:offload_test
   //tests/memory/tiers:tiered_tensors_test)
@@ -33,7 +38,8 @@ under() { # SANITIZER TARGET...
     ((++failed))
   fi
 }
-under tsan "$collectives" "${shared[@]}" ${all:+"${checkpoints[@]}"} $all
-under asan "$collectives" //tests/memory/pool:pool_test //tests/memory/pool:pool_stress_test "${checkpoints[@]}" "${kernels[@]}" $all
+under tsan "$collectives" "${shared[@]}" ${all:+"${checkpoints[@]}"} "${all[@]}"
+under asan //tests/common:leaks_are_found_test "$collectives" //tests/memory/pool:pool_test //tests/memory/pool:pool_stress_test \
+  "${checkpoints[@]}" "${kernels[@]}" "${all[@]}"
 echo "$passed passed, $failed failed"
 ((failed == 0))

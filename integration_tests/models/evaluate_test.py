@@ -97,7 +97,7 @@ class Evaluate(cli.CliTest):
 
     def test_ruler_runs_all_of_its_tasks(self):
         folder, script = self.folder_with_tokenizer()
-        words = [folder, "--task", "ruler", "--lengths", "1200", "--depths", "50", "--trials", "1", "--generate"]
+        words = [folder, "--task", "ruler", "--lengths", "2048", "--depths", "50", "--trials", "1", "--generate"]
         one, two = (self.evaluate(*words, ranks=ranks, ANNULUS_SCRIPT=script) for ranks in (1, 2))
         names = ("niah_single_1", "niah_single_2", "niah_multikey_1", "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe")
         self.assertLessEqual(set(names), {c["task"] for c in one["tasks"]})

@@ -158,11 +158,10 @@ class Perplexity(cli.CliTest):
             for length in range(1, 8):
                 theirs = utils.get_rolling_token_windows(tokens[:count], 0, length, 1)
                 self.assertEqual([utils.make_disjoint_window(w) for w in theirs], rolling_windows(tokens[:count], 0, length))
-        for family in byte_runs.FAMILIES:
-            byte_runs.train(self, family)
-            folder, _ = byte_runs.export(self, family)
-            for ours, theirs in zip(log_likelihoods(folder, DOCUMENTS), log_likelihoods_of_the_harness(folder, DOCUMENTS)):
-                self.assertAlmostEqual(ours / theirs, 1, delta=1e-5, msg=family)
+        byte_runs.train(self, "llama")
+        folder, _ = byte_runs.export(self, "llama")
+        for ours, theirs in zip(log_likelihoods(folder, DOCUMENTS), log_likelihoods_of_the_harness(folder, DOCUMENTS)):
+            self.assertAlmostEqual(ours / theirs, 1, delta=1e-5)
 
 
 if __name__ == "__main__":
