@@ -174,7 +174,7 @@ class LaunchHostsTest(OverHosts):
                          ["the link from rank 1 on Host2 to rank 2 on host3 is slow"], out)
         with open(self.path("runs/tiny-001/metrics.jsonl")) as f:
             slow = [line for line in map(json.loads, f) if "slow_rank" in line]
-        self.assertEqual([(line["slow_rank"], line["slow_host"]) for line in slow], [(1, "Host2")])
+        self.assertEqual([(line["slow_rank"], line["slow_host"], line["slow_link_to"]) for line in slow], [(1, "Host2", 2)])
         self.assertLessEqual(slow[0]["step"], 2 * 5)
         self.assertIn(slow[0]["slow_since"], range(1, slow[0]["step"] - 4))
 

@@ -134,12 +134,15 @@ TrainingClock operator-(const TrainingClock& a, const TrainingClock& b) {
 
 MetricsWriter::Fields SlowRank::fields() const {
   const int64_t rank = change.rank;
-  if (!change.slow) return {{"slow_rank_over", rank}};
-  return {{"slow_rank", rank},
-          {"slow_host", host},
-          {"slow_share", change.excess},
-          {"slow_since", change.since},
-          {"slow_waited_for", waited_for}};
+  MetricsWriter::Fields fields;
+  if (change.slow) {
+    fields = {{"slow_rank", rank}, {"slow_host", host}, {"slow_share", change.excess}, {"slow_since", change.since}};
+  } else {
+    fields = {{"slow_rank_over", rank}};
+  }
+  if (link_to) fields.emplace_back("slow_link_to", int64_t{*link_to});
+  if (!waited_for.empty()) fields.emplace_back("slow_waited_for", waited_for);
+  return fields;
 }
 
 RankMetrics::RankMetrics(const Config& config, Communicator& world, Training& training, at::Device device)
@@ -236,7 +239,8 @@ std::vector<SlowRank> RankMetrics::look_at_links() {
       {{.rank = from, .slow = false},
        hosts_[*link_],
        /*waited_for=*/"",
-       "the link from rank " + std::to_string(from) + " on " + hosts_[*link_] + " keeps the ranks waiting no longer"}};
+       "the link from rank " + std::to_string(from) + " on " + hosts_[*link_] + " keeps the ranks waiting no longer",
+       next_rank(*link_)}};
 }
 
 std::vector<SlowRank> RankMetrics::probed(const std::vector<double>& links) {
@@ -247,20 +251,22 @@ std::vector<SlowRank> RankMetrics::probed(const std::vector<double>& links) {
   link_ = link;
   asks_ = said_ < kProbes;
   if (asks_) return {};
-  const size_t from = *link, to = (from + 1) % links.size();
+  const size_t from = *link;
+  const int to = next_rank(from);
   std::vector<double> waits;
   for (size_t i = 0; i < last_.back().size(); ++i) {
     const Carried numbers = difference(last_.back()[i], last_.front()[i]);
     waits.push_back(numbers[kCommunication] / (own(numbers) + numbers[kCommunication]));
   }
-  const std::string next = "rank " + std::to_string(to) + " on " + hosts_[to];
+  const std::string next = "rank " + std::to_string(to) + " on " + hosts_[static_cast<size_t>(to)];
   return {{{.rank = static_cast<int>(from), .slow = true, .excess = median(waits), .since = wait_since_},
            hosts_[from],
-           "its link to " + next,
+           /*waited_for=*/"",
            "the link from rank " + std::to_string(from) + " on " + hosts_[from] + " to " + next +
                " is slow: a message takes " + rounded(1e3 * links[from], 1) + " ms there, " +
                rounded(1e3 * median(links), 1) + " ms in the median of all links; the ranks wait " +
-               percent(median(waits)) + " of their time for each other since step " + with_commas(wait_since_)}};
+               percent(median(waits)) + " of their time for each other since step " + with_commas(wait_since_),
+           to}};
 }
 
 SlowRank RankMetrics::describe(const Stragglers::Change& change) const {

@@ -40,8 +40,9 @@ struct TrainingClock {
 struct SlowRank {
   Stragglers::Change change;
   std::string host;
-  std::string waited_for;  // "data 12 % of its time, ring 3 %", or "nothing"
-  std::string text;        // for the log
+  std::string waited_for;           // "data 12 %, plans 3 %" of its time, or "nothing"; empty for a link
+  std::string text;                 // for the log
+  std::optional<int> link_to = {};  // for a link: the rank at its end; `excess` is then what the ranks wait
 
   MetricsWriter::Fields fields() const;
 };
@@ -73,6 +74,7 @@ class RankMetrics {
 
  private:
   SlowRank describe(const Stragglers::Change& change) const;
+  int next_rank(size_t rank) const { return static_cast<int>((rank + 1) % hosts_.size()); }
   // Decides whether to ask for a probe; returns a slow link that is over.
   std::vector<SlowRank> look_at_links();
 

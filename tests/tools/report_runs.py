@@ -78,7 +78,10 @@ def write(root, name, steps=2000, every=10, end=None, resume_at=1200, seed=1, br
         lines.append(line)
         if slow and step in (720, 1310):
             lines.append({"step": step, "slow_rank": 5, "slow_host": "node2", "slow_share": 0.24, "slow_since": 700,
-                          "slow_waited_for": "it waited for nothing itself"} if step == 720 else {"step": step, "slow_rank_over": 5})
+                          "slow_waited_for": "data 12 %, plans 3 %"} if step == 720 else {"step": step, "slow_rank_over": 5})
+        if slow and step in (1500, 1700):
+            lines.append({"step": step, "slow_rank": 1, "slow_host": "node1", "slow_share": 0.34, "slow_since": 1480, "slow_link_to": 2}
+                         if step == 1500 else {"step": step, "slow_rank_over": 1, "slow_link_to": 2})
         if step % (20 * every) == 0:
             lines.append({"step": step, "validation_loss": loss + 0.06, "validation_sources": {"web": {"loss": loss + 0.2}, "code": {"loss": loss - 0.5}}})
         if step % (50 * every) == 0:
@@ -116,4 +119,5 @@ def warnings():
     line = "2026-11-28T0%d:%02d:00.000000Z %s node%d rank %d [%s] %s\n"
     return (line % (3, 10, "warn", 1, 0, "train", "step 428: the gradient norm was 14.2 times its running median, so this update is left out") +
             line % (3, 12, "warn", 1, 0, "train", "step 437: the gradient norm was 11.9 times its running median, so this update is left out") +
-            line % (4, 30, "warn", 1, 0, "train", "rank 5 on node2 computes 24 % longer than the median since step 700"))
+            line % (4, 30, "warn", 1, 0, "train", "rank 5 on node2 computes 24 % longer than the median since step 700; of its time it waited for data 12 %, plans 3 %, "
+                    "of theirs the others waited 15 % for other ranks"))

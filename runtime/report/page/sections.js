@@ -180,6 +180,20 @@ function memory() {
   }));
 }
 
+// A line of metrics.jsonl with `slow_rank` or `slow_rank_over` in words.
+function slowText(s) {
+  const over = s.slow_rank_over !== undefined, rank = over ? s.slow_rank_over : s.slow_rank, to = s.slow_link_to,
+        who = `rank ${rank}${s.slow_host ? ' on ' + s.slow_host : ''}`,
+        since = known(s.slow_since) ? ` since step ${whole(s.slow_since)}` : '';
+  if (to !== undefined)
+    return `the link from ${who} to rank ${to} ` +
+        (over ? 'keeps the ranks waiting no longer' :
+                `is slow: ranks wait ${percent(s.slow_share)} of their time${since}`);
+  return over ? `${who} is no longer slower than the others` :
+                `${who} takes ${percent(s.slow_share)} longer than the median${since}` +
+          (s.slow_waited_for ? `; of its time it waited for ${s.slow_waited_for}` : '');
+}
+
 function ranks() {
   return section('Ranks', runs.flatMap(run => {
     const {measures, x, rows, of} = run.ranks, name = many ? ': ' + run.label : '', out = [];
@@ -204,20 +218,7 @@ function ranks() {
     if (run.slow.length)
       out.push(make(
           'div', {class: 'card wide'}, make('h3', null, 'Slow ranks' + name),
-          make(
-              'div', {class: 'scroll'},
-              table(
-                  ['step', ''],
-                  run.slow.map(
-                      s =>
-                          [s.step,
-                           s.slow_rank_over !== undefined ?
-                               `rank ${s.slow_rank_over} is as fast as the others again` :
-                               `rank ${s.slow_rank}${s.slow_host ? ' on ' + s.slow_host : ''} computes ${
-                                   percent(s.slow_share)} longer than the median` +
-                                   (known(s.slow_since) ? ` since step ${s.slow_since}` : '') +
-                                   (s.slow_waited_for ? `; ${s.slow_waited_for}` : '')]),
-                  {right: [0]}))));
+          make('div', {class: 'scroll'}, table(['step', ''], run.slow.map(s => [s.step, slowText(s)]), {right: [0]}))));
     return out;
   }));
 }
