@@ -3,14 +3,30 @@
 
 namespace annulus::comm_internal {
 
+BegunCollective::BegunCollective(const Communicator& comm, Begun call, int64_t max_message)
+    : comm_(comm), call_(std::move(call)), max_message_(max_message) {
+  try {
+    rounds_ = std::make_shared<Rounds>(comm_.rank(), comm_.hosts(), max_message_, call_);
+  } catch (...) {
+    refused_ = std::current_exception();
+  }
+}
+
+// Messages may keep the rounds for longer.
+BegunCollective::~BegunCollective() {
+  if (complete_) rounds_->drop();
+}
+
 bool BegunCollective::advance() noexcept {
   if (over()) return false;
   try {
-    if (!rounds_) {
+    if (!agreed_) {
       const std::vector<CollectiveHeader>* all = headers();
       if (all == nullptr) return false;
       require_same_headers(comm_, *all, call_.label);
-      rounds_ = std::make_shared<Rounds>(comm_.rank(), comm_.hosts(), max_message_, call_);
+      if (refused_) std::rethrow_exception(refused_);
+      rounds_->begin();
+      agreed_ = true;
     } else {
       if (!finish_step(done_)) return false;
       rounds_->finish(done_++);
@@ -21,7 +37,7 @@ bool BegunCollective::advance() noexcept {
     if (done_ < rounds_->count()) return true;
     complete_ = true;
     call_.out = call_.in = at::Tensor();
-    rounds_->drop();
+    rounds_->end();
   } catch (...) {
     failure_ = std::current_exception();
   }

@@ -21,7 +21,7 @@ namespace annulus::comm_internal {
 
 class BegunCollective {
  public:
-  virtual ~BegunCollective() = default;
+  virtual ~BegunCollective();
 
   // Advances by one step, or from the headers to the data, if the messages for that have arrived. Returns whether they
   // have. An error is kept for check().
@@ -36,9 +36,10 @@ class BegunCollective {
   virtual std::string describe_unfinished() const = 0;
 
  protected:
-  // max_message: the most bytes of one rank's piece in a round.
-  BegunCollective(const Communicator& comm, Begun call, int64_t max_message)
-      : comm_(comm), call_(std::move(call)), max_message_(max_message) {}
+  // max_message: the most bytes of one rank's piece in a round. Takes the memory of a reduction, which the destructor
+  // returns: so the steps of a run take and return it in the same order, however late messages arrive, and find it in
+  // the pool.
+  BegunCollective(const Communicator& comm, Begun call, int64_t max_message);
 
   const Communicator& comm_;
   Begun call_;  // keeps the tensors until the collective is complete
@@ -56,7 +57,9 @@ class BegunCollective {
   // Returns true if step `step`, the earliest that is under way, is complete, and forgets it.
   virtual bool finish_step(int64_t step) = 0;
 
-  std::shared_ptr<Rounds> rounds_;  // once the ranks have agreed
+  std::shared_ptr<Rounds> rounds_;
+  std::exception_ptr refused_;  // why there are none; raised once the ranks have agreed
+  bool agreed_ = false;
   int64_t started_ = 0, done_ = 0;  // steps
   bool complete_ = false;
   std::exception_ptr failure_;

@@ -1,10 +1,10 @@
 // See rounds.h.
 #include "comm/rounds.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <cstring>
+
+#include "memory/pool/pool_tensor.h"
 
 namespace annulus::comm_internal {
 namespace {
@@ -37,12 +37,18 @@ Rounds::Rounds(int rank, const RankHosts& hosts, int64_t max_message, const Begu
   for (int r = 0; r < groups_.ranks(); ++r) longest = std::max(longest, piece(r).bytes);
   if (call.reduces()) {
     add_reduction(longest, max_message);
-  } else if (bytes_at(piece(rank).begin) != call.in.const_data_ptr()) {
-    std::memcpy(bytes_at(piece(rank).begin), call.in.const_data_ptr(), call.in.nbytes());
+  } else {
+    in_ = call.in;
   }
   if (call.collective() == Collective::kReduceScatter) return;
   steps_.push_back({Kind::kGather, 0, count()});  // sends pieces that the steps before it have reduced or received
   if (groups_.count() > 1) steps_.push_back({Kind::kGatherInside, 0, count()});
+}
+
+void Rounds::begin() {
+  if (!in_.defined()) return;
+  char* const place = bytes_at(piece(rank_).begin);
+  if (place != in_.const_data_ptr()) std::memcpy(place, in_.const_data_ptr(), in_.nbytes());
 }
 
 // Two steps are under way at a time, of different rounds: while one round is between the groups, the next is inside
@@ -55,7 +61,7 @@ void Rounds::add_reduction(int64_t longest, int64_t max_message) {
   const auto carried = static_cast<int64_t>(carried_.size());
   const int64_t sums = groups_.count() > 1 ? carried + groups_.count() - 1 : 0;
   const int64_t held = (carried * others * width_ + sums * sum_width_) * (part_ / width_);
-  held_ = at::empty({std::min(rounds, kRoundsAtOnce), held}, at::kByte);
+  held_ = pool_tensor({std::min(rounds, kRoundsAtOnce), held}, at::kByte, PoolPurpose::kGradients);
   const auto add = [&](Kind kind, int64_t round) {
     const int64_t before = count(), window = before + 1 - kRoundsAtOnce;
     const bool waits = kind == Kind::kReduceBetween && rounds == 1;  // it needs the step just before it

@@ -36,10 +36,11 @@ class Rounds {
   };
 
   // max_message: the most bytes of one rank's piece in a round; for bf16 the sums of so many values may take twice as
-  // many. The constructor allocates the memory of a reduction, which drop() frees, and copies this rank's piece of an
-  // all_gather to its place.
+  // many. The constructor takes the memory of a reduction from the pool, which drop() returns.
   Rounds(int rank, const RankHosts& hosts, int64_t max_message, const Begun& call);
 
+  // Call it before the first step: it copies this rank's piece of an all_gather to its place.
+  void begin();
   int64_t count() const { return static_cast<int64_t>(steps_.size()); }  // of the steps; 0 if there is nothing to move
   // How many steps must be finished before this one may be posted: all before it, except at most kRoundsAtOnce - 1.
   int64_t needs(int64_t step) const { return steps_[static_cast<size_t>(step)].needs; }
@@ -48,7 +49,9 @@ class Rounds {
   std::vector<Message> receives(int64_t step) const;
   // Call it when all messages of the step are complete, in the order of the steps: it adds what a reduction received.
   void finish(int64_t step);
-  void drop() { out_ = whole_ = held_ = at::Tensor(); }
+  // Call it after the last step: it lets the tensors of the call go.
+  void end() { in_ = out_ = whole_ = at::Tensor(); }
+  void drop() { held_ = at::Tensor(); }
 
  private:
   enum class Kind { kReduceInside, kReduceBetween, kGather, kGatherInside };
@@ -75,7 +78,7 @@ class Rounds {
   const int group_;
   const ReduceOp op_;
   const SumTypes types_;
-  at::Tensor out_, whole_, held_;
+  at::Tensor in_, out_, whole_, held_;          // in_: only of an all_gather
   const int64_t elements_, width_, sum_width_;  // of the whole tensor; bytes of an element, and of a sum
   const std::vector<int> carried_;
   int64_t part_ = 0;  // bytes of each piece in a round

@@ -8,8 +8,6 @@
 //   disagree all notice before any data are sent. Blocking reductions add in the order of the ranks as well.
 #include "comm/c10d/c10d_communicator.h"
 
-#include <ATen/ops/empty.h>
-
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,6 +29,7 @@
 #include "comm/hosts.h"
 #include "comm/rank_order.h"
 #include "common/error.h"
+#include "memory/pool/pool_tensor.h"
 
 namespace annulus::c10d_internal {
 namespace {
@@ -320,7 +319,7 @@ std::unique_ptr<StartedOperation> C10dCommunicator::start_all_reduce(at::Tensor&
     at::Tensor tensor, held;  // held: the other ranks' values of this rank's part
   };
   const auto buffers = std::make_shared<Buffers>();
-  *buffers = {tensor, at::empty({size_, part * width}, at::kByte)};
+  *buffers = {tensor, pool_tensor({size_, part * width}, at::kByte, PoolPurpose::kGradients)};
   auto* held = static_cast<char*>(buffers->held.mutable_data_ptr());
   for (int64_t begin = 0; begin < total; begin += segment) {
     char* data = static_cast<char*>(tensor.mutable_data_ptr()) + begin * width;

@@ -8,7 +8,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <cstring>
@@ -26,6 +25,7 @@
 #include "comm/threads/world.h"
 #include "common/error.h"
 #include "common/text.h"
+#include "memory/pool/pool_tensor.h"
 
 namespace annulus {
 namespace {
@@ -90,7 +90,7 @@ class ThreadCommunicator final : public CommunicatorBackend {
     const int64_t begin = n * rank_ / size_;
     const int64_t end = n * (rank_ + 1) / size_;
     const int64_t width = tensor.element_size();
-    at::Tensor part = at::empty({end - begin}, tensor.options());
+    at::Tensor part = pool_tensor({end - begin}, tensor.options(), PoolPurpose::kGradients);
     std::vector<const void*> slices;
     for (int r = 0; r < size_; ++r) {
       slices.push_back(static_cast<const char*>(inputs->tensor(r).const_data_ptr()) + begin * width);

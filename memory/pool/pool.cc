@@ -31,7 +31,7 @@ constexpr std::array<PurposeEntry, kPoolPurposes> kPurposes = {{
     {"travelling blocks",
      "keys, values, queries, results and gradients that ranks send each other in a call of attention"},
     {"lent blocks", "those that ranks of one host use without a copy"},
-    {"gradients", "of the weights of a part of the model, until they are summed"},
+    {"gradients", "of the weights of a part of the model until they are summed, and what is received to be added"},
     {"kernel scratch", "what kernels of attention compute with"},
     {"staging", "buffers of memory.offload and optimizer.offload"},
     {"copies of a save", "what checkpoint.background writes while training goes on"},

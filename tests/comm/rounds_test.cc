@@ -1,4 +1,5 @@
-// Tests that the received sums of a reduction are aligned, whatever the length of a round's part.
+// Tests that the received sums of a reduction are aligned, whatever the length of a round's part, and where its memory
+// comes from.
 #include "comm/rounds.h"
 
 #include <ATen/ops/zeros.h>
@@ -10,6 +11,7 @@
 
 #include "comm/headers.h"
 #include "comm/hosts.h"
+#include "memory/pool/pool.h"
 
 namespace annulus::comm_internal::rounds_test {
 namespace {
@@ -36,6 +38,28 @@ TEST(Rounds, SumsAreAligned) {
       }
       EXPECT_GT(sums, 2) << most;
     }
+  }
+}
+
+PoolStats of_gradients() { return Pool::process().reports()[static_cast<size_t>(PoolPurpose::kGradients)].stats; }
+
+// Only the first reduction of a size takes its memory from the system.
+TEST(Rounds, LaterReductionsFindTheirMemoryInThePool) {
+  const RankHosts hosts(std::vector<int>{0, 0, 1});
+  const at::Tensor whole = at::zeros({3, 50'000}, at::kFloat), out = at::zeros({50'000}, at::kFloat);
+  const OpLabel label{"again", 0};
+  const CollectiveHeader header =
+      make_header(Collective::kReduceScatter, 0, &whole, static_cast<int>(ReduceOp::kSum), -1, label);
+  const PoolStats before = of_gradients();
+  for (int64_t i = 0; i < 5; ++i) {
+    Rounds rounds(0, hosts, 1 << 20, {header, out, whole, label, std::make_shared<int64_t>(0)});
+    EXPECT_EQ(of_gradients().taken - before.taken, 1);
+    EXPECT_EQ(of_gradients().reused - before.reused, i);
+    EXPECT_GE(of_gradients().in_use, 200'000);
+    rounds.end();
+    EXPECT_GE(of_gradients().in_use, 200'000) << "messages may still be under way";
+    rounds.drop();
+    EXPECT_EQ(of_gradients().in_use, 0);
   }
 }
 
