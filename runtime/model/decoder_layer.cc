@@ -158,6 +158,7 @@ struct LayerRun : torch::CustomClassHolder {
   MlpTile mlp(const RowTile& tile, bool keeps) const;
   at::Tensor mlp_added(MlpTile& m) const;
   Heads make_heads();
+  void add_kept(StorageBytes& to) const;
   at::Tensor attended(const RowTile& tile) const;
   RotaryTable table_of(const RowTile& tile) const;
   // q, k and v of all rows as attention takes them.
@@ -279,7 +280,21 @@ std::vector<at::Tensor> LayerRun::forward(at::Tensor x, at::Tensor delta, const 
     kept.push_back(std::exchange(input, {}));
     ticket = s.offload->put(std::move(kept), std::exchange(attention.memory, nullptr));
   }
+  if (keeps && s.kept != nullptr) add_kept(*s.kept);
   return {next.all, added.all};
+}
+
+void LayerRun::add_kept(StorageBytes& to) const {
+  const auto add = [&](std::initializer_list<at::Tensor> tensors) {
+    for (const at::Tensor& tensor : tensors) to.add(tensor);
+  };
+  add({input, heads.q, heads.k, heads.v});
+  for (const at::Tensor& tensor : attention.kept) to.add(tensor);
+  for (const HeadsTile& t : projected) add({t.y, t.inv_rms, t.qkv, t.heads_inv_rms});
+  for (const MlpTile& t : mlps) {
+    add({t.attention_out.input, t.attention_out.inv_rms, t.out.input, t.out.inv_rms});
+    add({t.sum, t.y, t.inv_rms, t.gate_up, t.product});
+  }
 }
 
 // Projects the layer's input to heads again.

@@ -23,6 +23,7 @@
 
 #include "attention/modules/rotary.h"
 #include "memory/charge.h"
+#include "memory/storage_bytes.h"
 #include "memory/tiers/offload.h"
 #include "runtime/model/decoder_ops.h"
 #include "runtime/model/fused_ops.h"
@@ -75,9 +76,10 @@ struct LayerSetting {
   RotaryTables tables;
   int64_t batch = 1;
   bool recompute = false;
-  int64_t tile = 0;            // rows of a tile at most
-  Offload* offload = nullptr;  // null: what is kept stays; must outlive the backward
-  WeightUse* use = nullptr;    // told of both places of a layer; null: nobody is; must outlive the backward
+  int64_t tile = 0;              // rows of a tile at most
+  Offload* offload = nullptr;    // null: what is kept stays; must outlive the backward
+  StorageBytes* kept = nullptr;  // to which each layer adds what it keeps where it is, if it keeps anything; or null
+  WeightUse* use = nullptr;      // told of both places of a layer; null: nobody is; must outlive the backward
 };
 
 // Returns the most rows of a tile, from shape, dtype and device alone: as many as have about kTileBytes (on a GPU) or

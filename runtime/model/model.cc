@@ -209,9 +209,11 @@ at::Tensor Model::hidden(const at::Tensor& tokens, const RotaryTables& tables, c
                              .recompute = recompute_,
                              .tile = tile_ > 0 ? tile_ : tile_rows(shape_, {parameters_.dtype(), embedding_.is_cuda()}),
                              .offload = recompute_ ? offload_ : nullptr,
+                             .kept = kept_,
                              .use = use_};
   // Nothing is left of a forward whose backward did not run.
   if (setting.offload != nullptr && at::GradMode::is_enabled()) setting.offload->clear();
+  if (kept_ != nullptr && at::GradMode::is_enabled()) kept_->clear();
   if (use_ != nullptr) use_->before_forward(kEmbeddingPlace);
   std::vector<at::Tensor> stream = {embedded(tokens.reshape({batch * n}))};  // and what is added to it
   if (use_ != nullptr) use_->after_forward(kEmbeddingPlace);

@@ -56,6 +56,8 @@ class Model {
   // With recomputation: what layers keep is offloaded. `offload` must outlive later backwards; null: it stays.
   // A backward must then run before the next forward whose gradients are asked for.
   void set_offload(Offload* offload) { offload_ = offload; }
+  // Each forward with gradients counts there what its layers keep for the backward and do not offload; null: none does.
+  void set_kept(StorageBytes* kept) { kept_ = kept; }
   // For tests: the most rows of a tile, instead of tile_rows() (decoder_layer.h).
   void set_tile_rows(int64_t rows) { tile_ = rows; }
 
@@ -96,6 +98,7 @@ class Model {
   ModelShape shape_;
   bool recompute_ = false;
   Offload* offload_ = nullptr;
+  StorageBytes* kept_ = nullptr;
   int64_t tile_ = 0;
   WeightUse* use_ = nullptr;
   Parameters parameters_;

@@ -13,6 +13,7 @@
 #include "common/text.h"
 #include "memory/caches.h"
 #include "memory/device_memory.h"
+#include "memory/pool/pool.h"
 #include "runtime/model/model_shape.h"
 #include "runtime/run/meters.h"
 #include "runtime/training/device_peak.h"
@@ -36,6 +37,12 @@ enum Number : size_t {
   kAttention,  // FLOPs; NaN if they are not known
   kMemory,
   kCaches,
+  kInPool,
+  kPoolFree,
+  kHeldWeights,
+  kHeldGradients,
+  kHeldOptimizer,
+  kHeldActivations,
   kMhz,
   kProbe,  // of rank 0: 1 if the links are to be measured after this step
   kNumbers,
@@ -48,13 +55,24 @@ struct Measure {
   bool sum = true;     // of which a line has the part since the line before
   bool whole = false;  // written without a fraction
 };
-constexpr Measure kMeasures[] = {
-    {"compute_seconds", kCompute},           {"exposed_communication_seconds", kCommunication},
-    {"exposed_ring_seconds", kRing},         {"exposed_reduce_seconds", kReduce},
-    {"exposed_gather_seconds", kGather},     {"exposed_offload_seconds", kOffload},
-    {"exposed_planning_seconds", kPlanning}, {"exposed_data_seconds", kData},
-    {"tokens", kTokens, true, true},         {"memory_bytes", kMemory, false, true},
-    {"caches_bytes", kCaches, false, true},  {"clock_mhz", kMhz, false}};
+constexpr Measure kMeasures[] = {{"compute_seconds", kCompute},
+                                 {"exposed_communication_seconds", kCommunication},
+                                 {"exposed_ring_seconds", kRing},
+                                 {"exposed_reduce_seconds", kReduce},
+                                 {"exposed_gather_seconds", kGather},
+                                 {"exposed_offload_seconds", kOffload},
+                                 {"exposed_planning_seconds", kPlanning},
+                                 {"exposed_data_seconds", kData},
+                                 {"tokens", kTokens, true, true},
+                                 {"memory_bytes", kMemory, false, true},
+                                 {"caches_bytes", kCaches, false, true},
+                                 {"pool_bytes", kInPool, false, true},
+                                 {"pool_cached_bytes", kPoolFree, false, true},
+                                 {"weights_bytes", kHeldWeights, false, true},
+                                 {"gradients_bytes", kHeldGradients, false, true},
+                                 {"optimizer_bytes", kHeldOptimizer, false, true},
+                                 {"activations_bytes", kHeldActivations, false, true},
+                                 {"clock_mhz", kMhz, false}};
 
 // A line has the seconds of each rank up to this many.
 constexpr size_t kListed = 64;
@@ -170,6 +188,13 @@ Carried RankMetrics::sample(const TrainingClock& clock) {
     for (const CacheReport& cache : cache_reports()) {
       if (cache.on_device || !device_.is_cuda()) caches_ += cache.stats.bytes;
     }
+    pool_ = pool_cached_ = 0;
+    if (device_.is_cpu()) {
+      for (const PoolReport& purpose : Pool::process().reports()) {
+        pool_ += purpose.stats.in_use, pool_cached_ += purpose.stats.cached;
+      }
+    }
+    held_ = training_.held();
   }
   const TrainingWork& work = training_.own_work();
   const double attention = work.pairs * (flops_per_token(training_.model().shape(), 1) - flops_per_token_);
@@ -186,6 +211,12 @@ Carried RankMetrics::sample(const TrainingClock& clock) {
   numbers[kAttention] = attention;
   numbers[kMemory] = static_cast<double>(memory_);
   numbers[kCaches] = static_cast<double>(caches_);
+  numbers[kInPool] = static_cast<double>(pool_);
+  numbers[kPoolFree] = static_cast<double>(pool_cached_);
+  numbers[kHeldWeights] = static_cast<double>(held_.weights);
+  numbers[kHeldGradients] = static_cast<double>(held_.gradients);
+  numbers[kHeldOptimizer] = static_cast<double>(held_.optimizer);
+  numbers[kHeldActivations] = static_cast<double>(held_.activations);
   numbers[kMhz] = mhz_;
   numbers[kProbe] = std::exchange(asks_, false) ? 1 : 0;
   return numbers;

@@ -52,8 +52,8 @@ class RankMetrics {
   // Collective: rank 0 learns the names of the hosts.
   RankMetrics(const Config& config, Communicator& world, Training& training, at::Device device);
 
-  // This rank's numbers for Training::step, where `clock` has what its steps took so far. Files of the kernel and the
-  // device are asked at most once a second.
+  // This rank's numbers for Training::step, where `clock` has what its steps took so far. Files of the kernel, the
+  // device and what holds memory are asked at most once a second.
   Training::Carried sample(const TrainingClock& clock);
 
   // Whether the ranks that contributed this to a step are to measure their links now. The same on all ranks: rank 0
@@ -81,9 +81,11 @@ class RankMetrics {
   Training& training_;
   at::Device device_;
   std::vector<std::string> hosts_;
-  double flops_per_token_;           // without attention
-  double asked_at_ = -1;             // seconds on the clock
-  int64_t memory_ = 0, caches_ = 0;  // bytes when the kernel was last asked
+  double flops_per_token_;  // without attention
+  double asked_at_ = -1;    // seconds on the clock
+  // Bytes when the kernel, the pool and the training were last asked.
+  int64_t memory_ = 0, caches_ = 0, pool_ = 0, pool_cached_ = 0;
+  HeldBytes held_;
   double mhz_ = 0;
   Stragglers stragglers_;
   size_t window_;

@@ -96,6 +96,7 @@ Training::Training(const Config& config, std::vector<Stage> stages, Communicator
   }
   if (device.is_cuda()) set_gpu_numerics({.tf32 = config.tf32, .deterministic = config.deterministic});
   model_.set_recompute(config.model.recompute);
+  model_.set_kept(&kept_);
   if (config.memory.offload != "none") {
     together(world, {"preparing the offload"},
              [&] { offload_ = make_offload(config, world, device, tier_ ? tier_->in_host_memory() : 0); });

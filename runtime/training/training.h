@@ -18,6 +18,7 @@
 #include "attention/execution/planned_call.h"
 #include "comm/communicator.h"
 #include "memory/pinned.h"
+#include "memory/storage_bytes.h"
 #include "memory/tiers/offload.h"
 #include "memory/tiers/tiered_tensors.h"
 #include "runtime/config/config.h"
@@ -37,7 +38,7 @@
 namespace annulus {
 
 // The numbers of a rank that a step carries to all others for whoever calls it (runtime/training/rank_metrics.h).
-inline constexpr size_t kCarriedNumbers = 14;
+inline constexpr size_t kCarriedNumbers = 20;
 
 struct StepResult {
   double loss = 0;           // mean over the targets that count, by their weights, in nats; 0 if none counts
@@ -61,6 +62,12 @@ struct StepResult {
 struct TrainingWork {
   int64_t tokens = 0;  // its positions of all rows
   double pairs = 0;    // of attention in its plans, over all layers and query heads; NaN if a pattern selects them
+};
+
+// The bytes of memory that a rank holds for each of these; they are parts of the plan (MemoryKinds).
+struct HeldBytes {
+  int64_t weights = 0, gradients = 0, optimizer = 0;  // now
+  int64_t activations = 0;                            // what the layers of the last forward have left to its backward
 };
 
 // How a task of validation.tasks (runtime/tasks/task.h) was answered.
@@ -118,6 +125,10 @@ class Training {
   // The seconds that steps have waited for their tokens so far.
   double waited_for_data() const;
   const TrainingWork& own_work() const { return work_; }
+  HeldBytes held() const {
+    const StateBytes state = model_state_.held();
+    return {state.weights, state.gradients, optimizer_.held(), kept_.bytes()};
+  }
   const Model& model() const { return model_; }
   // The requests from which the layers' attention is planned, with the digests of block maps read from files and
   // without the data's documents. Ranks compare this text.
@@ -197,6 +208,7 @@ class Training {
   at::Device device_;
   bool recorded_;                     // whether steps are recorded if the device can do so (step_graph.h)
   std::unique_ptr<Offload> offload_;  // null without memory.offload
+  StorageBytes kept_;                 // by the layers of the last forward
   Model model_;
   std::unique_ptr<TieredTensors> tier_;  // null without optimizer.offload
   ModelState model_state_;

@@ -68,8 +68,8 @@ function stackedChart({title, unit, text, kinds, bars, run, of, wide}) {
   return chart({title, unit, wide, legend, notes, rows, summary}, draw);
 }
 
-// One bar that is divided: plan.parts [[name, bytes], ...].
-function planChart(run, plan, name) {
+// One bar that is divided: plan.parts [[name, bytes], ...]. held(name): the most bytes that a rank was seen to hold.
+function planChart(run, plan, name, held) {
   const total = plan.parts.reduce((s, p) => s + p[1], 0), x = i => plan.parts.slice(0, i).reduce((s, p) => s + p[1], 0);
   const legend = make(
       'div', {class: 'legend'},
@@ -82,10 +82,10 @@ function planChart(run, plan, name) {
         notes: [],
         summary: () => plan.parts.map(([p, v]) => `${p} ${bytes(v)}`).join(', ') + '.',
         rows: () => ({
-          heads: ['for', 'planned', 'share'],
-          right: [1, 2],
-          body: plan.parts.map(([p, v]) => [p, bytes(v), percent(v / total)])
-                    .concat([['together', bytes(plan.total), '']])
+          heads: ['for', 'planned', 'share', 'held, at most by a rank'],
+          right: [1, 2, 3],
+          body: plan.parts.map(([p, v]) => [p, bytes(v), percent(v / total), bytes(held(p))])
+                    .concat([['together', bytes(plan.total), '', '']])
         })
       },
       width => {
@@ -111,7 +111,13 @@ function planChart(run, plan, name) {
             x: (x(i) + plan.parts[i][1] / 2) * scale,
             heading: plan.parts[i][0],
             values: [
-              {colour: colour(i), dash: 'fill', label: bytes(plan.parts[i][1]), text: percent(plan.parts[i][1] / total)}
+              {
+                colour: colour(i),
+                dash: 'fill',
+                label: bytes(plan.parts[i][1]),
+                text: percent(plan.parts[i][1] / total)
+              },
+              ...(known(held(plan.parts[i][0])) ? [{label: 'held', text: bytes(held(plan.parts[i][0]))}] : [])
             ]
           })
         };

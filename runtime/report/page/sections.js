@@ -105,6 +105,12 @@ const MEASURES = {
   tokens: 'tokens',
   memory_bytes: 'memory',
   caches_bytes: 'of it, caches',
+  pool_bytes: 'of it, the pool in use',
+  pool_cached_bytes: 'of it, the pool\'s free blocks',
+  weights_bytes: 'of it, weights',
+  gradients_bytes: 'of it, gradients',
+  optimizer_bytes: 'of it, the optimizer\'s state',
+  activations_bytes: 'of it, activations kept by layers',
   clock_mhz: 'clock'
 };
 
@@ -175,7 +181,8 @@ function memory() {
             []
       }));
     }
-    if (plan && plan.parts.length) out.push(planChart(run, plan, name));
+    const held = part => last((run.ranks.measures[part + '_bytes'] || {}).most);
+    if (plan && plan.parts.length) out.push(planChart(run, plan, name, held));
     return out;
   }));
 }

@@ -14,6 +14,7 @@
 
 #include "common/checksum.h"
 #include "memory/pool/pool_tensor.h"
+#include "memory/storage_bytes.h"
 #include "runtime/training/state/parameter_groups.h"
 
 namespace annulus {
@@ -296,6 +297,19 @@ void ModelState::finish_between() {
     u.whole = sharers_->begin_all_gather(wide_gradients(unit).view({traits_.sharding.shards, -1}), shard_of(unit),
                                          {u.gathering_gradients, step_, "step"});
   }
+}
+
+StateBytes ModelState::held() const {
+  StorageBytes weights, gradients;
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    weights.add(parameters_.values(unit).tensor());
+    weights.add(updated_[unit].values);
+    weights.add(updated_[unit].leaves);
+    gradients.add(parameters_.gradients(unit).tensor());
+    gradients.add(units_[unit]->wide);
+    gradients.add(units_[unit]->shard);
+  }
+  return {weights.bytes(), gradients.bytes()};
 }
 
 void ModelState::begin_pass(int64_t step, bool first, bool last) {

@@ -34,6 +34,11 @@
 
 namespace annulus {
 
+// Bytes of memory that a rank holds. What lies in a tier does not count.
+struct StateBytes {
+  int64_t weights = 0, gradients = 0;
+};
+
 class ModelState final : public WeightUse {
  public:
   // Fills the weights from `seed`. The model must have been made without weights (Model::Unheld) for as many parts as
@@ -82,6 +87,7 @@ class ModelState final : public WeightUse {
   void before_backward(size_t place) override;
   void after_backward(size_t place) override;
 
+  StateBytes held() const;  // now
   const Sharding& sharding() const { return traits_.sharding; }
   // The communicator of the ranks that share one copy of the state, and that of the ranks that hold the same shard;
   // null if this rank is the only one.

@@ -11,6 +11,8 @@
 #include <optional>
 #include <utility>
 
+#include "memory/storage_bytes.h"
+
 namespace annulus {
 
 namespace {
@@ -158,6 +160,14 @@ AdamW::AdamW(std::vector<Updated> updated, const OptimizerSettings& settings, Ti
 }
 
 AdamW::~AdamW() = default;
+
+int64_t AdamW::held() const {
+  StorageBytes moments;
+  for (const std::vector<PlacedVector>* moment : {&exp_avg_, &exp_avg_sq_}) {
+    for (const PlacedVector& vector : *moment) moments.add(vector.tensor);
+  }
+  return moments.bytes();
+}
 
 void AdamW::update(double scale, double norm, int64_t step) {
   ++updates_;

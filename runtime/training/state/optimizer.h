@@ -64,6 +64,7 @@ class AdamW {
   const std::vector<PlacedVector>& exp_avg() const { return exp_avg_; }
   const std::vector<PlacedVector>& exp_avg_sq() const { return exp_avg_sq_; }
   int64_t updates() const { return updates_; }
+  int64_t held() const;  // the bytes of the moments, but for those in a tier
   void set_updates(int64_t updates) { updates_ = updates; }
 
  private:
