@@ -136,7 +136,7 @@ class ReportTest(cli.CliTest):
         self.fake_run("good-001")
         code, _, _ = self.annulus("report", "good", "--tensorboard", "--wandb", "--follow", ANNULUS_SCRIPT=self.stand_in())
         self.assertEqual(code, 5)
-        self.assertEqual(self.words(), ["follower", "--run=runs/good-001", "--tensorboard", "--wandb", "--follow"])
+        self.assertEqual(self.words(), ["follower", "--run=runs/good-001", "--tensorboard", "--wandb", "--follow", "--version=0.1.0"])
 
     def test_a_follower_beside_a_run_that_it_cannot_harm(self):
         told = self.train("--set", "run.tensorboard=true", ANNULUS_SCRIPT=self.stand_in())  # it ends with an error at once

@@ -11,12 +11,15 @@
 #include <cstring>
 
 #include "common/error.h"
+#include "common/version.h"
 #include "launcher/python_programs/script.h"
 
 namespace annulus {
 
 std::vector<std::string> follower_command(const std::vector<std::string>& words) {
-  return script_command("follower", "report", "the libraries of TensorBoard and Weights & Biases", words);
+  std::vector<std::string> all = words;
+  all.push_back(std::string("--version=") + kVersion);
+  return script_command("follower", "report", "the libraries of TensorBoard and Weights & Biases", all);
 }
 
 std::string start_follower(const std::string& run) {

@@ -17,6 +17,7 @@ def parse(words):
     parser.add_argument("--wandb", action="store_true")
     parser.add_argument("--follow", action="store_true")
     parser.add_argument("--parent", type=int, default=0)
+    parser.add_argument("--version", default="")
     return parser.parse_args(words)
 
 
@@ -63,7 +64,7 @@ def run(options):
             locks.append(hold(options.run, "wandb"))
             where.append(os.path.join(options.run, "wandb"))
             sinks.append(WandbRecords(options.run, configuration(options.run)))
-        count = follow(options.run, sinks, options.follow, options.parent)
+        count = follow(options.run, sinks, options.follow, options.parent, options.version)
         print(f"{' and '.join(where)}  ({count} lines of metrics)")
         if options.tensorboard:
             print(f"  {sys.executable} -m tensorboard.main --logdir {os.path.dirname(os.path.abspath(options.run))}")

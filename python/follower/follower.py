@@ -29,14 +29,16 @@ def run_is_locked(run):
 class Follower:
     """One run and its sinks. Not thread safe."""
 
-    def __init__(self, run, sinks):
-        self.run, self.sinks = run, sinks
+    def __init__(self, run, sinks, version=""):
+        """`version`: of this program; runs of another one are said. Empty: it is not known."""
+        self.run, self.sinks, self.version = run, sinks, version
         self.path = os.path.join(run, "metrics.jsonl")
         self.tail = Tail(self.path)
         self.step = 0           # of the last line
         self._shown = {}        # what was shown last, by name: the configuration's text, a picture's time
         self._begun_at = None   # when the newest process began to train, in seconds since 1970
         self._second = 0.0      # seconds since then
+        self._others = set()    # the other versions that were said
 
     def begin(self):
         # Sinks that can go on behind what they wrote do so, if all of them can.
@@ -75,6 +77,7 @@ class Follower:
     def _take(self, line, sinks, live=False):
         self.step = line.step
         self._tell_time(line.values, live)
+        self._tell_version(line.values.get("started"))
         now = self._now()
         for sink in sinks:
             sink.scalars(line.step, now, list(scalars(line.values)))
@@ -103,6 +106,13 @@ class Follower:
                 self._begun_at = (time.time() if live else os.path.getmtime(self.path)) - second
             self._second = second
 
+    def _tell_version(self, start):
+        version = start.get("version") if isinstance(start, dict) else None
+        if not self.version or version in (None, self.version, *self._others):
+            return
+        self._others.add(version)
+        warn(f"the run is of annulus {version}, this program of {self.version}: numbers may have other names, or mean something else")
+
     def _now(self):
         return (self._begun_at if self._begun_at is not None else time.time()) + self._second
 
@@ -118,13 +128,17 @@ class Follower:
             try:
                 data, width, height = texts.png(path)
             except (OSError, ValueError) as error:
-                print(f"annulus: [report] {path} is left out: {error}", file=sys.stderr, flush=True)
+                warn(f"{path} is left out: {error}")
                 continue
             self._for_all(lambda sink: sink.picture(self.step, self._now(), name, data, width, height))
 
     def _for_all(self, give):
         for sink in self.sinks:
             give(sink)
+
+
+def warn(text):
+    print(f"annulus: [report] {text}", file=sys.stderr, flush=True)
 
 
 def hold(run, name):
@@ -161,9 +175,9 @@ class Ending:
             time.sleep(0.1)
 
 
-def follow(run, sinks, goes_on, parent):
+def follow(run, sinks, goes_on, parent, version=""):
     """Carries what there is, and with `goes_on` all that comes until the run ends (or the process `parent`, if it is not 0)."""
-    follower, ending = Follower(run, sinks), Ending(run, parent)
+    follower, ending = Follower(run, sinks, version), Ending(run, parent)
     follower.begin()
     count = 0
     try:
@@ -176,5 +190,7 @@ def follow(run, sinks, goes_on, parent):
     finally:
         follower.end()
     if follower.tail.damaged:
-        print(f"annulus: [report] {follower.tail.damaged} lines of {follower.path} are no metrics, and were left out", file=sys.stderr)
+        warn(f"{follower.tail.damaged} lines of {follower.path} are no metrics, and were left out")
+    if follower.tail.half:
+        warn(f"{follower.path} ends within a line, which is left out: it is being written, or a process was killed")
     return count

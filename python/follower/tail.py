@@ -41,6 +41,7 @@ class Tail:
     def __init__(self, path):
         self.path = path
         self.damaged = 0
+        self.half = False  # whether the file went on behind its last whole line when it was read
         self._taken = []  # (step or None, digest up to and with this line) of each line, the second from line to line
         self._offset = 0  # bytes of whole lines that were taken
         self._inode = None
@@ -74,6 +75,7 @@ class Tail:
             f.seek(self._offset)
             for raw in whole_lines(f):
                 changes += self._take(raw)
+            self.half = f.tell() > self._offset
         return changes
 
     def lines(self):

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Tests python/follower/: what TensorBoard's own reader and the records of Weights & Biases give back of a run's metrics. The first
-argument is the Python that has the libraries (python/follower/wheels.sh)."""
+"""Tests python/follower/: what TensorBoard's own reader and the records of Weights & Biases give back of a run's metrics. Arguments: the
+Python that has the libraries (python/follower/wheels.sh), and the program annulus."""
 
 import glob
 import json
+import math
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -22,7 +24,8 @@ if not os.environ.get("ANNULUS_FOLLOWER_PYTHON"):
         print("SKIPPED: %s is missing: python/follower/wheels.sh --wandb makes it" % python)
         sys.exit(0)
     os.environ["ANNULUS_FOLLOWER_PYTHON"] = python
-    os.execv(python, [python, "-B", os.path.abspath(__file__), *sys.argv[2:]])
+    os.environ["ANNULUS_PROGRAM"] = os.path.abspath(sys.argv[2])
+    os.execv(python, [python, "-B", os.path.abspath(__file__), *sys.argv[3:]])
 sys.path.insert(0, PROGRAM)
 
 import event_files  # noqa: E402
@@ -30,13 +33,50 @@ import follower  # noqa: E402
 from tail import Line, Removed, Tail  # noqa: E402
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
 
-PYTHON = os.environ["ANNULUS_FOLLOWER_PYTHON"]
+PYTHON, ANNULUS = os.environ["ANNULUS_FOLLOWER_PYTHON"], os.environ["ANNULUS_PROGRAM"]
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="30"><rect width="40" height="30" fill="red"/></svg>'
 
 
 def line(step, **values):
     return {"step": step, "loss": 5 / step, "gradient_norm": 0.1 * step, "tokens": 1000 * step,
             "sources": {"web": {"rows": step, "epochs": step / 7}}, "seconds": float(step), **values}
+
+
+TINY = """
+device = "cpu"
+[run]
+name = "tiny"
+steps = 4
+log_every = 1
+[data]
+train = ["text.txt"]
+context = 64
+batch = 2
+validation_fraction = 0.1
+[model]
+layers = 1
+dim = 32
+heads = 2
+[optimizer]
+spike = 10.0
+[validation]
+every = 2
+batches = 1
+[checkpoint]
+every = 2
+"""
+
+
+def numbers_of(values, path=()):
+    """Each number below an object of metrics.jsonl, and null in place of one, with its path; but for those that say what was
+    started."""
+    for key, value in values.items() if isinstance(values, dict) else ((str(i), v) for i, v in enumerate(values)):
+        if not path and key in ("step", "started", "memory_plan"):
+            continue
+        if isinstance(value, (dict, list)):
+            yield from numbers_of(value, (*path, key))
+        elif value is None or isinstance(value, (int, float)):
+            yield (*path, key), value
 
 
 def single(value):
@@ -122,6 +162,33 @@ class EventFilesTest(RunTest):
         text, = self.read().Tensors("configuration")
         self.assertIn(b'name = "tiny"', text.tensor_proto.string_val[0])
 
+    def test_reader_gives_every_number_of_a_real_run(self):
+        run = os.path.dirname(self.run_folder)
+        with open(os.path.join(run, "text.txt"), "w") as f:
+            f.write("all work and no play " * 500)
+        with open(os.path.join(run, "config.toml"), "w") as f:
+            f.write(TINY)
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("ANNULUS_")}
+        subprocess.run([ANNULUS, "train", "config.toml"], cwd=run, check=True, timeout=LIMIT, stdout=subprocess.DEVNULL,
+                       env={**clean, "OMP_NUM_THREADS": "1"})
+        self.run_folder = os.path.join(run, "runs", "tiny-001")
+        code, _, err = self.program("--tensorboard", "--version=0.1.0")
+        self.assertEqual((code, err), (0, ""))
+        expected = {}
+        with open(os.path.join(self.run_folder, "metrics.jsonl")) as f:
+            for values in map(json.loads, f):
+                for path, number in numbers_of(values):
+                    expected.setdefault(path, []).append((values["step"], number))
+        self.assertGreater(len(expected), 60)
+        reader = self.read()
+        # A number of a line itself is in a group that viewers show together; all others have their whole path.
+        tags = {tuple(tag.split("/")): tag for tag in reader.Tags()["scalars"]}
+        self.assertEqual(len(tags), len(expected), sorted(set(expected) ^ set(tags)))
+        for path, points in expected.items():
+            tag, = [tag for parts, tag in tags.items() if parts == path or (len(path) == 1 and len(parts) == 2 and parts[1:] == path)]
+            read = [(e.step, e.value) for e in reader.Scalars(tag)]
+            self.assertEqual([repr(p) for p in read], [repr((step, single(math.nan if v is None else v))) for step, v in points], tag)
+
     def test_goes_on_where_it_ended(self):
         lines = [line(s) for s in (1, 2, 3, 4)]
         self.add(*lines[:2])
@@ -196,6 +263,27 @@ class EventFilesTest(RunTest):
 
 
 class MistakesTest(RunTest):
+    def test_a_run_of_another_version_is_said(self):
+        self.add({"step": 0, "started": {"version": "9.9"}}, line(1), {"step": 1, "started": {"version": "9.9"}}, line(2))
+        for version, said in (("0.1.0", ["annulus: [report] the run is of annulus 9.9, this program of 0.1.0: numbers may have other "
+                                         "names, or mean something else"]), ("9.9", [])):
+            self.add(line(3))
+            shutil.rmtree(os.path.join(self.run_folder, "tensorboard"), ignore_errors=True)
+            code, _, err = self.program("--tensorboard", "--version=" + version)
+            self.assertEqual((code, err.splitlines()), (0, said))
+
+    def test_half_a_line_at_the_end_is_said(self):
+        self.add(line(1), line(2), end="")
+        code, out, err = self.program("--tensorboard")
+        self.assertEqual(code, 0)
+        self.assertIn("(1 lines of metrics)", out)
+        self.assertIn("metrics.jsonl ends within a line, which is left out: it is being written, or a process was killed", err)
+        self.expect_numbers([line(1)])
+        self.add(end="\n")
+        code, _, err = self.program("--tensorboard")
+        self.assertEqual((code, err), (0, ""))
+        self.expect_numbers([line(1), line(2)])
+
     def expect_refused(self, exit_code, *texts):
         code, out, err = self.program("--tensorboard")
         self.assertEqual((code, out), (exit_code, ""), err)
