@@ -117,6 +117,17 @@ class TraceTest(cli.CliTest):
         self.assertIn("runs/tiny-001/traces", err)
         self.assertEqual(os.path.getmtime(self.path("runs/tiny-001/metrics.jsonl")), before)
 
+    def test_what_is_offloaded(self):
+        self.write_run(2, memory={"offload": "file", "files": self.folder, "device_layers": 0})
+        code, _, err = self.annulus("launch", "-n", "2", "train", "config.toml", "--set", "model.recompute=true", "--trace", "1-2")
+        self.assertEqual(code, 0, err)
+        trace = trace_reader.Trace(self.path("runs/tiny-001/traces/steps-1-2.json"))
+        for rank in (0, 1):
+            moved = {name: [s["args"]["bytes"] for s in trace.spans if s["pid"] == rank and s["name"] == name]
+                     for name in ("write to tier", "read from tier")}
+            self.assertTrue(moved["write to tier"], rank)
+            self.assertEqual(sorted(moved["write to tier"]), sorted(moved["read from tier"]))
+
     def test_refuses_steps(self):
         self.write_run()
         for text, words in (("9-3", "the last step comes before the first; did you mean 3-9"),

@@ -15,15 +15,13 @@
 namespace annulus {
 namespace {
 
-constexpr double kFirstSeconds = 1, kLeastSeconds = 10, kShare = 0.01;
-
 double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 }  // namespace
 
-LiveReport::LiveReport(std::string run) : run_(std::move(run)) {
+LiveReport::LiveReport(std::string run, ReportPace pace) : run_(std::move(run)), pace_(pace) {
   try {
     thread_ = std::thread([this] { write_pages(); });
   } catch (const std::system_error& fault) {
@@ -48,15 +46,15 @@ void LiveReport::failed(const std::string& error) {
 }
 
 void LiveReport::write_pages() {
-  double wait = kFirstSeconds;
+  double wait = pace_.first;
   for (;;) {
     std::unique_lock lock(mutex_);
     if (changed_.wait_for(lock, std::chrono::duration<double>(wait), [&] { return ending_; })) return;
     lock.unlock();
     const double begin = seconds_now();
     if (!has_metrics()) continue;
-    write({.running = true, .error = {}}, std::max(wait, kLeastSeconds));
-    wait = std::max(kLeastSeconds, (seconds_now() - begin) / kShare);
+    write({.running = true, .error = {}}, std::max(wait, pace_.least));
+    wait = std::max(pace_.least, (seconds_now() - begin) / pace_.share);
   }
 }
 

@@ -11,13 +11,19 @@
 
 namespace annulus {
 
+// How often a page is written.
+struct ReportPace {
+  double first = 1, least = 10;  // seconds until the first page, and at least from one to the next
+  double share = 0.01;           // of a processor, at most
+};
+
 // Reads what the run has written to its folder, and so takes nothing of the training but a share of a processor: at
 // most one hundredth of one, because it waits for a hundred times as long as the last page took, and at least for 10 s.
 // A page that cannot be written is a warning (once), never an error of the run.
 class LiveReport {
  public:
-  // `run`: its folder. Writes RUN/report.html.
-  explicit LiveReport(std::string run);
+  // `run`: its folder. Writes RUN/report.html. `pace` is for tests.
+  explicit LiveReport(std::string run, ReportPace pace = {});
   // Writes the last page.
   ~LiveReport();
   LiveReport(const LiveReport&) = delete;
@@ -33,6 +39,7 @@ class LiveReport {
   void write(const RunNow& now, double again);
 
   std::string run_;
+  const ReportPace pace_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool ending_ = false;  // guarded by mutex_, as the error

@@ -5,9 +5,11 @@
 #include <gtest/gtest.h>
 #include <sys/file.h>
 
+#include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 
 #include "common/descriptor.h"
 #include "common/error.h"
@@ -138,6 +140,24 @@ TEST_F(ReportPageTest, ALiveReportEndsWithHowTheRunEnded) {
   const nlohmann::json state = data_of(content("report.html"))["runs"][0]["state"];
   EXPECT_EQ(state["kind"], "failed");
   EXPECT_EQ(state["text"], "[comm] rank 1 is gone");
+}
+
+// Each page is whole whenever it is read.
+TEST_F(ReportPageTest, ALivePageIsRewrittenWhileTheRunGoesOn) {
+  const LiveReport page(run_, {.first = 0.001, .least = 0.001, .share = 1});
+  for (int step = 3; step <= 5; ++step) {
+    write("metrics.jsonl", content("metrics.jsonl") + "{\"step\":" + std::to_string(step) +
+                               ",\"loss\":2,\"seconds\":" + std::to_string(step) + "}\n");
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    nlohmann::json run;
+    do {
+      std::this_thread::yield();
+      if (fs::exists(run_ + "/report.html")) run = data_of(content("report.html"))["runs"][0];
+    } while ((run.is_null() || run["step"] != step) && std::chrono::steady_clock::now() < until);
+    EXPECT_EQ(run["step"], step);
+    EXPECT_EQ(run["state"]["kind"], "running");
+    EXPECT_EQ(run["columns"]["loss"]["x"].size(), step);
+  }
 }
 
 TEST_F(ReportPageTest, ALiveReportOfARunThatLoggedNothingWritesNothing) {
