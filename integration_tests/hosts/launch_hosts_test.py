@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import termios
+import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -19,6 +20,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import cli
 import hosts as simulated
 import namespaces
+import trace_reader
 
 namespaces.isolate(otherwise="SKIPPED, A FAILURE IN CI")
 
@@ -26,11 +28,11 @@ NAMES = ["host1", "Host2", "host3"]  # a capital letter in a name is allowed
 
 
 class OverHosts(unittest.TestCase):
-    NAMES, OWN = NAMES, {}
+    NAMES, OWN, CLOCKS = NAMES, {}, {}
 
     @classmethod
     def setUpClass(cls):
-        cls.hosts = simulated.Hosts(cls.NAMES, cls.OWN)
+        cls.hosts = simulated.Hosts(cls.NAMES, cls.OWN, cls.CLOCKS)
         cls.hosts.__enter__()
         cls.addClassCleanup(cls.hosts.__exit__)
 
@@ -358,6 +360,25 @@ class LostHostTest(OverHosts):
         self.assertEqual(len(alone), len(over))
         for a, b in zip(alone, over, strict=True):
             self.assertAlmostEqual(a, b, delta=1e-4 * a)
+
+
+class OtherClocksTest(OverHosts):
+    """Hosts whose monotonic clocks began at other times."""
+
+    NAMES, CLOCKS = ["host1", "Host2", "host3", "host4"], {"Host2": 100_000, "host4": 3}
+
+    def test_a_trace_of_them_has_one_time(self):
+        read = [sys.executable, "-c", "import time; print(time.monotonic())"]
+        ahead = float(self.hosts.run(read, on="Host2", check=True, capture_output=True).stdout) - time.monotonic()
+        self.assertTrue(99_000 < ahead < 100_001, ahead)
+        code, out, err = self.launch("--hosts", "host1:1,Host2:2,host3:1,host4:1", "attend", "--random", "queries=120,heads=2,dim=8",
+                                     "--layout", "contiguous", "--backward", "--trace", "run.json")
+        self.assertEqual(code, 0, out + err)
+        trace = trace_reader.Trace(self.path("run.json"))  # which refuses messages that end before they begin
+        self.assertTrue(0 < int(trace.about["clock error, ns, at most"]) < 10 ** 9, trace.about)
+        over_hosts = {(a["pid"], b["pid"]) for a, b in trace.flows} - {(1, 2), (2, 1)}
+        self.assertEqual({rank for pair in over_hosts for rank in pair}, set(range(5)))
+        self.assertLess(max(s["ts"] + s["dur"] for s in trace.spans), cli.LIMIT * 10 ** 6)
 
 
 if __name__ == "__main__":

@@ -26,17 +26,22 @@ while [[ $1 == -* ]]; do shift; done
 pid=$(cat "{folder}/pid.$1" 2>/dev/null) || {{ echo "ssh: Could not resolve hostname $1: Name or service not known" >&2; exit 255; }}
 kill -0 "$pid" 2>/dev/null || {{ echo "ssh: connect to host $1 port 22: No route to host" >&2; exit 255; }}
 tmp={tmp}/$1
+time=$(cat "{folder}/time.$1" 2>/dev/null)
 mkdir -p "$tmp"
 shift
-exec env -i PATH="$PATH" HOME="$HOME" TMPDIR="$tmp" nsenter -t "$pid" --net --uts --mount --pid -- sh -c "$*"
+exec env -i PATH="$PATH" HOME="$HOME" TMPDIR="$tmp" nsenter -t "$pid" --net --uts --mount --pid $time -- sh -c "$*"
 """
 
 
 class Hosts:
-    def __init__(self, names, own=None):
-        """`own`: what a host calls itself (hostname), for those that go by another name in the list."""
+    def __init__(self, names, own=None, clocks=None):
+        """`own`: what a host calls itself (hostname), for those that go by another name in the list. `clocks`: by how many seconds
+        the monotonic clock of a host is ahead of this machine's; not of the first."""
         self.names = list(names)
         self.own = own or {}
+        self.clocks = clocks or {}
+        if self.clocks.keys() - set(self.names[1:]):
+            raise ValueError(f"expected clocks of hosts behind the first one, {self.names[1:]}, got {self.clocks}")
         self.address = {name: f"10.231.7.{i}" for i, name in enumerate(self.names, 1)}
 
     def __enter__(self):
@@ -78,7 +83,9 @@ class Hosts:
         for i, name in enumerate(self.names, 1):
             # The first host keeps this test's process table, in which the agent finds the other hosts.
             first = i == 1
-            init = self._start(name, ["--net", "--uts", "--mount"] + ([] if first else ["--pid", "--fork", "--kill-child", "--mount-proc"]))
+            clock = ["--time", "--monotonic", str(self.clocks[name])] if name in self.clocks else []
+            init = self._start(name, ["--net", "--uts", "--mount", *clock] +
+                               ([] if first else ["--pid", "--fork", "--kill-child", "--mount-proc"]))
             self._in_network(switch, "link", "add", f"p{i}", "type", "veth", "peer", "name", "eth0", "netns", str(init))
             self._in_network(switch, "link", "set", f"p{i}", "master", "br0", "up")
             self._in_network(init, "addr", "add", f"{self.address[name]}/24", "dev", "eth0")
@@ -101,6 +108,9 @@ class Hosts:
                 pid = int(f.read().split()[0])
         self._write(f"pid.{name}", str(pid))
         self._write(f"pid.{self.address.get(name, 'switch')}", str(pid))
+        if name in self.clocks:
+            for known in (name, self.address[name]):
+                self._write(f"time.{known}", "--time")
         return pid
 
     @staticmethod
@@ -125,7 +135,7 @@ class Hosts:
     def prefix(self, on=None):
         """Returns words that run a command on a host: on the first one, or on `on`."""
         name = on or self.names[0]
-        spaces = ["--net", "--uts", "--mount"] + ([] if name == self.names[0] else ["--pid"])
+        spaces = ["--net", "--uts", "--mount"] + ([] if name == self.names[0] else ["--pid"]) + ["--time"] * (name in self.clocks)
         return ["nsenter", "-t", str(self._pid(name)), *spaces, f"--wd={os.getcwd()}", "--"]
 
     def run(self, command, on=None, **kwargs):
