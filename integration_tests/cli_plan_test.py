@@ -183,6 +183,7 @@ class PlanTest(cli.CliTest):
             self.assertRegex(table, rf"\n  {re.escape(kernel['name'])} +{'yes' if kernel['found'] else 'no'}: ")
         self.assertEqual(doctor["cache_bytes"], 1792 * 2**20)
         self.assertIn("programs", doctor["caches"])
+        self.assertEqual(doctor["pool"]["gradients"].keys(), {"in_use", "cached", "peak", "fragmentation"})
 
     def test_help_of_topology_shows_one_file_for_each_flag(self):
         code, out, err = self.annulus("topology", "--help")

@@ -146,7 +146,8 @@ Json json_of(const Inventory& f) {
   }
   for (const PoolReport& purpose : f.pool) {
     const PoolStats& s = purpose.stats;
-    pool[std::string(purpose.name)] = {{"in_use", s.in_use}, {"cached", s.cached}, {"peak", s.peak}};
+    pool[std::string(purpose.name)] = {
+        {"in_use", s.in_use}, {"cached", s.cached}, {"peak", s.peak}, {"fragmentation", s.fragmentation()}};
   }
   return {{"found", members(f.found)},
           {"kernels", kernels},

@@ -1,6 +1,6 @@
 // Many calls of attention over MPI ranks that lend each other their blocks: the process grows neither in memory, nor in
 // descriptors, nor in mapped files of /dev/shm. Every rank of an mpirun runs it (mpi_test in bazel/mpi.bzl). --calls=N:
-// how many, 150 by default; 100,000 are the long form.
+// how many, 30 by default; 100,000 are the long form.
 #include <ATen/ops/randn.h>
 #include <ATen/ops/randn_like.h>
 #include <gtest/gtest.h>
@@ -25,6 +25,7 @@ namespace {
 
 constexpr int64_t kMib = 1 << 20;
 constexpr int64_t kBound = 4 * kMib;
+constexpr int64_t kRows = 128, kHeadDim = 128;  // of a rank: tensors are just large enough to be lent
 int64_t calls = 30;
 
 int64_t open_files() {
@@ -54,12 +55,12 @@ TEST(LendingOverMpi, ManyCallsTakeNoMoreThanAFew) {
   world->set_timeout(Seconds(20));
   AttentionCall call;
   call.request = {
-      .shape = {.batch = 1, .heads = 2, .kv_heads = 2, .q_len = 512 * world->size(), .k_len = 512 * world->size()},
+      .shape = {.batch = 1, .heads = 1, .kv_heads = 1, .q_len = kRows * world->size(), .k_len = kRows * world->size()},
       .pattern = causal_pattern(),
       .schedule = ScheduleKind::kRing,
       .ranks = world->size()};
   call.comm = world.get();
-  const at::Tensor q = at::randn({1, 512, 2, 64}, at::kFloat), k = at::randn_like(q), v = at::randn_like(q);
+  const at::Tensor q = at::randn({1, kRows, 1, kHeadDim}, at::kFloat), k = at::randn_like(q), v = at::randn_like(q);
   AttentionStats stats;
   const auto run = [&](int64_t times) {
     for (int64_t i = 0; i < times; ++i) {

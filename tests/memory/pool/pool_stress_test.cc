@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <mutex>
@@ -26,6 +27,12 @@ constexpr int64_t kOperations = 100'000;
 #else
 constexpr int64_t kOperations = 1'000'000;
 #endif
+
+// POOL_OPERATIONS sets another number: --test_env=POOL_OPERATIONS=1000000 under the sanitizers.
+int64_t operations_of_the_test() {
+  const char* const text = std::getenv("POOL_OPERATIONS");
+  return text != nullptr ? std::atoll(text) : kOperations;
+}
 constexpr int64_t kMib = 1 << 20;
 constexpr int64_t kBound = 8 * kMib;
 constexpr size_t kMostHeld = 12;         // blocks of a thread
@@ -156,7 +163,8 @@ TEST(PoolStress, ThreadsNearTheBoundKeepWhatTheyHold) {
     pool.trim();
     return resident_bytes();
   };
-  const int64_t early = run(kOperations / 10), late = run(kOperations - kOperations / 10);
+  const int64_t operations = operations_of_the_test();
+  const int64_t early = run(operations / 10), late = run(operations - operations / 10);
   EXPECT_EQ(wrong, 0);
   int64_t cached = 0, reused = 0, taken = 0;
   for (const PoolReport& report : reports) {

@@ -2,6 +2,7 @@
 #include "memory/pool/pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <string>
 #include <thread>
@@ -213,6 +215,27 @@ TEST(Pool, GivesFreeBlocksBackWhenMemoryIsRefused) {
   EXPECT_EQ(source.left(), kMib);
   EXPECT_EQ(pool.in_use(), "");
   source.give_back(held, kMib);  // what was in use is the source's own now
+}
+
+// The kernel gives a process with a limit its memory only once the pool has given its free blocks back.
+TEST(Pool, GivesFreeBlocksOfTheHostBackWhenMemoryIsRefused) {
+  in_child([]() -> std::string {
+    Pool pool(1024 * kMib);
+    pool.put(pool.get(300 * kMib, PoolPurpose::kScratch), PoolPurpose::kScratch);
+    int64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const auto most = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE) + 100 * kMib);
+    const rlimit limit{most, most};
+    if (setrlimit(RLIMIT_AS, &limit) != 0) throw SkipTheTest{"the address space cannot be limited"};
+    void* const block = pool.try_get(350 * kMib, PoolPurpose::kGradients);
+    if (block == nullptr) return "the free block was not given back";
+    if (cached(pool) != 0) return "the free block is said to be there";
+    std::memset(block, 1, kMib);
+    const std::string message = message_of([&] { pool.get(350 * kMib, PoolPurpose::kSaving); });
+    return message.find("for copies of a save, although the pool has given back its free blocks") != std::string::npos
+               ? ""
+               : message;
+  });
 }
 
 // More than any process can have; the pool of the host says so as well.

@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <filesystem>
 #include <future>
+#include <mutex>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -94,6 +97,37 @@ TEST(Saving, WritesTheBitsOfItsStepAndResumesFromThem) {
     EXPECT_EQ(losses(run), losses(straight)) << name;
     EXPECT_EQ(checkpoint_tensors(run, 6), checkpoint_tensors(straight, 6)) << name;
   }
+}
+
+// The writers of the first save are held until somebody begins the second one, for half a second at most. The second
+// begins only once the first is complete under its name.
+TEST(Saving, TheNextSaveWaitsForTheFirst) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.checkpoint.every = 2;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::optional<std::chrono::steady_clock::time_point> until;
+  bool published = false, second = false, too_early = false;
+  HookedFiles files([&](const std::string& operation, const std::string& path) {
+    std::unique_lock lock(mutex);
+    if (path.find("step-00000004") != std::string::npos) {
+      too_early = too_early || !published;
+      second = true;
+      changed.notify_all();
+    } else if (path.find("step-00000002") != std::string::npos) {
+      if (!until) until = std::chrono::steady_clock::now() + std::chrono::milliseconds(500);
+      if (operation == "sync") changed.wait_until(lock, *until, [&] { return second; });
+      published = published || (operation == "rename" && path.ends_with("step-00000002"));
+    }
+  });
+  const Result r = trained(config, 2, [&](TrainOptions& options, int) { options.files = &files; });
+  EXPECT_EQ(r.code, 0) << r.out;
+  const std::string run = folder.path() + "/runs/tiny-001";
+  EXPECT_TRUE(second && published);
+  EXPECT_FALSE(too_early);
+  for (const int64_t step : {2, 4, 6}) EXPECT_TRUE(has_checkpoint(run, step)) << step;
+  EXPECT_EQ(metrics(run, "checkpoint").size(), 3U);
 }
 
 // TrainOptions::on_checkpoint, by which a run tells the launcher where it could be resumed, names only what is on the
