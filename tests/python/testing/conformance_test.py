@@ -94,23 +94,32 @@ class ConformanceTest(unittest.TestCase):
         self.assertEqual(cell.verdict, "leaks", cell)
         self.assertRegex(cell.reason, r"rank 0: 0\.\d MiB of memory more with each call; rank 0: 1\.0 files more with each call")
 
-    def test_a_reproducer_repeats_the_failure_without_annulus(self):
-        outcome, cell = self.expect_wrong("averaged_twice", "causal", ["dk"], "times the gradient")
+    def run_reproducer(self, outcome, cell, name):
+        """Runs the reproducer of a cell, then with the correct ring in the place of `name`, which passes; returns what it calls wrong."""
         with tempfile.TemporaryDirectory() as folder:
             path = write(outcome, cell, folder)
             with open(path) as file:
-                self.assertNotIn("import annulus", file.read())
-            env = dict(os.environ, PYTHONPATH=os.environ.get("PYTHONPATH", ""))
-            done = subprocess.run([sys.executable, path], capture_output=True, text=True, env=env, timeout=240)
-            self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
-            wrong = {line.split()[2] for line in done.stdout.splitlines() if "WRONG" in line}
-            self.assertEqual(wrong, {"dk", "dv"}, done.stdout)
-            with open(path) as file:
-                right = file.read().replace("averaged_twice(*given", "correct(*given")
-            with open(path, "w") as file:
-                file.write(right)
-            done = subprocess.run([sys.executable, path], capture_output=True, text=True, env=env, timeout=240)
-            self.assertEqual((done.returncode, "WRONG" in done.stdout), (0, False), done.stdout + done.stderr)
+                program = file.read()
+            self.assertNotIn("import annulus", program)
+            env, said = dict(os.environ, PYTHONPATH=os.environ.get("PYTHONPATH", "")), []
+            for code in (1, 0):
+                done = subprocess.run([sys.executable, path], capture_output=True, text=True, env=env, timeout=240)
+                self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+                said.append({line.split()[2] for line in done.stdout.splitlines() if "WRONG" in line})
+                with open(path, "w") as file:
+                    file.write(program.replace(f"{name}(*", "correct(*"))
+            self.assertEqual(said[1], set())
+            return said[0]
+
+    def test_a_reproducer_repeats_the_failure_without_annulus(self):
+        outcome, cell = self.expect_wrong("averaged_twice", "causal", ["dk"], "times the gradient")
+        self.assertEqual(self.run_reproducer(outcome, cell, "averaged_twice"), {"dk", "dv", "weight_in"})
+
+    def test_what_only_a_layer_shows_is_found_and_repeated(self):
+        outcome, cell = self.expect_wrong(
+            "ignored_strides", "grouped heads", ["weight_in", "weight_out"], "through a layer, where q, k and v are views of one projection: "
+        )
+        self.assertEqual(self.run_reproducer(outcome, cell, "ignored_strides"), {"weight_in", "weight_out"})
 
     def test_the_program_writes_table_and_reproducers(self):
         with tempfile.TemporaryDirectory() as folder:

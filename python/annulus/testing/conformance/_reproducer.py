@@ -6,14 +6,15 @@ import os
 import re
 
 from ._cases import HEAD_SIZE, Case, cases
+from ._definition import WIDTH
 from ._suite import REPEATED, Cell, Outcome, repeated_case
 
 _HEAD = '''"""{what}
 
 {reason}
 
-Run it by `python {file}`. It needs torch{package}. It exits with 1 if a result is off by more than {bound:.0e}
-of the largest element, where rounding explains {allowed:.0e}; errors of one process in the same dtype are printed beside.
+Run it by `python {file}`. It needs torch{package}. It exits with 1 if a result is off by more than its
+bound, relative to the largest element; errors of one process in the same dtype are printed beside.{layer}
 """
 
 import sys
@@ -23,8 +24,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-RANKS, DTYPE, BOUND, CALLS = {size}, torch.{dtype}, {bound:.1e}, {calls}
-BATCH, HEADS, KV_HEADS, HEAD_SIZE = {batch}, {heads}, {kv_heads}, {head_size}
+RANKS, DTYPE, CALLS = {size}, torch.{dtype}, {calls}
+BOUNDS = {bounds}
+BATCH, HEADS, KV_HEADS, HEAD_SIZE, WIDTH = {batch}, {heads}, {kv_heads}, {head_size}, {width}
 QUERIES, KEYS, LAYOUT, LENGTHS = {length_q}, {length_k}, "{layout}", {lengths}
 CAUSAL, WINDOW, DOCUMENTS, FIRST_KEY, GAIN = {causal}, {window}, {documents}, {first_key}, {gain}
 
@@ -34,6 +36,9 @@ CAUSAL, WINDOW, DOCUMENTS, FIRST_KEY, GAIN = {causal}, {window}, {documents}, {f
 
 # ---- the definition
 '''
+
+_LAYER = '''
+weight_in and weight_out are those of a layer around attention, with the loss averaged over ranks.'''
 
 _BODY = '''
 
@@ -85,12 +90,39 @@ def drawn():
     return [(torch.randn(BATCH, n, h, HEAD_SIZE, dtype=torch.float64) * gain).to(DTYPE) for n, h, gain in shapes]
 
 
+def drawn_layer():
+    """What the layer around attention takes: its inputs of queries and of keys (None: the same), its weights, and dy."""
+    torch.manual_seed(2)
+    inside, outside = HEADS * HEAD_SIZE, (HEADS + 2 * KV_HEADS) * HEAD_SIZE
+    shapes = [(BATCH, QUERIES, WIDTH), (BATCH, KEYS, WIDTH), (WIDTH, outside), (inside, WIDTH), (BATCH, QUERIES, WIDTH)]
+    x, x_k, weight_in, weight_out, dy = (torch.randn(s, dtype=torch.float64) for s in shapes)
+    tensors = x, x_k, weight_in * WIDTH**-0.5, weight_out * inside**-0.5, dy
+    x, x_k, weight_in, weight_out, dy = (t.to(DTYPE) for t in tensors)
+    return x, None if KEYS == QUERIES else x_k, weight_in, weight_out, dy
+
+
+def project(x, x_k, weight):
+    """q, k and v: views of one projection where queries and keys are of the same rows."""
+    widths = [HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE]
+    if x_k is None:
+        parts = (x @ weight).split(widths, -1)
+    else:
+        parts = [t @ w for t, w in zip((x, x_k, x_k), weight.split(widths, -1))]
+    return [t.unflatten(-1, (-1, HEAD_SIZE)) for t in parts]
+
+
 def wanted(dtype, computed):
     q, k, v, dout = (t.to(dtype) for t in drawn())
     q, k, v = (t.requires_grad_() for t in (q, k, v))
     out, lse = dense(q, k, v, computed)
     out.backward(dout)
-    return {"out": out.detach(), "lse": lse.detach(), "dq": q.grad, "dk": k.grad, "dv": v.grad}
+    found = {"out": out.detach(), "lse": lse.detach(), "dq": q.grad, "dk": k.grad, "dv": v.grad}
+    if GRADIENTS:
+        x, x_k, weight_in, weight_out, dy = (t if t is None else t.to(dtype) for t in drawn_layer())
+        weight_in.requires_grad_(), weight_out.requires_grad_()
+        (dense(*project(x, x_k, weight_in), computed)[0].flatten(-2) @ weight_out).backward(dy / RANKS)
+        found |= {"weight_in": weight_in.grad, "weight_out": weight_out.grad}
+    return found
 
 
 def rank(mine, address):
@@ -131,9 +163,18 @@ def rank(mine, address):
     if any(not torch.equal(t, first[n]) for n, t in got.items() if not t.isnan().any()):
         print(f"rank {mine}: two calls differ", flush=True)
         bad = True
+    if GRADIENTS:
+        x, x_k, weight_in, weight_out, dy = drawn_layer()
+        weight_in.requires_grad_(), weight_out.requires_grad_()
+        answer = {function}(*project(x[:, at_q], x_k if x_k is None else x_k[:, at_k], weight_in), problem)
+        out = answer[0] if isinstance(answer, (tuple, list)) else answer
+        (out.flatten(-2) @ weight_out).backward(dy[:, at_q])
+        grads, of_ranks = [torch.zeros_like(w) if w.grad is None else w.grad for w in (weight_in, weight_out)], [None] * RANKS
+        dist.all_gather_object(of_ranks, grads)
+        got |= {n: torch.stack([g.double() for g in all_]).mean(0) for n, all_ in zip(("weight_in", "weight_out"), zip(*of_ranks))}
     exact, usual = wanted(torch.float64, torch.float64), wanted(DTYPE, torch.float32)
     for name, t in got.items():
-        at = at_k if name in ("dk", "dv") else at_q
+        at = slice(None) if name.startswith("weight") else at_k if name in ("dk", "dv") else at_q
         want, plain = (w[name][:, :, at] if name == "lse" else w[name][:, at] for w in (exact, usual))
         if t.shape != want.shape:
             print(f"rank {mine}: {name} has the shape {list(t.shape)}, expected was {list(want.shape)}", flush=True)
@@ -141,8 +182,9 @@ def rank(mine, address):
         elif t.numel():
             size = exact[name][exact[name].isfinite()].abs().max()
             off, one = (torch.where(x.double() == want, 0.0, (x.double() - want).abs().nan_to_num(torch.inf)).max() / size for x in (t, plain))
-            bad = bad or not off <= BOUND
-            print(f"rank {mine}: {name} is off by {off:.2g}; one process by {one:.2g}{' <- WRONG' if not off <= BOUND else ''}", flush=True)
+            wrong = not off <= BOUNDS.get(name, 0.1)
+            bad = bad or wrong
+            print(f"rank {mine}: {name} is off by {off:.2g}; one process by {one:.2g}{' <- WRONG' if wrong else ''}", flush=True)
     answers = [None] * RANKS
     dist.all_gather_object(answers, bad)
     dist.destroy_process_group()  # its threads would abort the process as it exits
@@ -186,9 +228,9 @@ def program(outcome: Outcome, cell: Cell, case: Case, path: str) -> str:
     """Returns the program."""
     claims = outcome.claims
     package = f" and {claims.package}=={claims.version}" if claims.package else ""
-    wrong = [f for f in cell.wrong if not f.tensor.startswith("weight")]
-    allowed = max((f.allowed for f in cell.findings), default=1e-2)
-    bound = min((max(3 * f.allowed, min(f.error, 1.0) / 3) for f in wrong), default=10 * allowed)  # an error may be infinite
+    gradients = "gradients" not in claims.unclaimed
+    # Other inputs are drawn here than in the suite: what is wrong must exceed the geometric mean of its error and what is allowed.
+    bounds = {f.tensor: (f.allowed * min(f.error, 1.0)) ** 0.5 if f.wrong else 3 * f.allowed for f in cell.findings}
     source = claims.source.strip()
     future = re.findall(r"(?m)^from __future__ import .*\n", source)
     for line in future:
@@ -197,10 +239,11 @@ def program(outcome: Outcome, cell: Cell, case: Case, path: str) -> str:
                                                      "window", "first_key", "gain")}
     head = _HEAD.format(
         what=f"{claims.name}: {cell.case} over {cell.size} rank{'s' * (cell.size > 1)} in {cell.dtype}: {cell.verdict}.",
-        reason=cell.reason.replace("\\", "/").replace('"""', "'''"), file=os.path.basename(path), package=package, bound=bound,
-        allowed=allowed, dtype={"fp32": "float32", "bf16": "bfloat16"}[cell.dtype], calls=25 if cell.verdict == "leaks" else 2,
-        head_size=HEAD_SIZE, lengths=None if case.lengths is None else list(case.lengths),
+        reason=cell.reason.replace("\\", "/").replace('"""', "'''"), file=os.path.basename(path), package=package,
+        bounds="{" + ", ".join(f'"{name}": {bound:.1e}' for name, bound in bounds.items()) + "}", layer=_LAYER if gradients else "",
+        dtype={"fp32": "float32", "bf16": "bfloat16"}[cell.dtype], calls=25 if cell.verdict == "leaks" else 2,
+        head_size=HEAD_SIZE, width=WIDTH, lengths=None if case.lengths is None else list(case.lengths),
         documents=None if case.documents is None else list(case.documents), source=source, **values,
     )
-    body = _BODY.replace("{function}", outcome.adapter.rpartition(":")[2]).replace("GRADIENTS", str("gradients" not in claims.unclaimed))
+    body = _BODY.replace("{function}", outcome.adapter.rpartition(":")[2]).replace("GRADIENTS", str(gradients))
     return head + body
