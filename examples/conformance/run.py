@@ -30,6 +30,7 @@ from annulus.testing.conformance._reproducer import write  # noqa: E402
 ADAPTERS = {
     "annulus_package.py:contiguous": ("", "annulus, contiguous"),
     "annulus_package.py:zigzag": ("", "annulus, zigzag"),
+    "annulus_package.py:striped": ("", "annulus, striped"),
     "gathered.py:sdpa": ("torch", "SDPA over gathered keys"),
     "gathered.py:transformers_sdpa": ("transformers", "sdpa over gathered keys"),
     "torch_package.py:ring": ("torch", "context_parallel"),

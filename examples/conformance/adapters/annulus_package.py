@@ -1,4 +1,4 @@
-"""annulus.attention, contiguous and zigzag."""
+"""annulus.attention in its layouts."""
 
 import annulus
 import torch.distributed as dist
@@ -23,3 +23,10 @@ def zigzag(q, k, v, problem):
 
 
 zigzag.layout = "zigzag"
+
+
+def striped(q, k, v, problem):
+    return _attend(q, k, v, problem)
+
+
+striped.layout = "striped"
