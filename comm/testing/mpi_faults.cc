@@ -5,6 +5,10 @@
 // mpi_test (bazel/mpi.bzl) and annulus_add_mpi_test (CMake) do that with `faults`. It takes the place of the functions
 // of MPI below and calls them by their profiling names (MPI standard, chapter "Tool Support"). The rank is that in
 // MPI_COMM_WORLD. A fault is reported to stderr. Programs in Fortran call other names and are not affected.
+//
+// A plan counts these calls: sends and receives, blocking and begun; starts of persistent requests; and the collectives
+// of a communicator, blocking and begun. Probes, waits and tests, one-sided communication, collectives of
+// neighbourhoods and files are not counted and meet no fault.
 #include <mpi.h>
 #include <signal.h>
 
@@ -12,7 +16,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -27,30 +31,36 @@ namespace {
 using annulus::testing::FaultCounter;
 using annulus::testing::FaultPlan;
 
+// What a call sends to one rank.
+struct Message {
+  const void* data = nullptr;
+  int count = 0;
+  MPI_Datatype type = MPI_DATATYPE_NULL;
+  int to = MPI_PROC_NULL, tag = 0;
+  MPI_Comm comm = MPI_COMM_NULL;
+};
+
 // A message that is sent later or once more, with a copy of its elements. A copy that is on its way is kept until the
 // end of the process, because nobody waits for it.
 struct LateMessage {
   std::vector<char>* memory;
   MPI_Aint offset;
-  int count;
-  MPI_Datatype type;
-  int to, tag;
-  MPI_Comm comm;
+  Message message;
 
-  LateMessage(const void* data, int n, MPI_Datatype element, int dest, int message_tag, MPI_Comm on)
-      : memory(new std::vector<char>()), offset(0), count(n), type(element), to(dest), tag(message_tag), comm(on) {
+  explicit LateMessage(const Message& of) : memory(new std::vector<char>()), offset(0), message(of) {
     MPI_Aint lower = 0, extent = 0, true_lower = 0, true_extent = 0;
-    PMPI_Type_get_extent(type, &lower, &extent);
-    PMPI_Type_get_true_extent(type, &true_lower, &true_extent);
-    const MPI_Aint bytes = count > 0 ? extent * (count - 1) + true_extent : 0;
+    PMPI_Type_get_extent(of.type, &lower, &extent);
+    PMPI_Type_get_true_extent(of.type, &true_lower, &true_extent);
+    const MPI_Aint bytes = of.count > 0 ? extent * (of.count - 1) + true_extent : 0;
     offset = true_lower;
-    memory->assign(static_cast<const char*>(data) + true_lower, static_cast<const char*>(data) + true_lower + bytes);
-    PMPI_Type_dup(element, &type);  // the program may free its own
+    const char* const first = static_cast<const char*>(of.data) + true_lower;
+    memory->assign(first, first + bytes);
+    PMPI_Type_dup(of.type, &message.type);  // the program may free its own
   }
 
   void send() const {
     MPI_Request request = MPI_REQUEST_NULL;
-    PMPI_Isend(memory->data() - offset, count, type, to, tag, comm, &request);
+    PMPI_Isend(memory->data() - offset, message.count, message.type, message.to, message.tag, message.comm, &request);
     if (request != MPI_REQUEST_NULL) PMPI_Request_free(&request);
   }
 };
@@ -60,6 +70,7 @@ struct State {
   std::unique_ptr<FaultCounter> counter;
   int rank = 0;
   std::vector<LateMessage> late;
+  std::map<MPI_Request, Message> persistent;  // what a request of MPI_Send_init() and so on sends when it is started
 };
 
 State& state() {
@@ -68,7 +79,7 @@ State& state() {
 }
 
 void say(const char* what, const char* function) {
-  std::fprintf(stderr, "rank %d: the plan of faults %s %s\n", state().rank, what, function);
+  std::fprintf(stderr, "rank %d: the plan of faults %s %s()\n", state().rank, what, function);
 }
 
 void start() {
@@ -108,22 +119,29 @@ FaultCounter::Now meet_fault(const char* function, bool sends = false) {
   return now;
 }
 
-// Carries out a call that sends one message: `send` does it, `leave_out` does what the call does besides.
+// Carries out a call that sends these messages to single ranks: `send` does it, `leave_out` does what the call does
+// besides.
 template <class Send, class LeaveOut>
-int sending(const char* function, const void* data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
-            Send send, LeaveOut leave_out) {
-  const FaultCounter::Now now = meet_fault(function, to != MPI_PROC_NULL);
+int sending(const char* function, std::vector<Message> messages, Send send, LeaveOut leave_out) {
+  std::erase_if(messages, [](const Message& m) { return m.to == MPI_PROC_NULL; });
+  const FaultCounter::Now now = meet_fault(function, !messages.empty());
   const bool holds = now.drop || now.reorder;
   std::vector<LateMessage> after;
-  if (to != MPI_PROC_NULL) {
+  if (!messages.empty()) {
     const std::lock_guard<std::mutex> lock(state().mutex);
     std::vector<LateMessage>& late = state().late;
-    const auto waits = [&](const LateMessage& one) { return holds || one.to != to || one.comm != comm; };
+    const auto follows = [&](const LateMessage& one) {
+      return std::any_of(messages.begin(), messages.end(),
+                         [&](const Message& m) { return m.to == one.message.to && m.comm == one.message.comm; });
+    };
+    const auto waits = [&](const LateMessage& one) { return holds || !follows(one); };
     const auto first = std::stable_partition(late.begin(), late.end(), waits);
     after.assign(first, late.end());
     late.erase(first, late.end());
-    if (now.duplicate && !holds) after.emplace_back(data, count, type, to, tag, comm);
-    if (now.reorder && !now.drop) late.emplace_back(data, count, type, to, tag, comm);
+    for (const Message& message : messages) {
+      if (now.duplicate && !holds) after.emplace_back(message);
+      if (now.reorder && !now.drop) late.emplace_back(message);
+    }
   }
   if (now.drop) say("drops the message of", function);
   if (now.duplicate) say("doubles the message of", function);
@@ -131,6 +149,38 @@ int sending(const char* function, const void* data, int count, MPI_Datatype type
   const int result = holds ? leave_out() : send();
   for (const LateMessage& message : after) message.send();
   return result;
+}
+
+// Remembers what a persistent request sends.
+int remember(int result, const MPI_Request* request, const Message& message) {
+  if (result == MPI_SUCCESS) {
+    const std::lock_guard<std::mutex> lock(state().mutex);
+    state().persistent[*request] = message;
+  }
+  return result;
+}
+
+// Starts persistent requests. One whose message is left out stays inactive, so that a wait for it returns at once.
+int start_requests(const char* function, int count, MPI_Request requests[]) {
+  std::vector<Message> messages;
+  std::vector<MPI_Request*> others;  // that send nothing to a single rank
+  {
+    const std::lock_guard<std::mutex> lock(state().mutex);
+    for (int i = 0; i < count; ++i) {
+      const auto known = state().persistent.find(requests[i]);
+      if (known != state().persistent.end()) messages.push_back(known->second);
+      if (known == state().persistent.end() || known->second.to == MPI_PROC_NULL) others.push_back(&requests[i]);
+    }
+  }
+  return sending(
+      function, std::move(messages), [&] { return PMPI_Startall(count, requests); },
+      [&] {
+        int result = MPI_SUCCESS;
+        for (MPI_Request* const request : others) {
+          if (result == MPI_SUCCESS) result = PMPI_Start(request);
+        }
+        return result;
+      });
 }
 
 }  // namespace
@@ -149,77 +199,120 @@ int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
   return result;
 }
 
-#define ANNULUS_SEND(name)                                                                                             \
-  int MPI_##name(const void* data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm) {                     \
-    return sending(                                                                                                    \
-        "MPI_" #name, data, count, type, to, tag, comm, [&] { return PMPI_##name(data, count, type, to, tag, comm); }, \
-        [] { return MPI_SUCCESS; });                                                                                   \
-  }
-#define ANNULUS_START_SEND(name)                                                                 \
-  int MPI_##name(const void* data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm, \
-                 MPI_Request* request) {                                                         \
-    return sending(                                                                              \
-        "MPI_" #name, data, count, type, to, tag, comm,                                          \
-        [&] { return PMPI_##name(data, count, type, to, tag, comm, request); },                  \
-        [&] {                                                                                    \
-          *request = MPI_REQUEST_NULL;                                                           \
-          return MPI_SUCCESS;                                                                    \
-        });                                                                                      \
+#define ANNULUS_SEND(name, begin, init)                                                                      \
+  int MPI_##name(const void* d, int n, MPI_Datatype t, int to, int tag, MPI_Comm c) {                        \
+    return sending(                                                                                          \
+        "MPI_" #name, {{d, n, t, to, tag, c}}, [&] { return PMPI_##name(d, n, t, to, tag, c); },             \
+        [] { return MPI_SUCCESS; });                                                                         \
+  }                                                                                                          \
+  int MPI_##begin(const void* d, int n, MPI_Datatype t, int to, int tag, MPI_Comm c, MPI_Request* request) { \
+    return sending(                                                                                          \
+        "MPI_" #begin, {{d, n, t, to, tag, c}}, [&] { return PMPI_##begin(d, n, t, to, tag, c, request); },  \
+        [&] {                                                                                                \
+          *request = MPI_REQUEST_NULL;                                                                       \
+          return MPI_SUCCESS;                                                                                \
+        });                                                                                                  \
+  }                                                                                                          \
+  int MPI_##init(const void* d, int n, MPI_Datatype t, int to, int tag, MPI_Comm c, MPI_Request* request) {  \
+    return remember(PMPI_##init(d, n, t, to, tag, c, request), request, {d, n, t, to, tag, c});              \
   }
 
-ANNULUS_SEND(Send)
-ANNULUS_SEND(Ssend)
-ANNULUS_SEND(Bsend)
-ANNULUS_SEND(Rsend)
-ANNULUS_START_SEND(Isend)
-ANNULUS_START_SEND(Issend)
-ANNULUS_START_SEND(Ibsend)
-ANNULUS_START_SEND(Irsend)
+ANNULUS_SEND(Send, Isend, Send_init)
+ANNULUS_SEND(Ssend, Issend, Ssend_init)
+ANNULUS_SEND(Bsend, Ibsend, Bsend_init)
+ANNULUS_SEND(Rsend, Irsend, Rsend_init)
 
 int MPI_Sendrecv(const void* data, int count, MPI_Datatype type, int to, int tag, void* in, int in_count,
                  MPI_Datatype in_type, int from, int in_tag, MPI_Comm comm, MPI_Status* status) {
   return sending(
-      "MPI_Sendrecv", data, count, type, to, tag, comm,
+      "MPI_Sendrecv", {{data, count, type, to, tag, comm}},
       [&] { return PMPI_Sendrecv(data, count, type, to, tag, in, in_count, in_type, from, in_tag, comm, status); },
       [&] { return PMPI_Recv(in, in_count, in_type, from, in_tag, comm, status); });
 }
 
+int MPI_Sendrecv_replace(void* data, int count, MPI_Datatype type, int to, int tag, int from, int in_tag, MPI_Comm comm,
+                         MPI_Status* status) {
+  return sending(
+      "MPI_Sendrecv_replace", {{data, count, type, to, tag, comm}},
+      [&] { return PMPI_Sendrecv_replace(data, count, type, to, tag, from, in_tag, comm, status); },
+      [&] { return PMPI_Recv(data, count, type, from, in_tag, comm, status); });
+}
+
+int MPI_Start(MPI_Request* request) { return start_requests("MPI_Start", 1, request); }
+int MPI_Startall(int count, MPI_Request requests[]) { return start_requests("MPI_Startall", count, requests); }
+
+// Not a call that communicates: another request may get the number of this one.
+int MPI_Request_free(MPI_Request* request) {
+  {
+    const std::lock_guard<std::mutex> lock(state().mutex);
+    state().persistent.erase(*request);
+  }
+  return PMPI_Request_free(request);
+}
+
 // The other calls that communicate: they can be delayed, and their rank killed or stopped.
+#define ANNULUS_LIST(...) __VA_ARGS__
 #define ANNULUS_CALL(name, parameters, arguments) \
   int MPI_##name parameters {                     \
     meet_fault("MPI_" #name);                     \
     return PMPI_##name arguments;                 \
   }
+// A collective, blocking and begun.
+#define ANNULUS_COLLECTIVE(name, begin, parameters, arguments)            \
+  ANNULUS_CALL(name, (ANNULUS_LIST parameters), (ANNULUS_LIST arguments)) \
+  ANNULUS_CALL(begin, (ANNULUS_LIST parameters, MPI_Request * request), (ANNULUS_LIST arguments, request))
 
 ANNULUS_CALL(Recv, (void* in, int n, MPI_Datatype t, int from, int tag, MPI_Comm c, MPI_Status* s),
              (in, n, t, from, tag, c, s))
 ANNULUS_CALL(Irecv, (void* in, int n, MPI_Datatype t, int from, int tag, MPI_Comm c, MPI_Request* r),
              (in, n, t, from, tag, c, r))
-ANNULUS_CALL(Barrier, (MPI_Comm c), (c))
-ANNULUS_CALL(Bcast, (void* d, int n, MPI_Datatype t, int root, MPI_Comm c), (d, n, t, root, c))
-ANNULUS_CALL(Reduce, (const void* d, void* o, int n, MPI_Datatype t, MPI_Op op, int root, MPI_Comm c),
-             (d, o, n, t, op, root, c))
-ANNULUS_CALL(Allreduce, (const void* d, void* o, int n, MPI_Datatype t, MPI_Op op, MPI_Comm c), (d, o, n, t, op, c))
-ANNULUS_CALL(Iallreduce, (const void* d, void* o, int n, MPI_Datatype t, MPI_Op op, MPI_Comm c, MPI_Request* r),
-             (d, o, n, t, op, c, r))
-ANNULUS_CALL(Reduce_scatter, (const void* d, void* o, const int n[], MPI_Datatype t, MPI_Op op, MPI_Comm c),
-             (d, o, n, t, op, c))
-ANNULUS_CALL(Reduce_scatter_block, (const void* d, void* o, int n, MPI_Datatype t, MPI_Op op, MPI_Comm c),
-             (d, o, n, t, op, c))
-ANNULUS_CALL(Gather, (const void* d, int n, MPI_Datatype t, void* o, int m, MPI_Datatype u, int root, MPI_Comm c),
-             (d, n, t, o, m, u, root, c))
-ANNULUS_CALL(Scatter, (const void* d, int n, MPI_Datatype t, void* o, int m, MPI_Datatype u, int root, MPI_Comm c),
-             (d, n, t, o, m, u, root, c))
-ANNULUS_CALL(Allgather, (const void* d, int n, MPI_Datatype t, void* o, int m, MPI_Datatype u, MPI_Comm c),
-             (d, n, t, o, m, u, c))
-ANNULUS_CALL(Allgatherv,
-             (const void* d, int n, MPI_Datatype t, void* o, const int m[], const int at[], MPI_Datatype u, MPI_Comm c),
-             (d, n, t, o, m, at, u, c))
-ANNULUS_CALL(Alltoall, (const void* d, int n, MPI_Datatype t, void* o, int m, MPI_Datatype u, MPI_Comm c),
-             (d, n, t, o, m, u, c))
-ANNULUS_CALL(Alltoallv,
-             (const void* d, const int n[], const int at[], MPI_Datatype t, void* o, const int m[], const int to[],
-              MPI_Datatype u, MPI_Comm c),
-             (d, n, at, t, o, m, to, u, c))
+ANNULUS_CALL(Mrecv, (void* in, int n, MPI_Datatype t, MPI_Message* m, MPI_Status* s), (in, n, t, m, s))
+ANNULUS_CALL(Imrecv, (void* in, int n, MPI_Datatype t, MPI_Message* m, MPI_Request* r), (in, n, t, m, r))
+ANNULUS_COLLECTIVE(Barrier, Ibarrier, (MPI_Comm c), (c))
+ANNULUS_COLLECTIVE(Bcast, Ibcast, (void* d, int n, MPI_Datatype t, int root, MPI_Comm c), (d, n, t, root, c))
+ANNULUS_COLLECTIVE(Reduce, Ireduce, (const void* d, void* o, int n, MPI_Datatype t, MPI_Op op, int root, MPI_Comm c),
+                   (d, o, n, t, op, root, c))
+ANNULUS_COLLECTIVE(Allreduce, Iallreduce, (const void* d, void* o, int n, MPI_Datatype t, MPI_Op op, MPI_Comm c),
+                   (d, o, n, t, op, c))
+ANNULUS_COLLECTIVE(Scan, Iscan, (const void* d, void* o, int n, MPI_Datatype t, MPI_Op op, MPI_Comm c),
+                   (d, o, n, t, op, c))
+ANNULUS_COLLECTIVE(Exscan, Iexscan, (const void* d, void* o, int n, MPI_Datatype t, MPI_Op op, MPI_Comm c),
+                   (d, o, n, t, op, c))
+ANNULUS_COLLECTIVE(Reduce_scatter, Ireduce_scatter,
+                   (const void* d, void* o, const int n[], MPI_Datatype t, MPI_Op op, MPI_Comm c), (d, o, n, t, op, c))
+ANNULUS_COLLECTIVE(Reduce_scatter_block, Ireduce_scatter_block,
+                   (const void* d, void* o, int n, MPI_Datatype t, MPI_Op op, MPI_Comm c), (d, o, n, t, op, c))
+ANNULUS_COLLECTIVE(Gather, Igather,
+                   (const void* d, int n, MPI_Datatype t, void* o, int m, MPI_Datatype u, int root, MPI_Comm c),
+                   (d, n, t, o, m, u, root, c))
+ANNULUS_COLLECTIVE(Gatherv, Igatherv,
+                   (const void* d, int n, MPI_Datatype t, void* o, const int m[], const int at[], MPI_Datatype u,
+                    int root, MPI_Comm c),
+                   (d, n, t, o, m, at, u, root, c))
+ANNULUS_COLLECTIVE(Scatter, Iscatter,
+                   (const void* d, int n, MPI_Datatype t, void* o, int m, MPI_Datatype u, int root, MPI_Comm c),
+                   (d, n, t, o, m, u, root, c))
+ANNULUS_COLLECTIVE(Scatterv, Iscatterv,
+                   (const void* d, const int n[], const int at[], MPI_Datatype t, void* o, int m, MPI_Datatype u,
+                    int root, MPI_Comm c),
+                   (d, n, at, t, o, m, u, root, c))
+ANNULUS_COLLECTIVE(Allgather, Iallgather,
+                   (const void* d, int n, MPI_Datatype t, void* o, int m, MPI_Datatype u, MPI_Comm c),
+                   (d, n, t, o, m, u, c))
+ANNULUS_COLLECTIVE(Allgatherv, Iallgatherv,
+                   (const void* d, int n, MPI_Datatype t, void* o, const int m[], const int at[], MPI_Datatype u,
+                    MPI_Comm c),
+                   (d, n, t, o, m, at, u, c))
+ANNULUS_COLLECTIVE(Alltoall, Ialltoall,
+                   (const void* d, int n, MPI_Datatype t, void* o, int m, MPI_Datatype u, MPI_Comm c),
+                   (d, n, t, o, m, u, c))
+ANNULUS_COLLECTIVE(Alltoallv, Ialltoallv,
+                   (const void* d, const int n[], const int at[], MPI_Datatype t, void* o, const int m[],
+                    const int to[], MPI_Datatype u, MPI_Comm c),
+                   (d, n, at, t, o, m, to, u, c))
+ANNULUS_COLLECTIVE(Alltoallw, Ialltoallw,
+                   (const void* d, const int n[], const int at[], const MPI_Datatype t[], void* o, const int m[],
+                    const int to[], const MPI_Datatype u[], MPI_Comm c),
+                   (d, n, at, t, o, m, to, u, c))
 
 }  // extern "C"
