@@ -25,11 +25,11 @@
 
 #include "attention/oracle/oracle.h"
 #include "attention/testing/any_pattern.h"
+#include "attention/testing/any_request.h"
 #include "runtime/attend/attend.h"
 #include "runtime/attend/random_input.h"
 #include "runtime/tensor_files/safetensors.h"
 #include "tests/attention/kernels/plain_attention.h"
-#include "tests/attention/plan/any_request.h"
 
 namespace {
 

@@ -15,12 +15,12 @@
 #include "attention/oracle/oracle.h"
 #include "attention/plan/traffic.h"
 #include "attention/proof/verifier.h"
+#include "attention/testing/any_request.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "runtime/attend/attend.h"
 #include "runtime/attend/random_input.h"
 #include "tests/attention/execution/run_everywhere.h"
-#include "tests/attention/plan/any_request.h"
 #include "tests/common/exactness.h"
 
 namespace annulus::attention_test {

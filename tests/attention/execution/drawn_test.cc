@@ -10,8 +10,8 @@
 #include "attention/kernels/choose_kernel.h"
 #include "attention/oracle/oracle.h"
 #include "attention/plan/plan.h"
+#include "attention/testing/any_request.h"
 #include "tests/attention/execution/run_everywhere.h"
-#include "tests/attention/plan/any_request.h"
 #include "tests/common/exactness.h"
 
 namespace annulus::drawn_test {

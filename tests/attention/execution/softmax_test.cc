@@ -20,10 +20,10 @@
 #include "attention/execution/sinks.h"
 #include "attention/oracle/oracle.h"
 #include "attention/plan/plan.h"
+#include "attention/testing/any_request.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "tests/attention/execution/run_everywhere.h"
-#include "tests/attention/plan/any_request.h"
 #include "tests/common/exactness.h"
 
 namespace annulus::softmax_test {

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "attention/testing/any_request.h"
 #include "comm/hosts.h"
 #include "common/error.h"
-#include "tests/attention/plan/any_request.h"
 
 namespace annulus::choice_test {
 namespace {

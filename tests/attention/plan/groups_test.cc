@@ -12,8 +12,8 @@
 #include "attention/plan/plan.h"
 #include "attention/plan/traffic.h"
 #include "attention/proof/verifier.h"
+#include "attention/testing/any_request.h"
 #include "common/error.h"
-#include "tests/attention/plan/any_request.h"
 
 namespace annulus::groups_test {
 namespace {

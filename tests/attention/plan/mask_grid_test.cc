@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "attention/plan/plan.h"
-#include "tests/attention/plan/any_request.h"
+#include "attention/testing/any_request.h"
 
 namespace annulus::mask_grid_test {
 namespace {

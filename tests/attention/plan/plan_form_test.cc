@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "attention/testing/any_request.h"
 #include "common/error.h"
-#include "tests/attention/plan/any_request.h"
 #include "tests/attention/plan/plan_forms.h"
 #include "tests/attention/plan/planted_mistakes.h"
 

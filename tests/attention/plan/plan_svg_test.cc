@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "attention/pattern/pattern.h"
+#include "attention/testing/any_request.h"
 #include "common/error.h"
-#include "tests/attention/plan/any_request.h"
 #include "tests/common/expect_error.h"
 #include "tests/common/svg/parsed_svg.h"
 

@@ -14,8 +14,8 @@
 #include "attention/plan/traffic.h"
 #include "attention/proof/plans.h"
 #include "attention/proof/verifier.h"
+#include "attention/testing/any_request.h"
 #include "common/error.h"
-#include "tests/attention/plan/any_request.h"
 
 namespace annulus::plan_test {
 namespace {

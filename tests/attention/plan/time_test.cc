@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "attention/plan/traffic.h"
-#include "tests/attention/plan/any_request.h"
+#include "attention/testing/any_request.h"
 
 namespace annulus::time_test {
 namespace {

@@ -5,8 +5,8 @@
 #include <rapidcheck/gtest.h>
 
 #include "attention/oracle/oracle.h"
+#include "attention/testing/any_request.h"
 #include "common/error.h"
-#include "tests/attention/plan/any_request.h"
 #include "tests/attention/plan/planted_mistakes.h"
 
 namespace annulus::verifier_test {

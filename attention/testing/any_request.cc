@@ -1,5 +1,5 @@
 // See any_request.h.
-#include "tests/attention/plan/any_request.h"
+#include "attention/testing/any_request.h"
 
 #include <rapidcheck.h>
 
