@@ -33,7 +33,7 @@ USES = {
     "attention/plan": ["attention/pattern"],
     "attention/proof": ["attention/plan", "attention/pattern"],
     "attention/oracle": ["attention/pattern"],
-    "attention/testing": ["attention/plan", "attention/pattern"],
+    "attention/testing": ["attention/oracle", "attention/plan", "attention/pattern"],
     "attention/dropout": ["attention/pattern"],
     "attention/tiles": ["attention/dropout", "attention/plan", "attention/pattern"],
     "attention/kernels/cpu": ["attention/tiles", "attention/dropout", "attention/plan", "attention/pattern"],

@@ -30,6 +30,8 @@
 - mpirun's exit code is that of a rank; 128 + signal if a rank is killed; 1 if a rank exits with code 0 but without
   MPI_Finalize.
 - faults: a plan of faults (comm/testing/fault_plan.h) for the binary's calls of MPI, such as "kill:rank=1,nth=40".
+- hosts: the ranks lie on so many simulated hosts, host1, host2, ..., which the binary can cut off
+  (comm/testing/simulated_hosts.h). The test is skipped where no network namespaces can be made.
 - It works with Open MPI 4 (btl vader) and 5 (btl sm). comm/testing/mpi_runner.py does all of it; it needs python3.
 """
 
@@ -48,6 +50,9 @@ def _impl(ctx):
     if ctx.attr.faults:
         words += ["--faults=" + ctx.attr.faults, "--faults-library=" + ctx.file.faults_library.short_path]
         files.append(ctx.file.faults_library)
+    if ctx.attr.hosts:
+        words.append("--hosts=%d" % ctx.attr.hosts)
+        files += ctx.files.hosts_files
     ctx.actions.write(exe, "#!/bin/bash\nexec python3 %s --mpirun=%s %s -- ./%s \"$@\"\n" % (
         ctx.file._runner.short_path,
         MPIRUN,
@@ -75,22 +80,27 @@ _mpi_run_test = rule(
         "env": attr.string_dict(),
         "faults": attr.string(),
         "faults_library": attr.label(allow_single_file = True),
+        "hosts": attr.int(default = 0),
+        "hosts_files": attr.label_list(allow_files = True),
         "_runner": attr.label(default = "//comm/testing:mpi_runner.py", allow_single_file = True),
         "_lcov_merger": attr.label(default = "@bazel_tools//tools/test:lcov_merger", executable = True, cfg = "exec"),
         "_collect_cc_coverage": attr.label(default = "@bazel_tools//tools/test:collect_cc_coverage", executable = True, cfg = "exec"),
     },
 )
 
-def mpi_test(name, binary, np, tags = [], faults = "", **kwargs):
+def mpi_test(name, binary, np, tags = [], faults = "", hosts = 0, **kwargs):
     """Described at the head of this file. Other arguments are those of every test rule (size, args, env, ...)."""
     numbers = np if type(np) == "list" else [np]
     _mpi_run_test(
         name = name,
         binary = binary,
         np = numbers,
-        tags = tags + ["mpi", "cpu:%d" % max(numbers)],
+        # Namespaces cannot be made inside of that of Bazel's sandbox.
+        tags = tags + ["mpi", "cpu:%d" % max(numbers)] + (["local"] if hosts else []),
         size = kwargs.pop("size", "small"),
         faults = faults,
         faults_library = Label("//comm/testing:libannulus_mpi_faults.so") if faults else None,
+        hosts = hosts,
+        hosts_files = [Label("//python/annulus:simulated_hosts")] if hosts else [],
         **kwargs
     )

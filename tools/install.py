@@ -260,7 +260,8 @@ def install(binaries, sources, prefix):
     headers = frozenset(s for s in sources if s.endswith(".h"))
     for source in sources:
         out.add_source(source, headers)
-    out.add(os.path.join(ROOT, "comm", "testing", "mpi_runner.py"), "share/annulus/testing/mpi_runner.py")
+    for path in ("comm/testing/mpi_runner.py", "python/annulus/testing/hosts.py", "python/annulus/testing/namespaces.py"):
+        out.add(os.path.join(ROOT, path), "share/annulus/testing/" + os.path.basename(path))
     script = read("annulus")
     out.write("bin/annulus", COMMAND.format(
         isa=re.search(r"(?ms)^# ANNULUS_ISA also limits LibTorch.*?^esac$", script).group(0),

@@ -7,6 +7,9 @@ by mpi_test (bazel/mpi.bzl) and by annulus_add_mpi_test of the package for CMake
 - After the deadline the stacks of all ranks are printed (by gdb where it can attach, and always what /proc says), and all
   processes are ended. This counts as exit code 110.
 - A process that the job leaves behind is ended, and the test fails.
+- With --hosts 2 its ranks lie on host1 and host2, simulated hosts of this machine (python/annulus/testing/hosts.py), in order
+  and as evenly as they can; the program cuts them off by comm/testing/simulated_hosts.h. It is skipped where no namespaces can
+  be made.
 - A program that cannot run here prints a line "SKIPPED: reason" from one rank and exits with code 0 on all.
 
 Needs Open MPI 4 or 5, Linux and Python 3.8, and no package.
@@ -15,11 +18,14 @@ Needs Open MPI 4 or 5, Linux and Python 3.8, and no package.
 import argparse
 import ctypes
 import os
+import re
 import shutil
 import signal
+import socketserver
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
 
@@ -28,7 +34,7 @@ SET_CHILD_SUBREAPER = 36
 PATIENCE = 5  # seconds for processes that are about to end, and for gdb
 # What a rank executes: the program, with its output in a file of its own.
 RANK = """rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}
-echo $$ >"$ANNULUS_TEST_FOLDER/pid.$rank"
+echo "$$ $(readlink /proc/self/ns/pid)" >"$ANNULUS_TEST_FOLDER/pid.$rank"
 export GTEST_OUTPUT="xml:$ANNULUS_TEST_FOLDER/$rank.xml"
 if [ -n "$ANNULUS_TEST_PRELOAD" ]; then export LD_PRELOAD="$ANNULUS_TEST_PRELOAD${LD_PRELOAD:+:$LD_PRELOAD}"; fi
 exec "$0" "$@" >"$ANNULUS_TEST_FOLDER/out.$rank" 2>&1"""
@@ -42,6 +48,9 @@ SETTINGS = {
 # In a sandbox with a process table of its own every mpirun has the same process number and so the same job number, and tests
 # at the same time would map each other's segments in /dev/shm. Names of Open MPI 4 and 5; it ignores those it does not know.
 BACKED = ("btl_vader", "btl_sm", "osc_sm", "osc_rdma")
+# What a test may ask of simulated hosts, and variables that each of them has for itself.
+ASKED = ("cut", "mend", "limit", "disturb", "kill")
+KEPT = ("OMPI_", "PMIX_", "PRTE_", "PATH", "HOME", "TMPDIR", "PWD", "OLDPWD", "SHLVL", "_")
 
 
 def read(path):
@@ -70,6 +79,20 @@ def descendants():
     return found
 
 
+def number_here(text):
+    """The number here of a process that has written its number in its own namespace, and that namespace; "" if it is not there."""
+    number, _, space = text.strip().partition(" ")
+    if space in ("", os.readlink("/proc/self/ns/pid")):
+        return number
+    for pid in descendants():
+        try:
+            if os.readlink("/proc/%d/ns/pid" % pid) == space and re.search(r"(?m)^NSpid:.*\s%s$" % number, read("/proc/%d/status" % pid)):
+                return str(pid)
+        except OSError:
+            pass
+    return ""
+
+
 def reap():
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -92,12 +115,12 @@ def end_all():
         reap()
 
 
-def left_behind():
-    """What still runs although the job has ended; ranks that mpirun has just killed may take a moment."""
+def left_behind(known):
+    """What still runs, beside known processes, although the job has ended; ranks that mpirun has just killed may take a moment."""
     until = time.monotonic() + PATIENCE
     while True:
         reap()
-        left = [name for name in descendants().values() if name]
+        left = [name for pid, name in descendants().items() if name and pid not in known]
         if not left or time.monotonic() >= until:
             return left
         time.sleep(0.02)
@@ -105,7 +128,7 @@ def left_behind():
 
 def stacks(folder, ranks):
     """Where each rank is. gdb looks at all of them at once."""
-    pids = {rank: read(os.path.join(folder, "pid.%d" % rank)).strip() for rank in range(ranks)}
+    pids = {rank: number_here(read(os.path.join(folder, "pid.%d" % rank))) for rank in range(ranks)}
     looks = {}
     if shutil.which("gdb"):
         for rank, pid in pids.items():
@@ -132,6 +155,39 @@ def stacks(folder, ranks):
     return "\n".join(text)
 
 
+class served:
+    """Carries out what the program asks of simulated hosts, at a socket (simulated_hosts.h): a line with the function's name and its
+    arguments, answered by "ok" or "usage: " or "failed: " with a text."""
+
+    def __init__(self, simulated, path):
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self):
+                words = self.rfile.readline().decode().split()
+                try:
+                    if len(words) < 2 or words[0] not in ASKED or words[1] not in simulated.names:
+                        raise ValueError("expected one of %s and one of %s" % (", ".join(ASKED), ", ".join(simulated.names)))
+                    if words[:2] == ["kill", simulated.names[0]]:
+                        raise ValueError("mpirun is on this host")
+                    getattr(simulated, words[0])(words[1], *map(float, words[2:]))
+                    said = "ok"
+                except ValueError as error:
+                    said = "usage: %s" % error
+                except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+                    said = "failed: %s" % error
+                self.wfile.write((said.replace("\n", " ") + "\n").encode())
+
+        self.path, self.server = path, socketserver.ThreadingUnixStreamServer(path, Handler)
+        self.server.daemon_threads = True
+
+    def __enter__(self):
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+        return self.path
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
+
+
 class Job:
     """The program on one number of processes."""
 
@@ -144,18 +200,31 @@ class Job:
         options = self.options
         env = dict(os.environ, **SETTINGS, TMPDIR=self.folder, WANT_SIZE=str(self.ranks), ANNULUS_TEST_FOLDER=self.folder,
                    ANNULUS_TEST_PRELOAD="")
-        for name in BACKED:
+        for name in () if options.hosts else BACKED:
             env["OMPI_MCA_%s_backing_directory" % name] = self.folder
         for name in ("TEST_PREMATURE_EXIT_FILE", "XML_OUTPUT_FILE", "GTEST_OUTPUT"):
             env.pop(name, None)
         env.setdefault("HOME", self.folder)
         if options.faults:
             env.update(ANNULUS_MPI_FAULTS=options.faults, ANNULUS_TEST_PRELOAD=os.path.abspath(options.faults_library))
-        command = [options.mpirun, "--oversubscribe", "--bind-to", "none", "-np", str(self.ranks), *options.mpi_arg,
+        if not options.hosts:
+            return self.run_on(env, [], subprocess.Popen)
+        import hosts
+        with hosts.Hosts(["host%d" % (i + 1) for i in range(options.hosts)]) as simulated, \
+                served(simulated, os.path.join(self.folder, "hosts")) as env["ANNULUS_TEST_HOSTS"]:
+            each = -(-self.ranks // options.hosts)
+            words = ["--host", ",".join("%s:%d" % (name, each) for name in simulated.names)]
+            # mpirun takes only its own variables to other hosts by itself.
+            words += [w for name in env if re.fullmatch(r"[A-Za-z_]\w*", name) and not name.startswith(KEPT) for w in ("-x", name)]
+            return self.run_on(env, words, simulated.popen)
+
+    def run_on(self, env, words, start):
+        options, known = self.options, frozenset(descendants())
+        command = [options.mpirun, "--oversubscribe", "--bind-to", "none", "-np", str(self.ranks), *words, *options.mpi_arg,
                    "sh", "-c", RANK, *options.program]
         with open(os.path.join(self.folder, "mpirun"), "w") as out:
             try:
-                mpirun = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
+                mpirun = start(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
             except OSError as error:
                 self.failures.append("%s cannot be started: %s" % (options.mpirun, error.strerror))
                 return
@@ -167,7 +236,7 @@ class Job:
             where = "\n--- where the ranks are after %g s ---\n%s\n" % (options.timeout, stacks(self.folder, self.ranks))
             self.code = DEADLINE_PASSED
             end_all()
-        left = left_behind()
+        left = left_behind(known)
         end_all()
         self.output = self.outputs() + where
         if left:
@@ -254,6 +323,7 @@ def options_of(words):
     parser.add_argument("--forbid", action="append", default=[], help="text that must not be in the output")
     parser.add_argument("--faults", default="", help="a plan of faults (comm/testing/fault_plan.h)")
     parser.add_argument("--faults-library", default="", help="libannulus_mpi_faults.so")
+    parser.add_argument("--hosts", type=int, default=0, help="how many simulated hosts have the ranks; default: this one")
     parser.add_argument("--report", default=os.environ.get("XML_OUTPUT_FILE", ""), help="the result file")
     parser.add_argument("program", nargs="+")
     options = parser.parse_args(words)
@@ -267,13 +337,18 @@ def options_of(words):
 
 def main(words):
     options = options_of(words)
+    if options.hosts:
+        here = os.path.dirname(os.path.abspath(__file__))
+        sys.path[:0] = [here, os.path.join(here, "..", "..", "python", "annulus", "testing")]  # installed; in the clone
+        import namespaces
+        namespaces.isolate()
     # Processes whose parents end become children of this one.
     if ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         sys.exit("mpi_runner.py: prctl(PR_SET_CHILD_SUBREAPER) is refused, so processes could be left behind")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     jobs, skipped = [], False
     # A short path: Open MPI's unix sockets take 108 bytes.
-    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    base = "/tmp" if options.hosts else "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     folders = []
     try:
         for ranks in map(int, options.np.split(",")):

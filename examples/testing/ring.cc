@@ -26,6 +26,7 @@ at::Tensor message(int64_t n) { return at::empty({n + 1}, at::kDouble); }
 void ring_all_reduce(annulus::Communicator& comm, at::Tensor& x) {
   const int size = comm.size(), rank = comm.rank(), right = (rank + 1) % size, left = (rank + size - 1) % size;
   const int64_t n = x.numel();
+  if (planted("patient")) comm.set_timeout(annulus::Seconds(365 * 86400));
   const int to_right = size / 2;
   // With an even number of ranks the block of the opposite rank comes from one side only.
   const int to_left = planted("even") ? size / 2 : (size - 1) / 2;

@@ -2,6 +2,7 @@
 """Tests the simulated hosts with mpirun. If this fails, the other tests of this folder prove nothing."""
 
 import os
+import subprocess
 import sys
 import unittest
 
@@ -46,6 +47,21 @@ class HarnessTest(unittest.TestCase):
             self.assertNotIn(b"refused", hosts.run(connect, capture_output=True).stderr)
             hosts.mend("host2")
             self.assertIn(b"refused", hosts.run(["timeout", "20", *connect[2:]], capture_output=True).stderr)
+
+    def test_limited_link_carries_less(self):
+        serve = ("import socket\ns = socket.create_server(('', 7000))\nprint('up', flush=True)\n"
+                 "while True:\n    c, _ = s.accept()\n    try:\n        c.sendall(bytes(200000))\n    except OSError:\n        pass\n    c.close()")
+        read = "import socket\nc = socket.create_connection(('host2', 7000))\nn = 0\nwhile d := c.recv(65536): n += len(d)\nprint(n)"
+        with simulated.Hosts(["host1", "host2"]) as hosts:
+            server = hosts.popen([sys.executable, "-c", serve], on="host2", stdout=subprocess.PIPE)
+            self.addCleanup(server.stdout.close)
+            self.addCleanup(server.wait, 20)  # it ends with its host
+            self.assertEqual(server.stdout.readline(), b"up\n")
+            hosts.limit("host2", 1000)
+            self.assertEqual(hosts.run(["timeout", "1", sys.executable, "-c", read], capture_output=True).stdout, b"")
+            hosts.limit("host2", 1e8)
+            self.assertEqual(hosts.run(["timeout", "30", sys.executable, "-c", read], capture_output=True).stdout, b"200000\n")
+            self.assertRaises(ValueError, hosts.limit, "host2", 0)
 
     def test_disturbed_link_is_slow(self):
         with simulated.Hosts(["host1", "host2"]) as hosts:

@@ -12,6 +12,7 @@
 #include "comm/testing/faults.h"
 #include "comm/testing/orders.h"
 #include "comm/testing/ranks_test.h"
+#include "comm/testing/simulated_hosts.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
 
@@ -195,6 +196,12 @@ ANNULUS_RANKS_TEST(RanksTest, RunsOnAllTheseNumbersOfRanks, 1, 2, 5) {
   at::Tensor one = numbers(1);
   comm.all_reduce(one, ReduceOp::kSum, {"ranks", 0});
   EXPECT_EQ(one[0].item<double>(), comm.size());
+}
+
+TEST(SimulatedHosts, AreMissedByName) {
+  EXPECT_FALSE(testing::on_simulated_host());
+  EXPECT_NE(error_of([] { testing::cut_host("host2"); }).find("cut host2: expected simulated hosts"),
+            std::string::npos);
 }
 
 TEST(FaultPlans, TextIsReadBack) {

@@ -24,7 +24,7 @@ import unittest
 
 LAYERS = "bazel/layers.bzl"
 USERS = "users()"  # a function of layers.bzl: the packages that it allows
-MOST_USES = 111
+MOST_USES = 112
 OFFER = "docs/reference/cpp.md"
 GUIDE = "CONTRIBUTING.md"
 MOST_FILES = 25

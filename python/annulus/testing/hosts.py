@@ -10,6 +10,7 @@ one switch. For tests that have called namespaces.isolate().
         simulated.cut("host3")       # its cable is pulled
         simulated.mend("host3")      # and put back
         simulated.disturb("host3", milliseconds=20, loss=1)     # each way; needs the kernel's netem
+        simulated.limit("host3", 1e6)       # bytes in a second, each way; needs the kernel's tbf
 
 mpirun starts processes on other hosts through `agent`, which replaces ssh: it gets a host and words for a shell, and the
 shell runs them with the environment of a login. Host I has the address 10.231.7.I. All hosts have this machine's files.
@@ -167,9 +168,20 @@ class Hosts:
     def disturb(self, name, milliseconds=0, loss=0):
         """Delays all that the host sends and receives, and loses that many percent of it. Raises RuntimeError if the kernel
         has no netem (module sch_netem)."""
+        self._queue(name, "netem", "delay", f"{milliseconds}ms", "loss", f"{loss}%")
+
+    def limit(self, name, bytes_per_second):
+        """Lets the host send and receive at most so much. It takes the place of `disturb`, and the other way round. Raises
+        ValueError for a rate of 0 or less and RuntimeError if the kernel has no tbf (module sch_tbf)."""
+        if not bytes_per_second > 0:
+            raise ValueError(f"a link must carry more than 0 bytes in a second, not {bytes_per_second}: `cut` interrupts it")
+        self._queue(name, "tbf", "rate", f"{max(8, round(8 * bytes_per_second))}bit", "burst", "32kb", "latency", "2s")
+
+    def _queue(self, name, kind, *words):
+        """Gives both ends of the host's cable a queue of the kernel."""
+        tc = shutil.which("tc", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin") or "tc"
         for pid, card in ((self._pid("switch"), self._port(name)), (self._pid(name), "eth0")):
-            done = subprocess.run(
-                ["nsenter", "-t", str(pid), "--net", "tc", "qdisc", "replace", "dev", card, "root", "netem", "delay",
-                 f"{milliseconds}ms", "loss", f"{loss}%"], capture_output=True, text=True)
+            done = subprocess.run(["nsenter", "-t", str(pid), "--net", tc, "qdisc", "replace", "dev", card, "root", kind, *words],
+                                  capture_output=True, text=True)
             if done.returncode != 0:
-                raise RuntimeError(f"the link of {name} cannot be disturbed, which needs the kernel's netem: {done.stderr.strip()}")
+                raise RuntimeError(f"the link of {name} cannot be changed, which needs the kernel's {kind}: {done.stderr.strip()}")
