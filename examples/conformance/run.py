@@ -58,8 +58,10 @@ def results_of(adapter, sizes, folder, ranks):
     try:
         version = importlib.metadata.version(package) if package else ""
         outcome = conformance.Suite(os.path.join(HERE, "adapters", adapter), ranks, deadline=60.0).run(sizes)
-    except (importlib.metadata.PackageNotFoundError, RuntimeError) as error:
-        return {"adapter": adapter, "skipped": str(error).strip().splitlines()[-1] or f"{package} is not installed"}
+    except importlib.metadata.PackageNotFoundError:
+        return {"adapter": adapter, "skipped": f"{package} is not installed"}
+    except RuntimeError as error:  # it cannot be imported
+        return {"adapter": adapter, "skipped": str(error).strip().splitlines()[-1]}
     repeated = {}
     for cell in outcome.failed:
         cell.reproducer = os.path.relpath(write(outcome, cell, os.path.join(folder, "reproducers")))
@@ -119,7 +121,7 @@ def table(folder):
         name = f"{r['package']} {r['version']}, ".replace("+cu130", "") if r["package"] else ""
         entries = [verdict_of([c for c in r["cells"] if c["case"] == case]) for case in cases]
         lines.append(f"|{name}{ADAPTERS[r['adapter']][1]}|" + "|".join(entries) + "|")
-    lines += [""] + [f"{ADAPTERS[r['adapter']][0]}, {ADAPTERS[r['adapter']][1]}: skipped: {r['skipped']}" for r in reports if "skipped" in r]
+    lines += [""] + [f"{', '.join(filter(None, ADAPTERS[r['adapter']]))}: skipped: {r['skipped']}" for r in reports if "skipped" in r]
     for r in ran:
         for path, (*_, again) in r["repeated"].items():
             words = {True: "fails as well", False: "**does not fail**", None: "was not run"}[again]
