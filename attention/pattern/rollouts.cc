@@ -1,6 +1,7 @@
 // See rollouts.h.
 #include "attention/pattern/rollouts.h"
 
+#include <algorithm>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -33,6 +34,31 @@ std::vector<int64_t> tree_positions(const std::vector<int64_t>& lengths, const s
     const int64_t begin = parents[i] < 0 ? 0 : ends[static_cast<size_t>(parents[i])];
     ends.push_back(begin + lengths[i]);
     for (int64_t p = begin; p < ends.back(); ++p) positions.push_back(p);
+  }
+  return positions;
+}
+
+bool RowParts::has_trees() const {
+  return std::any_of(parents.begin(), parents.end(), [](int64_t parent) { return parent >= 0; });
+}
+
+std::vector<int64_t> tree_positions(const RowParts& parts, const std::vector<Span>& tokens) {
+  require_tree(parts.lengths, parts.parents);
+  std::vector<int64_t> ends, shifts;  // of each part: its end in the row, and what its positions are less than places
+  int64_t end = 0;
+  for (size_t i = 0; i < parts.lengths.size(); ++i) {
+    const int64_t parent = parts.parents[i];
+    const int64_t begin = parent < 0 ? 0 : ends[static_cast<size_t>(parent)] - shifts[static_cast<size_t>(parent)];
+    shifts.push_back(end - begin);
+    ends.push_back(end += parts.lengths[i]);
+  }
+  std::vector<int64_t> positions;
+  for (const Span& span : tokens) {
+    size_t part = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), span.begin) - ends.begin());
+    for (int64_t i = 0; i < span.count; ++i) {
+      while (ends.at(part) <= span.at(i)) ++part;
+      positions.push_back(span.at(i) - shifts[part]);
+    }
   }
   return positions;
 }

@@ -1,5 +1,6 @@
 // Makes the prefix tree of some rollouts, and what a model needs besides a tree's pattern: the position of each token
-// and the targets of a loss over all rollouts. Used by python/ops and by programs. It needs no LibTorch.
+// and the targets of a loss over all rollouts. Used by python/ops, by the readers of data (runtime/data), by training
+// and inference, and by programs. It needs no LibTorch.
 //
 // `lengths` and `parents` describe one row as in TreeSpec (pattern.h). Each leaf is a rollout: the tokens on the path
 // from its root. A node may have no tokens, as the leaf of a rollout that ends where another one goes on has. The
@@ -9,11 +10,25 @@
 #include <cstdint>
 #include <vector>
 
+#include "attention/pattern/span.h"
+
 namespace annulus {
 
 // Returns the position of each token of the row, as rotary embeddings count it: how many tokens are before it on the
 // path from its root.
 std::vector<int64_t> tree_positions(const std::vector<int64_t>& lengths, const std::vector<int64_t>& parents);
+
+// The parts of a packed row in order: documents, each of which is a root, or the nodes of trees.
+struct RowParts {
+  std::vector<int64_t> lengths, parents;  // as in TreeSpec; the lengths add up to the row's
+
+  bool has_trees() const;  // whether a part has a parent
+  friend bool operator==(const RowParts&, const RowParts&) = default;
+};
+
+// Returns tree_positions of the tokens at some positions of the row, one span of it after the other, without making
+// those of the whole row.
+std::vector<int64_t> tree_positions(const RowParts& parts, const std::vector<Span>& tokens);
 
 // What predicts what, one target an index, in ascending order of `target`: the token at row index target[i] comes after
 // the one at source[i] in weight[i] rollouts, those of the leaves below it. The last token of a node has a target in

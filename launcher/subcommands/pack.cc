@@ -47,7 +47,9 @@ std::string counted_text(const Corpus& corpus, const RowIndex& index, Split spli
   if (!corpus.marks_targets()) return "";
   int64_t counted = 0;
   for (int64_t row = 0; row < index.rows(split); ++row) {
-    for (const Piece& piece : index.row(split, row)) counted += corpus.counted(piece.token + 1, piece.count);
+    for (const Piece& piece : index.row(split, row)) {
+      if (!piece.repeated) counted += corpus.counted(piece.token + 1, piece.count);
+    }
   }
   return "; " + with_commas(counted, "target") + " of them count (" + percent(counted, index.targets(split)) + ")";
 }
@@ -90,6 +92,7 @@ class PackSubcommand : public Subcommand {
     for (size_t i = 0; i < data.train.list.size(); ++i) {
       const Corpus corpus(data.train.list[i], data.max_bytes);
       say(data.train.name(i) + ": " + corpus.text());
+      Dataset::require_settings(data, corpus, data.train.name(i));
       if (verify_) {
         corpus.verify();
         say("  verified: every size, hash and checksum that is stored");

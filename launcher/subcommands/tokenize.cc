@@ -46,6 +46,15 @@ class TokenizeSubcommand : public Subcommand {
     making(app.add_option("--weight", weight_,
                           "the field of a line, or of one of its messages, with the weight of its targets in the loss "
                           "(default with --loss completion or assistant: weight)"));
+    making(
+        app.add_flag("--trees", trees_,
+                     "each line is a group of rollouts of one prompt: the field holds a list (default: completions; "
+                     "with --loss all texts, or with --chat conversations). What they have in common is stored once, "
+                     "as a prefix tree"));
+    making(
+        app.add_option("--group", group_,
+                       "likewise of lines with a rollout each: those of a file with the same value of this field are "
+                       "a group"));
     making(app.add_option("--kind", kind_,
                           "kind of the input files: auto (default; by their names), text, jsonl or parquet")
                ->check(CLI::IsMember({"auto", "text", "jsonl", "parquet"})));
@@ -98,7 +107,9 @@ class TokenizeSubcommand : public Subcommand {
         if (empty) refuse(std::string(name) + " is missing; it is needed unless --inspect or --verify is given");
       }
       const bool plain = (loss_.empty() || loss_ == "all") && !chat_ && prompt_.empty() && weight_.empty();
-      if (bench_ && !plain) refuse("--bench measures texts: leave --loss, --chat, --prompt and --weight out");
+      if (bench_ && (!plain || trees_ || !group_.empty())) {
+        refuse("--bench measures texts: leave --loss, --chat, --prompt, --weight, --trees and --group out");
+      }
       if (!prompt_.empty() && loss_ != "completion") refuse("--prompt is for --loss completion");
       if (output_.empty() != bench_)
         refuse(bench_ ? "--bench keeps no shards: leave --output out" : "--output is missing");
@@ -153,12 +164,14 @@ class TokenizeSubcommand : public Subcommand {
     add("--loss", loss_);
     add("--prompt", prompt_);
     add("--weight", weight_);
+    add("--group", group_);
     add("--kind", kind_);
     add("--begin", begin_);
     add("--end", end_);
     add("--bad-utf8", bad_utf8_);
     add("--shard-tokens", std::to_string(shard_tokens_));
     add("--processes", std::to_string(processes_));
+    if (trees_) words.push_back("--trees");
     if (chat_) words.push_back("--chat");
     if (no_special_tokens_) words.push_back("--no-special-tokens");
     if (specials_as_text_) words.push_back("--specials-as-text");
@@ -172,9 +185,9 @@ class TokenizeSubcommand : public Subcommand {
   }
 
   std::string tokenizer_, output_, format_, field_, kind_, begin_, end_, bad_utf8_, inspect_, verify_;
-  std::string loss_, prompt_, weight_;
+  std::string loss_, prompt_, weight_, group_;
   std::vector<std::string> input_;
-  bool no_special_tokens_ = false, specials_as_text_ = false, chat_ = false, bench_ = false;
+  bool no_special_tokens_ = false, specials_as_text_ = false, chat_ = false, trees_ = false, bench_ = false;
   int64_t shard_tokens_ = 100'000'000, processes_ = 0, width_ = 0;
   CLI::Option *inspect_option_ = nullptr, *verify_option_ = nullptr, *width_option_ = nullptr, *bench_option_ = nullptr;
   std::vector<const CLI::Option*> making_;  // options that make shards, refused with --inspect and --verify

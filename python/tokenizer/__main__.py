@@ -32,6 +32,8 @@ def parse(words):
         subcommand.add_argument("--prompt", default="prompt")
         subcommand.add_argument("--chat", action="store_true")
         subcommand.add_argument("--weight")
+        subcommand.add_argument("--trees", action="store_true")
+        subcommand.add_argument("--group")
         subcommand.add_argument("--begin")
         subcommand.add_argument("--end")
         subcommand.add_argument("--no-special-tokens", action="store_true")

@@ -2,7 +2,7 @@
 
 A document is a whole text file, a field of a line of JSONL, or a column of a row of Parquet; with --loss, --chat or --weight a
 line of JSONL or a row of Parquet as a whole (targets.py), a *record*. Files are read in units of about a mebibyte, each of which
-one worker takes: some text files, the lines that begin in a range of bytes, or some rows.
+one worker takes: some text files, the lines that begin in a range of bytes, or some rows. With --group a unit is a whole file.
 The units depend only on the files, and so do the documents and their order.
 """
 
@@ -71,8 +71,9 @@ class Unit:
     task: tuple  # the argument of Reader.documents
 
 
-def units(inputs, field, at=(0, 0), records=None):
-    """Yields all units from number at[1] of input at[0] on. `records`: as for Reader. Raises Refused if a file cannot be read."""
+def units(inputs, field, at=(0, 0), records=None, whole_files=False):
+    """Yields all units from number at[1] of input at[0] on. `records`: as for Reader. `whole_files`: a file of records is one unit.
+    Raises Refused if a file cannot be read."""
     i, number = at
     while i < len(inputs):
         one = inputs[i]
@@ -85,18 +86,20 @@ def units(inputs, field, at=(0, 0), records=None):
             yield Unit(i, 0, size, ("texts", i, end))
             i, number = end, 0
             continue
-        if one.kind == "parquet":
-            parts = parquet_units(one, i, field, records)
-        elif one.packing:
-            parts = packed_units(one, i)
-        else:
-            starts = range(0, one.size, UNIT)
-            parts = (Unit(i, k, min(UNIT, one.size - s), ("lines", i, s, min(s + UNIT, one.size)))
-                     for k, s in enumerate(starts))
-        for unit in parts:
+        for unit in [Unit(i, 0, one.size, ("file", i))] if whole_files else units_of(one, i, field, records):
             if unit.number >= number:
                 yield unit
         i, number = i + 1, 0
+
+
+def units_of(one, i, field, records):
+    """Returns the units of a file that is no text."""
+    if one.kind == "parquet":
+        return parquet_units(one, i, field, records)
+    if one.packing:
+        return packed_units(one, i)
+    return (Unit(i, k, min(UNIT, one.size - s), ("lines", i, s, min(s + UNIT, one.size)))
+            for k, s in enumerate(range(0, one.size, UNIT)))
 
 
 def packed_units(one, i):
@@ -253,6 +256,11 @@ class Reader:
             return getattr(self, kind)(i, *rest)
         except MemoryError:
             raise Refused(RESOURCE, f"there is not enough memory for a document of {self.inputs[i].path}")
+
+    def file(self, i):
+        """Yields the documents of a whole file."""
+        for unit in units_of(self.inputs[i], i, self.field, self.records):
+            yield from self.documents(unit.task)
 
     def texts(self, begin, end):
         return [self.text(self.inputs[i]) for i in range(begin, end)]

@@ -16,6 +16,8 @@ import xxhash
 
 from errors import INTERNAL, RESOURCE, Refused
 from inputs import Reader
+from targets import Document
+from trees import groups, merge
 
 
 def processors():
@@ -23,39 +25,43 @@ def processors():
 
 
 def encode_texts(texts, tokenizer, begin, end):
-    """Yields the ids of each text and the bytes of the text; every token counts."""
+    """Yields the Document of each text."""
     for text, ids in zip(texts, tokenizer.encode(texts)):
         if begin is not None and (not ids or ids[0] != begin):
             ids = [begin, *ids]
         if end is not None and (not ids or ids[-1] != end):
             ids = [*ids, end]
-        yield ids, len(text.encode("utf-8")), None
+        yield Document(ids, None, len(text.encode("utf-8")))
 
 
 def encode_records(records, targets):
-    """Yields the same of JSON objects, and the runs of weights with which the tokens count."""
-    for record, where in records:
-        document = targets.document(record, where)
-        yield document.ids, document.text_bytes, document.runs
+    """Yields the same of JSON objects, or of groups of them."""
+    if not targets.trees:
+        for record, where in records:
+            yield targets.document(record, where)
+        return
+    for group, where in groups(records, targets):
+        rollouts = [targets.document(record, of_rollout) for record, of_rollout in group]
+        yield merge(rollouts, lambda weight, where=where: targets.narrow(weight, where))
 
 
 def encode_unit(reader, tokenizer, targets, task, width, begin, end):
-    """Returns the tokens as bytes, and for each document its length, the hash of its tokens, the bytes of its text, and the
-    runs of its weights, None where every token counts."""
-    tokens, lengths, hashes, sizes, runs = array("I"), array("q"), array("Q"), array("Q"), []
-    documents = reader.documents(task)
-    for ids, size, of_document in (encode_texts(documents, tokenizer, begin, end) if targets is None else
-                                   encode_records(documents, targets)):
-        document = array("I", ids)
-        tokens.extend(document)
+    """Returns the tokens as bytes, and for each document its length, the hash of its tokens, the bytes of its text, the runs of
+    its weights, None where every token counts, and its tree or None."""
+    tokens, lengths, hashes, sizes, runs, trees = array("I"), array("q"), array("Q"), array("Q"), [], []
+    texts = reader.documents(task)
+    for document in (encode_texts(texts, tokenizer, begin, end) if targets is None else encode_records(texts, targets)):
+        ids = array("I", document.ids)
+        tokens.extend(ids)
         lengths.append(len(ids))
-        hashes.append(xxhash.xxh3_64_intdigest(document))
-        sizes.append(size)
-        runs.append(of_document)
+        hashes.append(xxhash.xxh3_64_intdigest(ids))
+        sizes.append(document.text_bytes)
+        runs.append(document.runs)
+        trees.append(document.tree)
     content = tokens.tobytes()
     if width == 2 and content:
         content = memoryview(content).cast("H")[::2].tobytes()  # the lower halves
-    return content, lengths, hashes, sizes, runs
+    return content, lengths, hashes, sizes, runs, trees
 
 
 def work(connection, tokenizer, targets, inputs, field, records, replace, width, begin, end, check):

@@ -15,6 +15,8 @@ import xxhash
 from errors import USAGE, Refused
 
 FORMATS = ("annulus", "megatron", "llmc", "nanogpt")
+NO_BRANCH = (1 << 64) - 1  # in place of the input behind which a branch goes on: it begins a tree
+SAVED = ("rollouts", "positions", "positions_apart", "pairs", "pairs_apart")  # of trees.Tree
 BOUNDARIES = ("annulus", "megatron")  # these store document boundaries; in the others the begin or end token marks them
 
 
@@ -68,6 +70,7 @@ class Shard:
         self.folder, self.width, self.vocab, self.digest = folder, width, vocab, digest
         self.marks = marks  # whether it says which tokens count as targets
         self.counted = self.without_targets = 0  # tokens that count; documents in which none does
+        self.saved = {}  # what entries of shards with trees say of them
         self.names = [stem + ending for ending in self.endings]
         self.beside = [os.path.join(folder, f".{name}.tmp") for name in self.names]
         self.lengths, self.hashes = array("q"), array("Q")
@@ -80,9 +83,11 @@ class Shard:
             self.discard()
             raise
 
-    def append(self, tokens, lengths, hashes, text_bytes, runs):
+    def append(self, tokens, lengths, hashes, text_bytes, runs, trees):
         """Appends documents: their tokens as bytes, arrays with a number for each document, and for each the runs of its weights
-        or None."""
+        or None, and its trees.Tree or None."""
+        if any(trees):
+            self.append_trees(lengths, trees)
         self.file.write(tokens)
         self.lengths.extend(lengths)
         self.hashes.extend(hashes)
@@ -101,7 +106,7 @@ class Shard:
                  "bytes": sum(os.path.getsize(p) for p in self.beside), "text_bytes": self.text_bytes,
                  "checksum": checksum(self.beside)}
         if self.marks:
-            entry |= {"counted": self.counted, "documents_without_targets": self.without_targets}
+            entry |= {"counted": self.counted, "documents_without_targets": self.without_targets, **self.saved}
         for beside, name in zip(self.beside, self.names):
             os.replace(beside, os.path.join(self.folder, name))
         sync_folder(self.folder)
@@ -109,6 +114,9 @@ class Shard:
 
     def append_weights(self, lengths, runs):
         raise NotImplementedError  # only for Annulus, as targets.settle() sees to
+
+    def append_trees(self, lengths, trees):
+        raise NotImplementedError  # likewise
 
     def complete(self):
         pass
@@ -131,6 +139,17 @@ class Annulus(Shard):
         super().__init__(*settings)
         self.ends, self.weights = array("Q"), array("f")  # of the runs
         self.weighed = 0  # tokens of all runs
+        self.trees = False  # whether documents are trees; of their branches:
+        self.begins, self.afters = array("Q"), array("Q")
+
+    def append_trees(self, lengths, trees):
+        self.trees, at = True, self.tokens
+        for length, tree in zip(lengths, trees):
+            self.begins.extend(at + begin for begin, _ in tree.branches)
+            self.afters.extend(NO_BRANCH if after < 0 else at + after for _, after in tree.branches)
+            for key in SAVED:
+                self.saved[key] = self.saved.get(key, 0) + getattr(tree, key)
+            at += length
 
     def append_weights(self, lengths, runs):
         for length, of_document in zip(lengths, runs):
@@ -162,6 +181,9 @@ class Annulus(Shard):
             f.write(self.ends.tobytes())
             f.write(self.weights.tobytes())
             f.write(bytes(-len(self.weights) % 2 * 4))
+        branches_at = f.tell()
+        f.write(self.begins.tobytes())
+        f.write(self.afters.tobytes())
         f.flush()
         body = xxhash.xxh3_128()
         with open(self.beside[0], "rb") as written:
@@ -169,7 +191,7 @@ class Annulus(Shard):
             while piece := written.read(1 << 22):
                 body.update(piece)
         f.seek(0)
-        version = 2 if self.marks else 1
+        version = 3 if self.trees else 2 if self.marks else 1
         f.write(struct.pack("<8sIIQQQQQ", b"ANNTOKEN", version, self.width, self.tokens, len(self.lengths), self.vocab,
                             offsets_at, offsets_at + len(offsets) * 8)
                 + bytes.fromhex(self.digest) + body.digest() + struct.pack("<Q", self.text_bytes))
@@ -177,6 +199,8 @@ class Annulus(Shard):
             above = [weight for weight in self.weights if weight > 0] or [0.0]
             f.write(struct.pack("<QQQff", offsets_at + len(offsets) * 8 + len(self.hashes) * 8, len(self.ends), self.counted,
                                 min(above), max(above)))
+        if self.trees:
+            f.write(struct.pack("<QQ", branches_at, len(self.begins)))
 
 
 class Megatron(Shard):

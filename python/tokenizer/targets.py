@@ -5,6 +5,7 @@ workers of pool.py, for `annulus tokenize` with --loss, --chat or --weight. The 
   --loss assistant    "messages": the turns of the assistant count
   --chat              values are lists of messages, to which the tokenizer's chat template is applied (chat.py)
   --weight FIELD      the weight of a line, and of a message with --loss assistant
+  --trees, --group    lines are groups of rollouts, or rollouts of groups (trees.py)
 
 Prompt and completion are one text for the tokenizer, unless a token would lie in both: then each is tokenized by itself, so
 that the prompt's tokens are those that a model is given when it is asked to complete it.
@@ -20,26 +21,37 @@ from chat import Chat
 from errors import INPUT, USAGE, Refused
 
 FIELDS = {"all": "text", "completion": "completion", "assistant": "messages"}
+LISTS = {"text": "texts", "completion": "completions", "messages": "conversations"}  # the fields' names with --trees
 MOST = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]  # fp32
 
 
 def is_plain(options):
     """Whether documents are texts of which every token counts, so that nothing here is needed."""
-    return options.loss == "all" and not options.chat and options.weight is None
+    return options.loss == "all" and not options.chat and options.weight is None and not makes_trees(options)
+
+
+def makes_trees(options):
+    return options.trees or options.group is not None
 
 
 def settle(options):
     """Fills in what the options imply. Raises Refused for options that exclude each other."""
     options.chat = options.chat or options.loss == "assistant"
+    options.one = "messages" if options.chat and options.loss == "all" else FIELDS[options.loss]
     if options.field is None:
-        options.field = "messages" if options.chat and options.loss == "all" else FIELDS[options.loss]
-    options.marks = options.loss != "all" or options.weight is not None
+        options.field = LISTS[options.one] if options.trees else options.one
+    options.marks = options.loss != "all" or options.weight is not None or makes_trees(options)
+    if options.trees and options.group is not None:
+        raise Refused(USAGE, "--trees takes a line for a group of rollouts, and --group a line for a rollout: give one of them")
+    if makes_trees(options) and options.format != "annulus":
+        raise Refused(USAGE, f"--{'trees' if options.trees else 'group'} needs --format annulus: other formats have no place for "
+                             "prefix trees")
     if options.marks and options.format != "annulus":
         what = "--weight" if options.loss == "all" else f"--loss {options.loss}"
         raise Refused(USAGE, f"{what} needs --format annulus: other formats have no place for which tokens count")
     if options.chat and options.specials_as_text:
         raise Refused(USAGE, "--specials-as-text would read the marks of the chat template as text: leave it out")
-    if options.loss != "all" and options.weight is None:
+    if (options.loss != "all" or makes_trees(options)) and options.weight is None:
         options.weight = "weight"
 
 
@@ -47,13 +59,14 @@ def fields(options):
     """Returns the fields that a record may have besides options.field, or None if documents are texts."""
     if is_plain(options):
         return None
-    return [name for name in (options.prompt, options.weight) if name] + ["tools", "chat_template_kwargs"]
+    return [name for name in (options.prompt, options.weight, options.group) if name] + ["tools", "chat_template_kwargs"]
 
 
 def require_records(options, inputs):
     for one in inputs:
         if one.kind == "text":
-            what = f"--loss {options.loss}" if options.loss != "all" else "--chat" if options.chat else "--weight"
+            what = (f"--loss {options.loss}" if options.loss != "all" else "--chat" if options.chat else "--trees" if options.trees
+                    else "--group" if options.group is not None else "--weight")
             raise Refused(INPUT, f"{one.path}: {what} takes JSONL, a JSON object a line, or Parquet, not text (--kind jsonl for "
                                  "files with other names)")
 
@@ -61,8 +74,9 @@ def require_records(options, inputs):
 @dataclass(frozen=True)
 class Document:
     ids: list
-    runs: list  # (count, weight) of neighbouring ids with the same weight
+    runs: list  # (count, weight) of neighbouring ids with the same weight; None where every token counts
     text_bytes: int
+    tree: object = None  # a trees.Tree if the document is a tree of rollouts
 
 
 def runs_of(weights):
@@ -76,6 +90,8 @@ class Targets:
     def __init__(self, tokenizer, options, begin, end):
         self.tokenizer, self.begin, self.end = tokenizer, begin, end
         self.loss, self.field, self.prompt, self.weight = options.loss, options.field, options.prompt, options.weight
+        self.trees, self.group = makes_trees(options), options.group
+        self.one = {"messages": "conversation"}.get(options.one, options.one)  # what a rollout is, for messages
         self.special_tokens = not options.no_special_tokens
         self.chat = Chat(tokenizer) if options.chat else None
 

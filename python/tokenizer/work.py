@@ -17,7 +17,7 @@ from errors import INPUT, RESOURCE, USAGE, Refused
 from inputs import find, units
 from pool import Pool, processors
 from progress import Progress, bytes_text, counted, duration_text
-from shards import BOUNDARIES, new_shard, write_whole
+from shards import BOUNDARIES, SAVED, new_shard, write_whole
 from state import Folder, inputs_digest
 from table import make_table
 from targets import Targets, fields, is_plain, require_records, settle
@@ -108,6 +108,8 @@ class Work:
         if self.targets is not None:  # shards of texts keep the settings of earlier versions
             chat = self.targets.chat
             settings |= {"loss": o.loss, "chat": o.chat, "prompt": o.prompt, "weight": o.weight}
+            if self.targets.trees:
+                settings |= {"trees": o.trees, "group": o.group}
             if chat is not None:
                 settings |= {"chat_template": xxhash.xxh3_128_hexdigest(chat.text().encode()),
                              "chat_library": f"transformers {chat.version}"}
@@ -154,7 +156,7 @@ class Work:
     def encode(self, pool):
         at = self.folder.next
         skip = at["document"]
-        todo = units(self.inputs, self.options.field, (at["input"], at["unit"]), self.records)
+        todo = units(self.inputs, self.options.field, (at["input"], at["unit"]), self.records, self.options.group is not None)
         sent, results, sent_units, written = 0, {}, {}, 0
         window = (Pool.DEPTH + 2) * len(pool.workers)  # results that wait for an earlier unit stay in memory
         error = None
@@ -188,7 +190,7 @@ class Work:
     def write(self, unit, result, first):
         """Writes the documents of a unit, from number `first` on."""
         i, number, cost, texts = unit
-        tokens, lengths, hashes, sizes, runs = result
+        tokens, lengths, hashes, sizes, runs, trees = result
         tokens = memoryview(tokens)
         limit = self.options.shard_tokens or 1 << 62
         at = sum(lengths[:first]) * self.width
@@ -203,7 +205,8 @@ class Work:
                 total += lengths[end]
                 end += 1
             size = total * self.width
-            self.shard.append(tokens[at:at + size], lengths[first:end], hashes[first:end], sizes[first:end], runs[first:end])
+            self.shard.append(tokens[at:at + size], lengths[first:end], hashes[first:end], sizes[first:end], runs[first:end],
+                              trees[first:end])
             self.tokens += total
             first, at = end, at + size
             if end < len(lengths):
@@ -223,11 +226,12 @@ class Work:
         if table is not None:
             write_whole(os.path.join(o.output, "tokens.table"), table)
         documents, text_bytes = (sum(s[key] for s in shards) for key in ("documents", "text_bytes"))
+        saved = {key: sum(s[key] for s in shards) for key in SAVED if all(key in s for s in shards)}
         self.folder.finish({
             "version": 1, "format": o.format, "width": 8 * self.width,
             "tokenizer": {"digest": t.digest, "name": t.name, "vocab": t.vocab, "file": t.file_name},
             "begin": self.begin, "end": self.end, "tokens": self.tokens, "documents": documents,
-            "text_bytes": text_bytes, **({"counted": sum(s["counted"] for s in shards)} if o.marks else {}),
+            "text_bytes": text_bytes, **({"counted": sum(s["counted"] for s in shards)} if o.marks else {}), **saved,
             "settings": self.folder.about["settings"], "inputs": self.inputs_summary,
             "shards": shards})
         if not self.summary:
@@ -239,11 +243,20 @@ class Work:
             count, without = (sum(s[key] for s in shards) for key in ("counted", "documents_without_targets"))
             print(f"targets that count: {counted(count, 'token')} ({100 * count / self.tokens:.1f} %)"
                   + (f"; in {counted(without, 'document')} nothing counts" if without else ""))
+        if saved:
+            print(f"{counted(saved['rollouts'], 'rollout')} in {counted(documents, 'tree')}: "
+                  f"{saved['positions']:,} positions instead of {saved['positions_apart']:,} ({fewer(saved, 'positions')}), and "
+                  f"{saved['pairs']:,} pairs of query and key instead of {saved['pairs_apart']:,} ({fewer(saved, 'pairs')})")
         if o.specials_as_text and t.behind.unmarked:
             print(f"--specials-as-text left {counted(len(t.behind.unmarked), 'added token')} as they are, because the tokenizer does "
                   f"not mark them as special: {', '.join(map(json.dumps, t.behind.unmarked))}")
         if why_not:
             print(f"there is no tokens.table, so `annulus sample` and --inspect show ids: {why_not}")
+
+
+def fewer(saved, what):
+    """Returns how much smaller a number is than that of the rollouts apart: "-62.5 %"."""
+    return f"{100 * (saved[what] / max(1, saved[what + '_apart']) - 1):+.1f} %"
 
 
 def library_version(kind):

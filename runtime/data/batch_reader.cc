@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -38,15 +37,9 @@ Batch fill_batch(const Dataset& data, const BatchShape& shape, std::vector<Drawn
     to += length;
     targets += length;
     if (!shape.rotary()) continue;
-    const std::vector<int64_t> parts = shape.restart ? row.parts() : std::vector{std::numeric_limits<int64_t>::max()};
-    int64_t begin = 0;
-    auto part = parts.begin();
-    for (const Span& span : positions) {
-      for (int64_t i = 0; i < span.count; ++i) {
-        while (span.at(i) >= begin + *part) begin += *part++;
-        *rotary++ = span.at(i) - begin;
-      }
-    }
+    const RowParts whole{{row.context}, {-1}};
+    const std::vector<int64_t> own = tree_positions(shape.restart ? row.parts() : whole, positions);
+    rotary = std::copy(own.begin(), own.end(), rotary);
   }
   return batch;
 }

@@ -21,7 +21,7 @@ struct BatchShape {
   // If the layout follows the documents: returns the positions for a batch with these rows of this rank, as many as
   // `positions`. It is called by the threads that read.
   std::function<std::vector<Span>(const std::vector<DrawnRow>& own)> place = {};
-  bool restart = false;  // rotary positions restart with every part
+  bool restart = false;  // rotary positions restart with every document, and go on along the paths of trees
   bool weighs = false;   // also give the weights of targets
 
   // Whether rotary positions are given, because they are not the same for all batches.

@@ -11,6 +11,7 @@
 #include "common/files.h"
 #include "common/text.h"
 #include "runtime/data/shards/refuse.h"
+#include "runtime/data/tree_packing.h"
 
 namespace annulus {
 namespace {
@@ -31,16 +32,14 @@ void SourceUse::add(const SourceUse& other, int64_t times) {
   documents += times * other.documents;
 }
 
-std::vector<int64_t> DrawnRow::parts() const {
-  std::vector<int64_t> lengths;
-  for (const Piece& piece : pieces) lengths.push_back(piece.count);
-  if (const int64_t padding = context - use().targets; padding > 0) lengths.push_back(padding);
-  return lengths;
-}
+RowParts DrawnRow::parts() const { return row_parts(pieces, context); }
 
 SourceUse DrawnRow::use() const {
-  SourceUse use{.rows = 1, .targets = 0, .documents = static_cast<int64_t>(pieces.size())};
-  for (const Piece& piece : pieces) use.targets += piece.count;
+  SourceUse use{.rows = 1, .targets = 0, .documents = 0};
+  for (const Piece& piece : pieces) {
+    use.targets += piece.repeated ? 0 : piece.count;
+    use.documents += piece.after < 0 ? 1 : 0;
+  }
   return use;
 }
 
@@ -60,6 +59,7 @@ Dataset::Dataset(const DataConfig& data, int64_t seed, int64_t vocab, bool resum
       refuse_data(which + "data.max_bytes is for texts, but " + corpus->where(0) +
                   " is a shard of tokens: leave it at 0");
     }
+    require_settings(data_, *corpus, name(i));
     // If the shards give no bound, each row is checked when it is read.
     const int64_t needed = corpus->is_text() ? 256 : corpus->vocab().value_or(0);
     if (vocab_ > 0 && needed > vocab_) {
@@ -143,7 +143,8 @@ void Dataset::warn_of_marks(size_t source, std::vector<std::string>& warnings) c
       if (weight > 0 && before < 0) before = at - begin;
     });
     if (before < 0) without.add(begin);
-    if (apart && before > settings.context) late.add(begin);
+    // A rollout that a row cannot hold is refused.
+    if (apart && !corpus.has_trees() && before > settings.context) late.add(begin);
   });
   const std::string of = "source " + name(source) + ": in ";
   if (without.count > 0) {
@@ -180,6 +181,18 @@ std::vector<std::string> Dataset::warnings() const {
 }
 
 // ---- indexes
+
+void Dataset::require_settings(const DataConfig& data, const Corpus& corpus, const std::string& name) {
+  if (!corpus.has_trees()) return;
+  std::vector<std::string> needed;
+  if (data.packing == "stream") needed.emplace_back("data.packing = \"best-fit\" (or \"document\")");
+  if (!data.documents) needed.emplace_back("data.documents = true");
+  if (data.positions != "restart") needed.emplace_back("data.positions = \"restart\"");
+  if (needed.empty()) return;
+  refuse_data("the source " + name + " (" + corpus.file(0).path() +
+              ") holds prefix trees, of which a token sees only those before it on its own path: set " +
+              join(needed, " and "));
+}
 
 PackSettings Dataset::pack_settings(const DataConfig& data, int64_t context) {
   return {.context = context,
@@ -362,6 +375,10 @@ void Dataset::read(const DrawnRow& row, const std::vector<Span>& positions, int6
 
 bool Dataset::weighs_targets() const {
   return std::any_of(sources_.begin(), sources_.end(), [](const Source& s) { return s.corpus->weighs_targets(); });
+}
+
+bool Dataset::has_trees() const {
+  return std::any_of(sources_.begin(), sources_.end(), [](const Source& s) { return s.corpus->has_trees(); });
 }
 
 int64_t Dataset::tokens_read() const {

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/pattern/rollouts.h"
 #include "attention/pattern/span.h"
 #include "runtime/config/config.h"
 #include "runtime/data/mixture.h"
@@ -26,8 +27,8 @@ namespace annulus {
 // What a source has contributed.
 struct SourceUse {
   int64_t rows = 0;
-  int64_t targets = 0;    // positions that are not padding, including those whose target does not count
-  int64_t documents = 0;  // what rows hold of documents: one that is cut counts once for each of its rows
+  int64_t targets = 0;    // positions that are not padding or repeated, including those whose target does not count
+  int64_t documents = 0;  // what rows hold of documents or trees: one that is cut counts once for each of its rows
 
   // Adds another use, or takes it off with `times` = -1.
   void add(const SourceUse& other, int64_t times = 1);
@@ -38,11 +39,12 @@ struct SourceUse {
 struct DrawnRow {
   size_t source = 0;
   int64_t context = 0;        // the number of its positions
-  std::vector<Piece> pieces;  // in order, one for each document that it has tokens of; the rest of it is padding
+  std::vector<Piece> pieces;  // in order, one for each document that it has tokens of, or branch of a tree; the rest of
+                              // it is padding
 
-  // Returns the lengths of its parts in order: the documents, whatever data.documents is, and then padding if there is
-  // any. They add up to the context.
-  std::vector<int64_t> parts() const;
+  // Returns its parts in order: the documents or nodes of trees, whatever data.documents is, and then padding if there
+  // is any (row_parts in tree_packing.h).
+  RowParts parts() const;
   // Returns what it takes from its source.
   SourceUse use() const;
 };
@@ -52,8 +54,8 @@ class Dataset {
  public:
   // Opens every source and finds or makes its row indexes for all stages, in memory for texts and on disk for token
   // shards. `vocab`: that of the model; 0: any. `resumes`: there are no rows until resume() has been called. Raises
-  // Error(kInput) as Corpus and RowIndex do; for ids or a tokenizer that do not fit the model or each other; and if a
-  // source has fewer tokens than a row of "stream" needs.
+  // Error(kInput) as Corpus, RowIndex and require_settings do; for ids or a tokenizer that do not fit the model or each
+  // other; and if a source has fewer tokens than a row of "stream" needs.
   Dataset(const DataConfig& data, int64_t seed, int64_t vocab = 0, bool resumes = false);
   ~Dataset();
 
@@ -91,6 +93,8 @@ class Dataset {
             float* weights = nullptr) const;
   // Whether some target has a weight other than 0 and 1.
   bool weighs_targets() const;
+  // Whether a source holds prefix trees.
+  bool has_trees() const;
   // Returns the number of tokens that the files have returned so far.
   int64_t tokens_read() const;
 
@@ -112,6 +116,9 @@ class Dataset {
   // Messages about what a user may not have meant, a line each.
   std::vector<std::string> warnings() const;
 
+  // Raises Error(kInput) if the corpus, the source `name`, holds prefix trees, and the settings would cut them or mix
+  // them with what else is in their rows.
+  static void require_settings(const DataConfig& data, const Corpus& corpus, const std::string& name);
   // How the configuration packs rows of this length, and the folder of their index, which is empty for texts because
   // their index is in memory.
   static PackSettings pack_settings(const DataConfig& data, int64_t context);

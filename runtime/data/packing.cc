@@ -41,18 +41,45 @@ Packer::Packer(Packing packing, int64_t context, Sink& sink) : packing_(packing)
 void Packer::add(int64_t token, int64_t positions) {
   if (positions < 1) return;
   targets_ += positions;
-  const auto row = [&](int64_t at, int64_t count) {
-    sink_.add({static_cast<uint64_t>(at), static_cast<uint64_t>(rows_++ * context_), static_cast<uint64_t>(count)});
-  };
   if (packing_ == Packing::kStream) {
     sink_.add({static_cast<uint64_t>(token), static_cast<uint64_t>(place_), static_cast<uint64_t>(positions)});
     place_ += positions;
     rows_ = (place_ + context_ - 1) / context_;
   } else {
-    for (; positions >= context_; token += context_, positions -= context_) row(token, context_);
-    if (positions > 0 && packing_ == Packing::kDocument) row(token, positions);
-    if (positions > 0 && packing_ == Packing::kBestFit) window_.push_back({token, positions});
+    const auto row = [&](int64_t count) { place({{{token, count}}, count}, rows_++ * context_); };
+    for (; positions >= context_; token += context_, positions -= context_) row(context_);
+    if (positions > 0 && packing_ == Packing::kDocument) row(positions);
+    if (positions > 0 && packing_ == Packing::kBestFit) window_.push_back({{{token, positions}}, positions});
   }
+  end_document();
+}
+
+void Packer::add_together(std::vector<Piece> pieces) {
+  Bundle bundle{std::move(pieces), 0};
+  for (const Piece& piece : bundle.pieces) {
+    bundle.positions += piece.count;
+    targets_ += piece.repeated ? 0 : piece.count;
+  }
+  if (packing_ == Packing::kStream || bundle.positions > context_) {
+    throw Error(ErrorKind::kInternal, "data", "what a row cannot hold together was not refused");
+  }
+  if (packing_ == Packing::kBestFit) {
+    window_.push_back(std::move(bundle));
+  } else {
+    place(bundle, rows_++ * context_);
+  }
+  end_document();
+}
+
+void Packer::place(const Bundle& bundle, int64_t at) {
+  for (const Piece& piece : bundle.pieces) {
+    sink_.add({static_cast<uint64_t>(piece.token), static_cast<uint64_t>(at), static_cast<uint64_t>(piece.count),
+               piece.repeated});
+    at += piece.count;
+  }
+}
+
+void Packer::end_document() {
   if (++documents_ == kWindow) end_window();
 }
 
@@ -71,14 +98,15 @@ void Packer::pack_window() {
   // By falling length; equal ones in the order of the source.
   std::vector<size_t> order(window_.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return window_[a].count > window_[b].count; });
-  // The fullest bin with room for a piece takes it; of several, the newest.
-  std::vector<std::vector<size_t>> bins;                 // their pieces
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return window_[a].positions > window_[b].positions; });
+  // The fullest bin with room for a bundle takes it; of several, the newest.
+  std::vector<std::vector<size_t>> bins;                 // their bundles
   std::map<int64_t, std::vector<size_t>> with_room_for;  // bins by what they have left, the newest last
   for (const size_t i : order) {
     size_t bin = bins.size();
     int64_t left = context_;
-    if (const auto fullest = with_room_for.lower_bound(window_[i].count); fullest != with_room_for.end()) {
+    if (const auto fullest = with_room_for.lower_bound(window_[i].positions); fullest != with_room_for.end()) {
       bin = fullest->second.back();
       left = fullest->first;
       fullest->second.pop_back();
@@ -87,14 +115,14 @@ void Packer::pack_window() {
       bins.emplace_back();
     }
     bins[bin].push_back(i);
-    with_room_for[left - window_[i].count].push_back(bin);
+    with_room_for[left - window_[i].positions].push_back(bin);
   }
   for (std::vector<size_t>& bin : bins) {
     std::sort(bin.begin(), bin.end());  // in the order of the source
-    auto place = static_cast<uint64_t>(rows_++ * context_);
+    int64_t at = rows_++ * context_;
     for (const size_t i : bin) {
-      sink_.add({static_cast<uint64_t>(window_[i].token), place, static_cast<uint64_t>(window_[i].count)});
-      place += static_cast<uint64_t>(window_[i].count);
+      place(window_[i], at);
+      at += window_[i].positions;
     }
   }
 }

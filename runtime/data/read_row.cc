@@ -48,7 +48,11 @@ void read_row(const Corpus& corpus, const std::vector<Piece>& pieces, const std:
           read_from(first, own, tokens + at);
           read_from(first + 1, own, targets + at);
         }
-        if (corpus.marks_targets()) weigh(first + 1, own, targets + at, weights == nullptr ? nullptr : weights + at);
+        if (piece.repeated) {
+          std::fill_n(targets + at, own.count, kNoTarget);
+        } else if (corpus.marks_targets()) {
+          weigh(first + 1, own, targets + at, weights == nullptr ? nullptr : weights + at);
+        }
       }
       begin += piece.count;
     }

@@ -10,8 +10,8 @@
 
 namespace annulus {
 
-// The target of a position that does not count: of padding, of ids that are ignored, and of tokens that the source
-// marks so.
+// The target of a position that does not count: of padding, of ids that are ignored, of tokens that the source marks
+// so, and of inputs that are repeated.
 inline constexpr int64_t kNoTarget = -1;
 
 // How ids become tokens and targets.

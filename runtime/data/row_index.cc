@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 
 #include "common/checksum.h"
@@ -13,6 +14,8 @@
 #include "common/trace/beat.h"
 #include "runtime/data/permutation.h"
 #include "runtime/data/row_index_file.h"
+#include "runtime/data/shards/refuse.h"
+#include "runtime/data/tree_packing.h"
 
 namespace annulus {
 namespace {
@@ -22,6 +25,7 @@ std::string digest_of(const std::string& text) { return checksum(text.data(), te
 // Makes one part: passes the positions of its documents to its packer.
 class PartMaker : public Packer::Sink {
  public:
+  // corpus: null if only rests of documents are added.
   PartMaker(Split split, const Corpus* corpus, RowIndexFacts& facts, RowStore& store)
       : split_(split),
         corpus_(corpus),
@@ -30,13 +34,19 @@ class PartMaker : public Packer::Sink {
         pieces_(facts.pieces[static_cast<size_t>(split)]),
         facts_(facts),
         store_(store),
-        packer_(facts.settings.packing, facts.settings.context, *this) {}
+        packer_(facts.settings.packing, facts.settings.context, *this) {
+    if (corpus != nullptr && corpus->has_trees()) trees_.emplace(*corpus, settings_.context, packer_);
+  }
 
   void add_document(int64_t begin, int64_t length) {
     beat();
     ++counts_.documents;
     counts_.tokens += length;
     if (length == 0) return;
+    if (trees_) {
+      add_branches(begin, begin + length);
+      return;
+    }
     const bool joined = !settings_.units_are_documents() && begin == open_.token + open_.count;
     end_document(joined);
     open_ = {begin, length};
@@ -47,11 +57,16 @@ class PartMaker : public Packer::Sink {
   void add_rest(int64_t token, int64_t positions) {
     ++counts_.documents;
     counts_.tokens += positions;
-    packer_.add(token, positions);
+    if (trees_) {
+      trees_->add(corpus_->branch_at(token));
+    } else {
+      packer_.add(token, positions);
+    }
   }
 
   void finish() {
     end_document(false);
+    if (trees_) trees_->finish();
     packer_.finish();
     counts_.rows = packer_.rows();
     counts_.targets = packer_.targets();
@@ -69,6 +84,20 @@ class PartMaker : public Packer::Sink {
   }
 
  private:
+  void add_branches(int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end;) {
+      const Branch branch = corpus_->branch_at(at);
+      if (branch.begin != at || branch.length > end - at || (at == begin && branch.after >= 0) ||
+          (branch.after >= 0 && branch.after < begin)) {
+        refuse_data("the prefix tree at " + corpus_->where(begin) +
+                    " is damaged: check the shard by `annulus tokenize --verify`");
+      }
+      ++(branch.length == 1 ? counts_.lone_tokens : counts_.first_tokens);
+      trees_->add(branch);
+      at += branch.length;
+    }
+  }
+
   // Passes on the document that was added last. Its last token is an input only if the unit goes on: then its target is
   // the first token of the next document.
   void end_document(bool unit_goes_on) {
@@ -93,6 +122,7 @@ class PartMaker : public Packer::Sink {
   RowIndexFacts& facts_;
   RowStore& store_;
   Packer packer_;
+  std::optional<TreePacker> trees_;
   Piece open_;               // the tokens of the last document; without any: there is none
   int64_t unit_tokens_ = 0;  // of its unit, so far
 };
@@ -108,7 +138,8 @@ RowIndexFacts split_and_pack(const Corpus& corpus, const PackSettings& settings,
     const auto held_out = static_cast<int64_t>(std::ceil(static_cast<double>(corpus.tokens()) * fraction));
     const int64_t cut = corpus.tokens() - std::min(held_out, corpus.tokens());
     corpus.visit_documents(false, [&](int64_t begin, int64_t length, uint64_t) {
-      const int64_t before = std::clamp<int64_t>(cut - begin, 0, length);
+      // A tree is not cut.
+      const int64_t before = corpus.has_trees() && begin < cut ? length : std::clamp<int64_t>(cut - begin, 0, length);
       if (begin < cut) train.add_document(begin, before);
       if (begin >= cut || before < length) validation.add_document(begin + before, length - before);
     });
@@ -141,14 +172,16 @@ std::string digest_of(const Corpus& corpus, const PackSettings& settings) {
   return digest_of(rules + corpus.fingerprint() + " " + settings.text());
 }
 
+const Corpus* trees_of(const Corpus& corpus) { return corpus.has_trees() ? &corpus : nullptr; }
+
 std::shared_ptr<const RowIndex> find_or_write(FileSystem& files, const std::string& folder, const std::string& digest,
-                                              const MakeRows& make) {
+                                              const MakeRows& make, const Corpus* trees) {
   const std::string path = folder + "/" + RowIndex::file_name(digest);
-  if (auto found = open_rows(path, digest)) return found;
+  if (auto found = open_rows(path, digest, trees)) return found;
   std::error_code error;
   if (!std::filesystem::is_directory(folder, error)) files.make_folder(folder);
   write_rows(files, path, make);
-  auto made = open_rows(path, digest);
+  auto made = open_rows(path, digest, trees);
   if (!made) throw Error(ErrorKind::kResource, "data", path + " was written but cannot be read back: check its disk");
   return made;
 }
@@ -158,19 +191,19 @@ std::shared_ptr<const RowIndex> find_or_write(FileSystem& files, const std::stri
 std::string RowIndex::file_name(std::string_view digest) { return "rows-" + std::string(digest) + ".index"; }
 
 std::shared_ptr<const RowIndex> RowIndex::make(const Corpus& corpus, const PackSettings& settings) {
-  return rows_in_memory(rows_of(corpus, settings, digest_of(corpus, settings)));
+  return rows_in_memory(rows_of(corpus, settings, digest_of(corpus, settings)), trees_of(corpus));
 }
 
 std::shared_ptr<const RowIndex> RowIndex::find(const Corpus& corpus, const PackSettings& settings,
                                                const std::string& folder) {
   const std::string digest = digest_of(corpus, settings);
-  return open_rows(folder + "/" + file_name(digest), digest);
+  return open_rows(folder + "/" + file_name(digest), digest, trees_of(corpus));
 }
 
 std::shared_ptr<const RowIndex> RowIndex::find_or_make(const Corpus& corpus, const PackSettings& settings,
                                                        const std::string& folder, FileSystem& files) {
   const std::string digest = digest_of(corpus, settings);
-  return find_or_write(files, folder, digest, rows_of(corpus, settings, digest));
+  return find_or_write(files, folder, digest, rows_of(corpus, settings, digest), trees_of(corpus));
 }
 
 std::shared_ptr<const RowIndex> RowIndex::remaining(const RowIndex& before, const RowsLeft& left,
@@ -189,12 +222,13 @@ std::shared_ptr<const RowIndex> RowIndex::remaining(const RowIndex& before, cons
     facts.settings = settings;
     facts.digest = digest;
     store.restart();
-    PartMaker train(Split::kTrain, nullptr, facts, store);
+    PartMaker train(Split::kTrain, before.trees_, facts, store);
     before.visit_left(left, [&](const Piece& piece) { train.add_rest(piece.token, piece.count); });
     train.finish();
     return facts;
   };
-  return folder.empty() ? rows_in_memory(make) : find_or_write(files, folder, digest, make);
+  return folder.empty() ? rows_in_memory(make, before.trees_)
+                        : find_or_write(files, folder, digest, make, before.trees_);
 }
 
 void RowIndex::visit_left(const RowsLeft& left, const std::function<void(const Piece&)>& visit) const {
@@ -223,6 +257,7 @@ void RowIndex::visit_left(const RowsLeft& left, const std::function<void(const P
     first = static_cast<int64_t>(end);
     window.clear();
     for (const PlacedPiece& p : placed) {
+      if (p.repeated) continue;
       const auto token = static_cast<int64_t>(p.token), place = static_cast<int64_t>(p.place);
       const int64_t stop = place + static_cast<int64_t>(p.count);
       // A piece of a stream extends over many rows; neighbouring rows of it that are left become one piece.
@@ -249,6 +284,17 @@ void RowIndex::visit_left(const RowsLeft& left, const std::function<void(const P
 void RowIndex::damaged(const std::string& what) const {
   throw Error(ErrorKind::kInput, "data",
               "the row index " + path() + " is damaged: " + what + "; remove it, and it is made again from the tokens");
+}
+
+// The part [begin, end) of a piece, both counted from its first token.
+Piece RowIndex::piece_of(const PlacedPiece& placed, uint64_t begin, uint64_t end) const {
+  Piece piece{static_cast<int64_t>(placed.token + begin), static_cast<int64_t>(end - begin)};
+  if (trees_ == nullptr) return piece;
+  const Branch branch = trees_->branch_at(piece.token);
+  if (branch.begin != piece.token || piece.count >= branch.length) damaged("a piece is no branch of a tree");
+  piece.after = branch.after;
+  piece.repeated = placed.repeated != 0;
+  return piece;
 }
 
 std::vector<Piece> RowIndex::row(Split split, int64_t r) const {
@@ -280,7 +326,7 @@ std::vector<Piece> RowIndex::row(Split split, int64_t r) const {
       const PlacedPiece& q = batch[j];
       const uint64_t stop = std::min(q.place + q.count, end);
       if (q.place > at || stop <= at) damaged("row " + with_commas(r) + " has a gap");
-      pieces.push_back({static_cast<int64_t>(q.token + (at - q.place)), static_cast<int64_t>(stop - at)});
+      pieces.push_back(piece_of(q, at - q.place, stop - q.place));
       at = stop;
     }
     if (batch[n - 1].place >= end) break;
@@ -311,12 +357,13 @@ void RowIndex::verify_part(Split split) const {
       // A piece follows the one before it, or begins the next row.
       const bool follows = p.place == end || p.place == (end + context - 1) / context * context;
       const bool in_row = settings().packing == Packing::kStream || p.place % context + p.count <= context;
-      if (p.count == 0 || p.count > targets - sum || !follows || !in_row) {
+      const uint64_t counts = p.repeated ? 0 : p.count;
+      if (p.count == 0 || counts > targets - sum || (p.repeated && trees_ == nullptr) || !follows || !in_row) {
         damaged("a piece of " + counted(p.count, "position") + " lies at " + std::to_string(p.place) +
                 ", after one that ends at " + std::to_string(end));
       }
       end = p.place + p.count;
-      sum += p.count;
+      sum += counts;
       rows = (end + context - 1) / context;
     }
   }

@@ -1,5 +1,6 @@
 // RowIndex: which tokens of a source make which row, for training and for validation. It depends only on the corpus and
-// the settings, never on ranks. Used by SourceOrder, the dataset and `annulus pack`.
+// the settings, never on ranks. Used by SourceOrder, the dataset and `annulus pack`. That of a corpus with prefix trees
+// looks up their branches, so the corpus must outlive it.
 //
 // On disk (docs/reference/formats.md) it is memory-mapped: opening one reads its tables and at most 16 blocks of its
 // pieces.
@@ -27,9 +28,9 @@ struct PartCounts {
   int64_t tokens = 0;
   int64_t rows = 0;
   int64_t targets = 0;  // positions; a token is a target in one row at most
-  // Tokens that are not targets: the first ones of documents (or stretches), which no token predicts, ...
+  // Tokens that are not targets: the first ones of documents (or stretches, or branches), which no token predicts, ...
   int64_t first_tokens = 0;
-  // ... and documents (or stretches) of a single token, which are in no row at all.
+  // ... and documents (or stretches, or branches) of a single token, which are in no row at all.
   int64_t lone_tokens = 0;
 
   int64_t left_out() const { return first_tokens + lone_tokens; }
@@ -56,10 +57,11 @@ class RowIndex {
  public:
   // Documents are held out for validation as a whole: those with hash / 2^64 < validation_fraction. The hash is that of
   // a document's tokens, so a corpus that grows keeps them. If these have no targets, or more than half of the tokens,
-  // the source's tail is held out instead: a share of validation_fraction of its tokens, rounded up.
+  // the source's tail is held out instead: a share of validation_fraction of its tokens, rounded up. Trees are packed
+  // whole; a larger one than a row is divided among rows as TreePacker does.
 
-  // Makes an index in memory, for texts. Raises Error(kInput) for a document that is too long if that is refused, and
-  // as the corpus does.
+  // Makes an index in memory, for texts. Raises Error(kInput) for a document that is too long if that is refused, as
+  // TreePacker does, and as the corpus does.
   static std::shared_ptr<const RowIndex> make(const Corpus& corpus, const PackSettings& settings);
 
   // The index in this folder if it is there, undamaged, and of this corpus and these settings; otherwise null.
@@ -94,8 +96,8 @@ class RowIndex {
   // The file's path; empty if it is in memory.
   virtual std::string path() const { return ""; }
 
-  // The pieces of a row in order, each of one document; the rest of `context` is padding. Takes a binary search. Raises
-  // Error(kInput) if the file has changed or cannot be read.
+  // The pieces of a row in order, each of one document (or branch of a tree); the rest of `context` is padding. Takes a
+  // binary search. Raises Error(kInput) if the file has changed or cannot be read.
   std::vector<Piece> row(Split split, int64_t r) const;
 
   // The pieces of the training rows that were not drawn, in the order of their tokens, neighbours in a document joined.
@@ -108,7 +110,8 @@ class RowIndex {
   static std::string file_name(std::string_view digest);
 
  protected:
-  RowIndex() = default;
+  // trees: the corpus if it has trees, otherwise null.
+  explicit RowIndex(const Corpus* trees) : trees_(trees) {}
 
   // Reads pieces [first, first + count) of both parts, training first.
   virtual void read_pieces(int64_t first, int64_t count, PlacedPiece* to) const = 0;
@@ -119,7 +122,10 @@ class RowIndex {
 
  private:
   [[noreturn]] void damaged(const std::string& what) const;
+  Piece piece_of(const PlacedPiece& placed, uint64_t begin, uint64_t end) const;
   void verify_part(Split split) const;
+
+  const Corpus* trees_;
 };
 
 }  // namespace annulus

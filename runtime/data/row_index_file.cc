@@ -87,7 +87,7 @@ RowIndexFacts facts_of(const Tail& tail) {
 
 class MemoryRows : public RowIndex, public RowStore {
  public:
-  explicit MemoryRows(const MakeRows& make) {
+  MemoryRows(const MakeRows& make, const Corpus* trees) : RowIndex(trees) {
     facts_ = make(*this);
     pieces_[0].insert(pieces_[0].end(), pieces_[1].begin(), pieces_[1].end());
     pieces_[1] = {};
@@ -114,7 +114,7 @@ struct Unusable {
 
 class MappedRows : public RowIndex {
  public:
-  explicit MappedRows(const std::string& path) : file_("data", path) {
+  MappedRows(const std::string& path, const Corpus* trees) : RowIndex(trees), file_("data", path) {
     if (file_.size() < kHead + static_cast<int64_t>(sizeof(Tail))) throw Unusable{"it was cut off"};
     const auto head = file_.at<Head>(0);
     const auto tail = file_.at<Tail>(file_.size() - static_cast<int64_t>(sizeof(Tail)));
@@ -273,12 +273,14 @@ class FileStore : public RowStore {
 
 }  // namespace
 
-std::shared_ptr<const RowIndex> rows_in_memory(const MakeRows& make) { return std::make_shared<MemoryRows>(make); }
+std::shared_ptr<const RowIndex> rows_in_memory(const MakeRows& make, const Corpus* trees) {
+  return std::make_shared<MemoryRows>(make, trees);
+}
 
-std::shared_ptr<const RowIndex> open_rows(const std::string& path, const std::string& digest) {
+std::shared_ptr<const RowIndex> open_rows(const std::string& path, const std::string& digest, const Corpus* trees) {
   if (!is_file(path)) return nullptr;
   try {
-    auto rows = std::make_shared<const MappedRows>(path);
+    auto rows = std::make_shared<const MappedRows>(path, trees);
     return rows->digest() == digest ? rows : nullptr;
   } catch (const Unusable&) {
     return nullptr;

@@ -4,7 +4,8 @@
 //   head     "ANNROWS\0", u32 version 1, u32 24, zeros to byte 64
 //   pieces   of training, then of validation: u64 token, place, count. The inputs are tokens [token, token + count) of
 //            the source, all of one document, and the target of each is the token that follows it; place is row *
-//            context + position in the row. Sorted by place; with packing = "stream" a piece may span several rows
+//            context + position in the row. Sorted by place; with packing = "stream" a piece may span several rows.
+//            The highest bit of count is set for inputs of a prefix tree whose targets count in another row
 //   hashes   u64: XXH3-64 of every 4,096 pieces
 //   windows  u64: for each window of 65,536 documents of training, the number of pieces up to its end
 //   tail     224 bytes: digest (32 characters), settings, the counts that `annulus pack` prints, XXH3-64 of the
@@ -38,11 +39,12 @@ class RowStore {
 // Fills a store and returns what the index records of it, including the digest.
 using MakeRows = std::function<RowIndexFacts(RowStore&)>;
 
-std::shared_ptr<const RowIndex> rows_in_memory(const MakeRows& make);
+// trees: the corpus if it has trees, otherwise null; here and below.
+std::shared_ptr<const RowIndex> rows_in_memory(const MakeRows& make, const Corpus* trees);
 
 // The index at this path; null if it has another digest, or if its tables or the few blocks that are checked are
 // damaged.
-std::shared_ptr<const RowIndex> open_rows(const std::string& path, const std::string& digest);
+std::shared_ptr<const RowIndex> open_rows(const std::string& path, const std::string& digest, const Corpus* trees);
 
 // Writes an index and replaces the file at this path.
 void write_rows(FileSystem& files, const std::string& path, const MakeRows& make);

@@ -103,11 +103,14 @@ EvaluationJob::EvaluationJob(const EvaluationOptions& options, int ranks)
   }
   if (opened_.run()) bound_memory(opened_.run()->memory);
   const auto require_rows = [&](int64_t length) {
-    row_requests(opened_.model(), options.attention, rows_at_once(length), length, ranks, "evaluate");
+    return row_requests(opened_.model(), options.attention, rows_at_once(length), length, ranks, "evaluate");
   };
   if (!options.data.empty()) {
     data_.emplace(data_settings(options, opened_));
-    require_rows(data_->length());
+    const LayerRequests layers = require_rows(data_->length());
+    for (size_t i = 0; i < data_->sources(); ++i) {
+      if (data_->corpus(i).has_trees()) require_causal(layers.distinct);
+    }
   }
   std::vector<int64_t> lengths = options.lengths;
   if (lengths.empty()) lengths.push_back(opened_.context());
@@ -236,8 +239,10 @@ void EvaluationJob::evaluate_data(Forward& forward, size_t source, EvaluationRes
       const double* nats = scores.nats[i].const_data_ptr<double>();
       const int64_t* wanted = targets[i].const_data_ptr<int64_t>();
       for (const Piece& piece : pieces[static_cast<size_t>(i)]) {
+        const int64_t first =
+            piece.after < 0 ? 0 : tree_positions(of.parts[static_cast<size_t>(i)], {{begin, 1, 1}})[0];
         curves.add(data.document_of(source, piece.token), begin, piece.count, nats + begin, wanted + begin,
-                   weighs ? weights_of(i) + begin : nullptr);
+                   weighs ? weights_of(i) + begin : nullptr, first);
         begin += piece.count;
       }
       curves.end_row();

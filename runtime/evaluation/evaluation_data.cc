@@ -22,11 +22,18 @@ EvaluationData::EvaluationData(const EvaluationDataSettings& settings)
     : settings_(settings),
       split_(settings.held_out ? Split::kValidation : Split::kTrain),
       rules_{settings.vocab, settings.data.ignore} {
+  for (const SourceConfig& source : settings_.data.train.list) {
+    sources_.push_back({std::make_unique<Corpus>(source, settings_.data.max_bytes), nullptr, {}});
+    if (!sources_.back().corpus->has_trees()) continue;
+    // Trees are whole, and a token sees only its path, whatever the rows of the training were.
+    if (settings_.data.packing == "stream") settings_.data.packing = "best-fit";
+    settings_.data.documents = true;
+    settings_.data.positions = "restart";
+  }
   PackSettings pack = Dataset::pack_settings(settings_.data, settings_.length);
   if (!settings_.held_out) pack.validation_fraction = 0;
-  for (size_t i = 0; i < settings_.data.train.list.size(); ++i) {
-    Source source;
-    source.corpus = std::make_unique<Corpus>(settings_.data.train.list[i], settings_.data.max_bytes);
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    Source& source = sources_[i];
     const Corpus& corpus = *source.corpus;
     if (i > 0 && corpus.is_text() != sources_[0].corpus->is_text()) {
       refuse_source(name(i), std::string("its tokens are ") + (corpus.is_text() ? "bytes" : "ids of a tokenizer") +
@@ -47,7 +54,6 @@ EvaluationData::EvaluationData(const EvaluationDataSettings& settings)
     corpus.visit_documents(/*hashed=*/false, [&](int64_t begin, int64_t length, uint64_t /*hash*/) {
       if (length > 0) source.documents.push_back(begin);
     });
-    sources_.push_back(std::move(source));
   }
 }
 
@@ -59,10 +65,6 @@ int64_t EvaluationData::rows(size_t source) const {
 std::vector<Piece> EvaluationData::row(size_t source, int64_t i) const {
   const auto spread = static_cast<int64_t>(static_cast<__int128>(all_rows(source)) * i / rows(source));
   return sources_[source].index->row(split_, spread);
-}
-
-std::vector<int64_t> EvaluationData::parts(const std::vector<Piece>& pieces) const {
-  return DrawnRow{.context = settings_.length, .pieces = pieces}.parts();
 }
 
 void EvaluationData::read(size_t source, const std::vector<Piece>& pieces, int64_t* tokens, int64_t* targets,

@@ -13,10 +13,12 @@
 #include "runtime/data/read_row.h"
 #include "runtime/data/row_index.h"
 #include "runtime/data/shards/corpus.h"
+#include "runtime/data/tree_packing.h"
 
 namespace annulus {
 
 // The sources and how rows are made of them (packing, documents, positions, ignore, ...). data.train has the sources.
+// If one holds prefix trees, rows hold whole documents or trees, apart, with positions of their own, as it demands.
 struct EvaluationDataSettings {
   DataConfig data;
   int64_t length = 0;     // tokens of a row
@@ -37,10 +39,10 @@ class EvaluationData {
   const Corpus& corpus(size_t source) const { return *sources_[source].corpus; }
   int64_t rows(size_t source) const;
 
-  // Returns the pieces of row i, each of one document; the rest of the row is padding.
+  // Returns the pieces of row i, each of one document or branch of a tree; the rest of the row is padding.
   std::vector<Piece> row(size_t source, int64_t i) const;
-  // Returns the lengths of the parts of a row: its pieces, and then padding if there is any.
-  std::vector<int64_t> parts(const std::vector<Piece>& pieces) const;
+  // Returns the parts of a row: its pieces, or the nodes of their trees, and then padding if there is any.
+  RowParts parts(const std::vector<Piece>& pieces) const { return row_parts(pieces, settings_.length); }
   // Reads the whole row: `length` tokens and as many targets and, unless it is null, weights (read_row.h).
   void read(size_t source, const std::vector<Piece>& pieces, int64_t* tokens, int64_t* targets, float* weights) const;
   // Returns the number of the document that holds a token, from 0 in the order of the source.

@@ -44,7 +44,7 @@ size_t LossCurves::even_bucket(int64_t position) const {
 }
 
 void LossCurves::add(int64_t document, int64_t begin, int64_t count, const double* nats, const int64_t* targets,
-                     const float* weights) {
+                     const float* weights, int64_t first) {
   weighs_ = weighs_ || weights != nullptr;
   double weight = 1;
   const auto add_to = [&](Sum& sum, double loss) {
@@ -61,12 +61,12 @@ void LossCurves::add(int64_t document, int64_t begin, int64_t count, const doubl
     if (targets[i] < 0) continue;
     if (weights != nullptr) weight = static_cast<double>(weights[i]);
     add_to(by_position_[static_cast<size_t>(begin + i)], nats[i]);
-    add_to(by_document_position_[static_cast<size_t>(i)], nats[i]);
+    add_to(by_document_position_[static_cast<size_t>(first + i)], nats[i]);
     add_to(of_document.all, nats[i]);
     add_at(of_document.doubling, doubling_bucket(begin + i), nats[i]);
     add_at(of_document.even, even_bucket(begin + i), nats[i]);
-    add_at(of_document.document_doubling, doubling_bucket(i), nats[i]);
-    add_at(of_document.document_even, even_bucket(i), nats[i]);
+    add_at(of_document.document_doubling, doubling_bucket(first + i), nats[i]);
+    add_at(of_document.document_even, even_bucket(first + i), nats[i]);
   }
 }
 

@@ -21,9 +21,9 @@ class LossCurves {
 
   // Adds a row's part that belongs to one document: positions [begin, begin + count) of the row. `nats` and `targets`
   // are those of the part's positions; targets below 0 do not count. `weights` are those of the targets; null: all
-  // are 1.
+  // are 1. `first`: the position of the part's first one in its document, along the path in a tree.
   void add(int64_t document, int64_t begin, int64_t count, const double* nats, const int64_t* targets,
-           const float* weights = nullptr);
+           const float* weights = nullptr, int64_t first = 0);
   void end_row() { ++rows_; }
 
   // Returns everything but the name and the bits per byte. The 95 % intervals of the whole and of buckets

@@ -16,18 +16,12 @@
 namespace annulus {
 namespace {
 
-// The rotary positions of rows that restart with every part, for these positions of each row: [B * n].
-at::Tensor restarted(const std::vector<std::vector<int64_t>>& parts, const std::vector<int64_t>& positions) {
+// The rotary positions of rows that restart with every document, for these positions of each row: [B * n].
+at::Tensor restarted(const std::vector<RowParts>& rows, const std::vector<Span>& positions) {
   std::vector<int64_t> of;
-  of.reserve(parts.size() * positions.size());
-  for (const std::vector<int64_t>& row : parts) {
-    std::vector<int64_t> begins;  // by position
-    int64_t begin = 0;
-    for (const int64_t length : row) {
-      begins.insert(begins.end(), static_cast<size_t>(length), begin);
-      begin += length;
-    }
-    for (const int64_t position : positions) of.push_back(position - begins.at(static_cast<size_t>(position)));
+  for (const RowParts& parts : rows) {
+    const std::vector<int64_t> of_row = tree_positions(parts, positions);
+    of.insert(of.end(), of_row.begin(), of_row.end());
   }
   return at::tensor(of, at::kLong);
 }
@@ -97,9 +91,10 @@ at::Tensor RowForward::hidden(const LayerRequests& layers, const Rows& rows, con
   };
   const Attend wrapped = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer,
                              const at::Tensor& sinks) { return around(planned, q, k, v, layer, sinks); };
-  const std::vector<int64_t> own = row_layout(layers, rows).positions(ring_.rank());
-  const at::Tensor positions = at::tensor(own, at::kLong);
-  const RotaryTables tables = model_.rotary(rows.restart ? restarted(rows.parts, own) : positions);
+  const Layout layout = row_layout(layers, rows);
+  const at::Tensor positions = at::tensor(layout.positions(ring_.rank()), at::kLong);
+  const std::vector<Span>& spans = layout.spans[static_cast<size_t>(ring_.rank())];
+  const RotaryTables tables = model_.rotary(rows.restart ? restarted(rows.parts, spans) : positions);
   return model_.hidden(rows.tokens.index_select(1, positions).to(parameters.device()), tables,
                        around ? wrapped : planned);
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention/kernels/choose_kernel.h"
+#include "attention/pattern/rollouts.h"
 #include "attention/plan/layout.h"
 #include "comm/communicator.h"
 #include "runtime/config/config.h"
@@ -39,11 +40,10 @@ LayerRequests row_requests(const ModelSection& model, const RowOptions& options,
 // Rows [B, S] that pass through the model together, equal on all ranks.
 struct Rows {
   at::Tensor tokens;  // int64 [B, S], on the CPU
-  // For each row, the lengths of the documents that it is made of, which add up to S; may be empty if neither of the
-  // following is set.
-  std::vector<std::vector<int64_t>> parts = {};
-  bool apart = false;    // tokens attend only to their own part
-  bool restart = false;  // rotary positions begin again with each part
+  // For each row the parts that it is made of; may be empty if neither of the following is set.
+  std::vector<RowParts> parts = {};
+  bool apart = false;    // tokens attend only to their own document, or path of a prefix tree
+  bool restart = false;  // rotary positions begin again with each document or tree
 };
 
 // Returns which positions of such rows each rank computes. A balanced layout follows the documents if they are apart.

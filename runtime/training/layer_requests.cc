@@ -51,10 +51,42 @@ void LayerRequests::set_layout(LayoutKind layout) {
   for (PlanRequest& request : distinct) request.balance_by = together;
 }
 
-void set_documents(std::vector<PlanRequest>& requests, const std::vector<std::vector<int64_t>>& documents) {
-  for (PlanRequest& request : requests) {
-    request.pattern.documents = documents;
-    if (request.balance_by) request.balance_by->documents = documents;
+void set_documents(std::vector<PlanRequest>& requests, const std::vector<RowParts>& rows) {
+  std::vector<std::vector<int64_t>> lengths, parents;
+  for (const RowParts& row : rows) {
+    lengths.push_back(row.lengths);
+    parents.push_back(row.parents);
+  }
+  if (std::none_of(rows.begin(), rows.end(), [](const RowParts& row) { return row.has_trees(); })) {
+    for (PlanRequest& request : requests) {
+      request.pattern.documents = lengths;
+      if (request.balance_by) request.balance_by->documents = lengths;
+    }
+    return;
+  }
+  require_causal(requests);
+  PatternSpec trees;
+  trees.kind = PatternSpec::Kind::kTree;
+  trees.tree = {std::move(lengths), std::move(parents)};
+  for (PlanRequest& request : requests) request.pattern = trees;
+}
+
+void require_causal(const std::vector<PlanRequest>& requests) {
+  for (const PlanRequest& request : requests) {
+    if (request.pattern == causal_pattern()) continue;
+    throw Error(
+        ErrorKind::kPlan, "attention",
+        "the data hold prefix trees, along whose paths attention must be causal in every layer, but the pattern " +
+            request.pattern.text() +
+            " is another: set model.pattern = { kind = \"causal\" }, or make shards of the rollouts without "
+            "--trees and --group");
+  }
+}
+
+void take_data(std::vector<Stage>& stages, bool weighs, bool trees) {
+  for (Stage& stage : stages) {
+    stage.weighs = weighs;
+    if (trees) require_causal(stage.layers.distinct);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "attention/pattern/rollouts.h"
 #include "attention/plan/plan.h"
 #include "comm/hosts.h"
 #include "runtime/config/config.h"
@@ -34,8 +35,12 @@ struct LayerRequests {
   std::vector<PlanRequest> of_rows(int64_t first, int64_t count) const;
 };
 
-// Restricts requests to pairs within documents, whose lengths are given for each batch row. A balanced layout follows.
-void set_documents(std::vector<PlanRequest>& requests, const std::vector<std::vector<int64_t>>& documents);
+// Restricts requests to pairs within the documents of each batch row, or to those of prefix trees. A balanced layout
+// follows. Raises Error(kPlan) for trees and a pattern other than causal.
+void set_documents(std::vector<PlanRequest>& requests, const std::vector<RowParts>& rows);
+
+// Raises Error(kPlan) unless every layer's pattern is causal, as data with prefix trees demand.
+void require_causal(const std::vector<PlanRequest>& requests);
 
 // Whether batches have layouts of their own, because documents are apart and the layout is dealt by their pairs.
 bool layout_follows_documents(const Config& config);
@@ -52,6 +57,9 @@ struct Stage {
 
   int64_t tokens() const { return batch * accumulate * context; }  // of a step
 };
+
+// Tells stages what their data hold: weights of targets, and prefix trees, for which it raises as require_causal.
+void take_data(std::vector<Stage>& stages, bool weighs, bool trees);
 
 // The terms by which `auto` chooses (attention/plan/choice.h), where the ranks compute on `device`, "cpu" or "cuda".
 // Raises as find_machine does.

@@ -420,7 +420,7 @@ int Run::train() {
     together(world_, {"opening the model"},
              [&] { import_.emplace(config_.model, data_->is_text(), data_->tokenizer()); });
   }
-  for (Stage& stage : stages) stage.weighs = data_->weighs_targets();
+  take_data(stages, data_->weighs_targets(), data_->has_trees());
   announce();
   for (const std::string& line : schedule_lines(stages, world_.size())) say(line);
   warn_of_later_keys(stages);

@@ -62,7 +62,7 @@ Span rows_of(int64_t batch, const Mesh& mesh) {
 }
 
 void set_documents(std::vector<PlanRequest>& requests, const std::vector<DrawnRow>& rows) {
-  std::vector<std::vector<int64_t>> parts;
+  std::vector<RowParts> parts;
   for (const DrawnRow& row : rows) parts.push_back(row.parts());
   set_documents(requests, parts);
 }

@@ -215,7 +215,7 @@ constexpr size_t kRowTail = 224, kRowDigest = 32;
 
 void read_rows(std::string_view bytes) {
   const std::string digest(bytes.substr(bytes.size() < kRowTail ? 0 : bytes.size() - kRowTail, kRowDigest));
-  const std::shared_ptr<const RowIndex> rows = open_rows(file_of(bytes, "rows.index"), digest);
+  const std::shared_ptr<const RowIndex> rows = open_rows(file_of(bytes, "rows.index"), digest, nullptr);
   if (!rows) return;
   for (const Split split : {Split::kTrain, Split::kValidation}) {
     for (int64_t r = 0; r < std::min<int64_t>(rows->rows(split), 4); ++r) rows->row(split, r);

@@ -1,7 +1,9 @@
 // Shards of `annulus tokenize` (docs/reference/formats.md): tokens, where their documents begin, hashes of the
-// documents, and in version 2 the weights with which tokens count as targets, in runs of equal weights.
+// documents, in version 2 the weights with which tokens count as targets, in runs of equal weights, and in version 3
+// the branches of its documents, which are prefix trees.
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "common/error.h"
 #include "common/text.h"
@@ -29,6 +31,14 @@ struct WeightsHeader {
 };
 static_assert(sizeof(WeightsHeader) == 32);
 
+// Behind it in version 3.
+struct BranchesHeader {
+  uint64_t begins, branches;  // where the branches' beginnings begin, in bytes, and how many branches there are
+};
+static_assert(sizeof(BranchesHeader) == 16);
+
+constexpr uint64_t kNoBranch = UINT64_MAX;  // what is stored of a branch that begins a tree
+
 bool is_weight(float weight) { return std::isfinite(weight) && weight >= 0; }
 
 class AnnulusShard : public FlatTokens {
@@ -37,13 +47,15 @@ class AnnulusShard : public FlatTokens {
     const uint64_t size = static_cast<uint64_t>(data_.size());
     if (size < kHeader) refuse("it has " + with_commas(data_.size(), "byte") + ", less than its header");
     const auto header = data_.at<Header>(0);
-    if (header.version != 1 && header.version != 2) {
+    if (header.version < 1 || header.version > 3) {
       throw Error(ErrorKind::kInput, "data",
                   path + " is of version " + std::to_string(header.version) +
-                      " of annulus's shards, but only versions 1 and 2 are read");
+                      " of annulus's shards, but only versions 1 to 3 are read");
     }
-    const bool weighs = header.version == 2;
+    const bool weighs = header.version >= 2, branches = header.version == 3;
     const auto of_weights = weighs ? data_.at<WeightsHeader>(sizeof(Header)) : WeightsHeader{};
+    const auto of_branches =
+        branches ? data_.at<BranchesHeader>(sizeof(Header) + sizeof(WeightsHeader)) : BranchesHeader{};
     const uint64_t width = header.token_bytes;
     if (width != 2 && width != 4) refuse("it says that a token has " + counted(width, "byte"));
     // No sum below overflows, because counts are below the file's size.
@@ -53,8 +65,11 @@ class AnnulusShard : public FlatTokens {
     const uint64_t hashes = offsets + (header.documents + 1) * 8;
     const uint64_t ends = hashes + header.documents * 8;  // of the runs
     const bool runs_fit = !weighs || (of_weights.runs <= size / 12 && of_weights.ends == ends);
-    const uint64_t expected = weighs && runs_fit ? ends + (of_weights.runs * 12 + 7) / 8 * 8 : ends;
-    if (!fits || !runs_fit || header.offsets != offsets || header.hashes != hashes || size != expected) {
+    const uint64_t begins = weighs && runs_fit ? ends + (of_weights.runs * 12 + 7) / 8 * 8 : ends;  // of the branches
+    const bool branches_fit = of_branches.branches <= size / 16 && (!branches || of_branches.begins == begins);
+    const uint64_t expected = branches_fit ? begins + of_branches.branches * 16 : begins;
+    if (!fits || !runs_fit || !branches_fit || header.offsets != offsets || header.hashes != hashes ||
+        size != expected) {
       refuse("its header says that it has " + std::to_string(header.tokens) + " tokens in " +
              std::to_string(header.documents) + " documents, which does not fit its " +
              with_commas(data_.size(), "byte"));
@@ -79,6 +94,31 @@ class AnnulusShard : public FlatTokens {
     const bool sensible = is_weight(of_weights.least) && is_weight(of_weights.most) &&
                           of_weights.least <= of_weights.most && of_weights.counted <= header.tokens;
     if (!covered || !sensible) refuse("its weights do not fit its " + with_commas(tokens_, "token"));
+    if (!branches) return;
+    has_trees_ = true;
+    branches_ = static_cast<int64_t>(of_branches.branches);
+    branch_begins_ = static_cast<int64_t>(begins);
+    if (branches_ == 0 ? tokens_ != 0 : branch_begin(0) != 0) {
+      refuse("its branches do not cover its " + with_commas(tokens_, "token"));
+    }
+  }
+
+  bool has_trees() const override { return has_trees_; }
+
+  // A binary search finds the branch.
+  Branch branch_at(int64_t token) const override {
+    int64_t i = 0;
+    for (int64_t behind = branches_; i + 1 < behind;) {
+      const int64_t middle = i + (behind - i) / 2;
+      (branch_begin(middle) <= static_cast<uint64_t>(token) ? i : behind) = middle;
+    }
+    const uint64_t begin = branch_begin(i), after = data_.at<uint64_t>(branch_begins_ + (branches_ + i) * 8);
+    const uint64_t end = i + 1 < branches_ ? branch_begin(i + 1) : static_cast<uint64_t>(tokens_);
+    const auto place = static_cast<uint64_t>(token);
+    const bool sound = begin <= place && place < end && end <= static_cast<uint64_t>(tokens_);
+    if (!sound || (after != kNoBranch && after >= begin)) refuse("branch " + with_commas(i) + " is where none may be");
+    require_unchanged();
+    return {static_cast<int64_t>(begin), static_cast<int64_t>(end - begin), static_cast<int64_t>(after)};
   }
 
   // A binary search finds the first run.
@@ -146,6 +186,7 @@ class AnnulusShard : public FlatTokens {
         },
         -1);
     if (weights_) verify_weights();
+    if (has_trees_) verify_trees();
   }
 
  private:
@@ -165,6 +206,34 @@ class AnnulusShard : public FlatTokens {
            with_commas(*weights_->counted) + ", or other weights");
   }
 
+  // Branches are in depth-first order: each goes on behind an input of the branch before it or of one from which that
+  // goes on, directly or not.
+  void verify_trees() const {
+    int64_t i = 0;
+    visit_documents(
+        false,
+        [&](int64_t begin, int64_t length, uint64_t) {
+          std::vector<Branch> open;  // the branch before and those from which it goes on, up to where each is left
+          for (int64_t at = begin; at < begin + length; ++i) {
+            const Branch branch = branch_at(at);
+            while (!open.empty() && branch.after < open.back().begin) open.pop_back();
+            const bool follows = open.empty() || branch.after < open.back().begin + open.back().length - 1;
+            if (branch.begin != at || open.empty() != (branch.after < 0) || !follows ||
+                branch.length > begin + length - at) {
+              refuse("branch " + with_commas(i) + ", at token " + with_commas(at) + ", goes on behind token " +
+                     with_commas(branch.after) + ", which does not fit its tree");
+            }
+            // What comes may leave it no later than this branch does.
+            if (!open.empty()) open.back().length = branch.after - open.back().begin + 2;
+            open.push_back(branch);
+            at += branch.length;
+          }
+        },
+        -1);
+  }
+
+  uint64_t branch_begin(int64_t i) const { return data_.at<uint64_t>(branch_begins_ + i * 8); }
+
   uint64_t run_end(int64_t run) const { return data_.at<uint64_t>(run_ends_ + run * 8); }
 
   [[noreturn]] void refuse(const std::string& what) const {
@@ -175,6 +244,8 @@ class AnnulusShard : public FlatTokens {
   std::string checksum_;
   int64_t offsets_ = 0, hashes_ = 0;  // in bytes
   int64_t run_ends_ = 0, runs_ = 0;   // in bytes; how many
+  bool has_trees_ = false;
+  int64_t branch_begins_ = 0, branches_ = 0;  // in bytes; how many
 };
 
 }  // namespace

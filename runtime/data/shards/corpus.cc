@@ -53,6 +53,11 @@ Corpus::Corpus(const SourceConfig& source, int64_t max_tokens) {
         refuse_data((is_text ? path : other) + " is text, whose tokens are its bytes, and " + (is_text ? other : path) +
                     " holds the tokens of a tokenizer: name files of one kind only for a source");
       }
+      if (!files_.empty() && file->has_trees() != has_trees()) {
+        const std::string other = files_[0]->path();
+        refuse_data((has_trees() ? other : path) + " holds prefix trees, and " + (has_trees() ? path : other) +
+                    " documents: name them as two sources");
+      }
       is_text_ = is_text;
       all_say_vocab = all_say_vocab && file->vocab();
       vocab_ = std::max(vocab_, file->vocab());
@@ -118,6 +123,15 @@ int64_t Corpus::counted(int64_t first, int64_t count) const {
   int64_t counted = 0;
   visit_weights(first, count, [&](int64_t, int64_t of, float weight) { counted += weight > 0 ? of : 0; });
   return counted;
+}
+
+Branch Corpus::branch_at(int64_t token) const {
+  const size_t i = file_of(token);
+  const int64_t begin = begin_of(i);
+  Branch branch = files_[i]->branch_at(token - begin);
+  branch.begin += begin;
+  if (branch.after >= 0) branch.after += begin;
+  return branch;
 }
 
 void Corpus::visit_documents(bool hashed, const DocumentVisitor& visit) const {

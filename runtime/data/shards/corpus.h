@@ -24,7 +24,7 @@ class Corpus {
   // Finds and opens the files: entries in order, each file once, however it is named. Takes at most max_tokens tokens
   // (0: all); the file in which they end is cut, later ones are left out. Raises Error(kInput) as find_files and
   // TokenFile::open do, for a source without a token, for files of different tokenizers, and for a mixture of text and
-  // token files.
+  // token files, or of files with prefix trees and without.
   explicit Corpus(const SourceConfig& source, int64_t max_tokens = 0);
   ~Corpus();
 
@@ -46,6 +46,10 @@ class Corpus {
   void visit_weights(int64_t first, int64_t count, const WeightVisitor& visit) const;
   // Returns how many of these tokens count as targets.
   int64_t counted(int64_t first, int64_t count) const;
+
+  // Whether its documents are prefix trees, and the branch that holds a token of them, as in TokenFile.
+  bool has_trees() const { return files_[0]->has_trees(); }
+  Branch branch_at(int64_t token) const;
 
   // Visits every document, empty ones included. hashed: see TokenFile::visit_documents.
   void visit_documents(bool hashed, const DocumentVisitor& visit) const;

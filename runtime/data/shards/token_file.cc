@@ -137,6 +137,10 @@ void TokenFile::read(int64_t first, int64_t count, int64_t* to, int64_t stride) 
   require_unchanged();
 }
 
+Branch TokenFile::branch_at(int64_t) const {
+  throw Error(ErrorKind::kInternal, "data", path_ + ": a branch was asked for, but it holds no trees");
+}
+
 void TokenFile::visit_weights(int64_t first, int64_t count, const WeightVisitor& visit) const {
   if (count > 0) visit(first, count, 1);
 }

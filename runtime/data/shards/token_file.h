@@ -2,7 +2,8 @@
 // bytes are its tokens. Used by corpus.cc, and by `tokenize --inspect` and `--verify`.
 //
 //   text      a file; a token is a byte
-//   annulus   .tokens of `annulus tokenize`: 16 or 32 bits, documents, hashes, checksum; which tokens count as targets
+//   annulus   .tokens of `annulus tokenize`: 16 or 32 bits, documents, hashes, checksum; which tokens count as targets;
+//             prefix trees
 //   megatron  .idx and .bin of Megatron-LM's indexed datasets: uint16 or int32
 //   llmc      .bin of llm.c, magic 20240520 (uint16) and 20240801 (uint32)
 //   nanogpt   .bin of nanoGPT: raw uint16 (or 32 bits if the source says so)
@@ -27,6 +28,13 @@ namespace annulus {
 
 enum class TokenFormat { kText, kAnnulus, kMegatron, kLlmc, kNanogpt };
 std::string_view format_name(TokenFormat format);
+
+// A branch of a prefix tree: tokens [begin, begin + length) of a file or source, each of which predicts the next, so
+// all but the last are inputs. They go on behind the input `after` of an earlier branch; -1: they begin a tree. A
+// branch begins with the token that its forerunner predicts at `after`, so every input has one target.
+struct Branch {
+  int64_t begin = 0, length = 0, after = -1;
+};
 
 // Thread-safe after construction.
 class TokenFile {
@@ -69,6 +77,12 @@ class TokenFile {
   std::optional<int64_t> documents() const { return documents_; }
   // Nothing if the file says nothing about weights: each token then counts with the weight 1.
   const std::optional<Weights>& weights() const { return weights_; }
+  // Whether its documents are prefix trees. Branches then cover all tokens, in depth-first order, and each document
+  // that is not empty begins with one that begins a tree.
+  virtual bool has_trees() const { return false; }
+  // Returns the branch that holds a token of a file that has trees. Raises as read(), and for stored branches that
+  // cannot be such.
+  virtual Branch branch_at(int64_t token) const;
   // The ids by which documents are found in formats without boundaries. With neither, the whole file is one document.
   std::optional<int64_t> begin_id() const { return begin_; }
   std::optional<int64_t> end_id() const { return end_; }

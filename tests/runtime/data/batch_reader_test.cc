@@ -90,7 +90,7 @@ TEST(BatchReader, GivesEachRankItsShareOfTheSameRows) {
       EXPECT_EQ(planes[0], row.tokens[static_cast<size_t>(place.second)]);
       EXPECT_EQ(planes[1], row.targets[static_cast<size_t>(place.second)]);
       int64_t begin = 0;
-      for (const int64_t part : data.drawn(step, place.first).parts()) {
+      for (const int64_t part : data.drawn(step, place.first).parts().lengths) {
         if (place.second < begin + part) break;
         begin += part;
       }
@@ -108,7 +108,7 @@ TEST(BatchReader, GivesEachRankItsShareOfTheSameRows) {
 TEST(BatchReader, ReadsEachBatchAtItsOwnPositions) {
   const Dataset data(config(), 1);
   const auto place = [](const std::vector<DrawnRow>& own) {
-    return own[0].parts()[0] % 2 == 0 ? std::vector<Span>{{0, 1, 2}, {20, 1, 4}} : std::vector<Span>{{5, 1, 6}};
+    return own[0].parts().lengths[0] % 2 == 0 ? std::vector<Span>{{0, 1, 2}, {20, 1, 4}} : std::vector<Span>{{5, 1, 6}};
   };
   BatchShape shape{.rows = 42, .first_row = 7, .own_rows = 2, .positions = {{0, 1, 6}}, .place = place};
   EXPECT_EQ(shape.planes(), 3);

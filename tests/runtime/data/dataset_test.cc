@@ -394,7 +394,7 @@ TEST_F(DatasetTest, HoldsDocumentsOutForValidation) {
   std::set<int64_t> held;
   for (int64_t i = 0; i < rows; ++i) {
     const Row row = whole(made, made.held_out(0, 0, i, rows));
-    EXPECT_EQ(made.held_out(0, 0, i, rows).parts(), parts_by_tokens(row));
+    EXPECT_EQ(made.held_out(0, 0, i, rows).parts().lengths, parts_by_tokens(row));
     for (const int64_t id : row.targets) {
       if (id == kNoTarget || id == kEnd) continue;
       EXPECT_TRUE(held.insert(id).second) << id;

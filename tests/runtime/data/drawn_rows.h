@@ -52,7 +52,7 @@ inline std::map<int64_t, int64_t> targets(const Dataset& data, int64_t begin, in
     for (int64_t r = 0; r < data.rows(step); ++r) {
       const Row row = whole_row(data, step, r);
       EXPECT_EQ(static_cast<int64_t>(row.tokens.size()), data.context(step));
-      EXPECT_EQ(data.drawn(step, r).parts(), parts_by_tokens(row)) << "step " << step << ", row " << r;
+      EXPECT_EQ(data.drawn(step, r).parts().lengths, parts_by_tokens(row)) << "step " << step << ", row " << r;
       SourceUse& use = uses[data.drawn(step, r).source];
       const auto padding = std::count(row.targets.begin(), row.targets.end(), kNoTarget);
       ++use.rows;

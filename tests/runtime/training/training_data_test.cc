@@ -103,7 +103,7 @@ Learned documents_alone(const Config& config) {
   for (int64_t r = 0; r < data.rows(0); ++r) {
     Row row = whole_row(data, 0, r);
     int64_t begin = 0;
-    for (const int64_t part : data.drawn(0, r).parts()) {
+    for (const int64_t part : data.drawn(0, r).parts().lengths) {
       const auto cut = [part, first = begin](std::vector<int64_t>& of) {
         return at::from_blob(of.data() + first, {1, part}, at::kLong);
       };

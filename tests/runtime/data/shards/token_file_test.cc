@@ -157,7 +157,7 @@ TEST_F(TokenFileTest, RefusesInvalidAnnulusShards) {
   expect_refused(put("s.tokens", good.substr(0, 100)), s, {"less than its header"});
   expect_refused(put("s.tokens", good.substr(0, good.size() - 8)), s, {"does not fit"});
   expect_refused(put("s.tokens", good + "x"), s, {"does not fit"});
-  expect_refused(with(8, uint32_t{3}), s, {"version 3", "only versions 1 and 2 are read"});
+  expect_refused(with(8, uint32_t{4}), s, {"version 4", "only versions 1 to 3 are read"});
   expect_refused(with(8, uint32_t{2}), s, {"does not fit"});
   expect_refused(with(12, uint32_t{3}), s, {"a token has 3 bytes"});
   expect_refused(with(12, uint32_t{4}), s, {"does not fit"});

@@ -48,10 +48,17 @@ inline uint64_t hash_of(const Ids& ids) {
   return hash64(wide.data(), wide.size() * 4);
 }
 
-// With `weights`, one for each token, it is of version 2.
+// A branch of a prefix tree: its first token, and the token behind which it goes on; kRoot: it begins a tree.
+struct WrittenBranch {
+  uint64_t begin = 0, after = 0;
+};
+inline constexpr uint64_t kRoot = ~uint64_t{0};
+
+// With `weights`, one for each token, it is of version 2; with `branches` as well, of version 3.
 inline std::string annulus_shard(const Documents& documents, int width, uint64_t vocab,
                                  const std::string& tokenizer = std::string(16, '\x5a'),
-                                 const std::optional<std::vector<float>>& weights = std::nullopt) {
+                                 const std::optional<std::vector<float>>& weights = std::nullopt,
+                                 const std::optional<std::vector<WrittenBranch>>& branches = std::nullopt) {
   std::string body = raw_tokens(documents, width);
   const uint64_t tokens = body.size() / static_cast<size_t>(width);
   body.resize((body.size() + 7) / 8 * 8);
@@ -77,8 +84,13 @@ inline std::string annulus_shard(const Documents& documents, int width, uint64_t
   for (const uint64_t end : ends) put_value(body, end);
   for (const float weight : of_runs) put_value(body, weight);
   body.resize((body.size() + 7) / 8 * 8);
+  const uint64_t begins_at = 4096 + body.size();
+  if (branches) {
+    for (const WrittenBranch& branch : *branches) put_value(body, branch.begin);
+    for (const WrittenBranch& branch : *branches) put_value(body, branch.after);
+  }
   std::string header = "ANNTOKEN";
-  put_value(header, uint32_t{weights ? 2U : 1U});
+  put_value(header, uint32_t{branches ? 3U : weights ? 2U : 1U});
   put_value(header, static_cast<uint32_t>(width));
   for (const uint64_t number : {tokens, uint64_t{documents.size()}, vocab, offsets, hashes}) put_value(header, number);
   header += tokenizer;
@@ -90,6 +102,10 @@ inline std::string annulus_shard(const Documents& documents, int width, uint64_t
     std::erase(of_runs, 0.0F);
     put_value(header, of_runs.empty() ? 0.0F : *std::min_element(of_runs.begin(), of_runs.end()));
     put_value(header, of_runs.empty() ? 0.0F : *std::max_element(of_runs.begin(), of_runs.end()));
+  }
+  if (branches) {
+    put_value(header, begins_at);
+    put_value(header, uint64_t{branches->size()});
   }
   header.resize(4096);
   return header + body;
