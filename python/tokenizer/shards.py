@@ -3,7 +3,7 @@ state.py.
 
 A shard is written in its folder under a hidden name, synced, and renamed, so it exists as a whole or not at all. Its entry
 in tokenization.json holds the checksum of what was written: XXH3-128 of the file, or of Megatron's .bin followed by its
-.idx.
+.idx; and apart from these that of the file of targets, which formats without weights have beside them.
 """
 
 import os
@@ -15,6 +15,7 @@ import xxhash
 from errors import USAGE, Refused
 
 FORMATS = ("annulus", "megatron", "llmc", "nanogpt")
+TARGETS_ENDING = ".targets"  # of the file of targets, behind the name of that of the tokens
 NO_BRANCH = (1 << 64) - 1  # in place of the input behind which a branch goes on: it begins a tree
 SAVED = ("rollouts", "positions", "positions_apart", "pairs", "pairs_apart")  # of trees.Tree
 BOUNDARIES = ("annulus", "megatron")  # these store document boundaries; in the others the begin or end token marks them
@@ -63,7 +64,8 @@ def checksum(paths):
 class Shard:
     """A shard that is being written. `width`: bytes of a token. Its methods raise OSError if the disk fails."""
 
-    endings = (".bin",)  # of its files, in the order in which they are renamed
+    endings = (".bin",)  # of its files of tokens, in the order in which they are renamed
+    stores_weights = False  # otherwise a file beside it has a byte for each token: 1 if it counts as a target
     header_bytes = 0
 
     def __init__(self, folder, stem, width, vocab, digest, marks):
@@ -75,13 +77,19 @@ class Shard:
         self.beside = [os.path.join(folder, f".{name}.tmp") for name in self.names]
         self.lengths, self.hashes = array("q"), array("Q")
         self.tokens = self.text_bytes = 0
-        self.file = None
+        self.file = self.targets = None
+        self.targets_name = stem + self.endings[0] + TARGETS_ENDING
         try:
             self.file = open(self.beside[0], "wb", buffering=1 << 20)
             self.file.write(bytes(self.header_bytes))
+            if marks and not self.stores_weights:
+                self.targets = open(self.targets_beside(), "wb", buffering=1 << 20)
         except BaseException:
             self.discard()
             raise
+
+    def targets_beside(self):
+        return os.path.join(self.folder, f".{self.targets_name}.tmp")
 
     def append(self, tokens, lengths, hashes, text_bytes, runs, trees):
         """Appends documents: their tokens as bytes, arrays with a number for each document, and for each the runs of its weights
@@ -107,32 +115,49 @@ class Shard:
                  "checksum": checksum(self.beside)}
         if self.marks:
             entry |= {"counted": self.counted, "documents_without_targets": self.without_targets, **self.saved}
+        if self.targets is not None:  # tokens are never there without it
+            self.targets.flush()
+            os.fsync(self.targets.fileno())
+            self.targets.close()
+            entry["targets_checksum"] = checksum([self.targets_beside()])
+            os.replace(self.targets_beside(), os.path.join(self.folder, self.targets_name))
         for beside, name in zip(self.beside, self.names):
             os.replace(beside, os.path.join(self.folder, name))
         sync_folder(self.folder)
         return entry
 
     def append_weights(self, lengths, runs):
-        raise NotImplementedError  # only for Annulus, as targets.settle() sees to
+        for length, of_document in zip(lengths, runs):
+            if length > 0:  # nothing predicts the first token of a document by itself
+                first = of_document[0]
+                self.without_targets += not (first[1] and first[0] > 1 or any(weight for _, weight in of_document[1:]))
+            for count, weight in of_document:
+                self.counted += count * (weight > 0)
+                self.append_run(count, weight)
+
+    def append_run(self, count, weight):
+        self.targets.write(bytes([weight > 0]) * count)  # targets.py sees to it that weights are 0 and 1
 
     def append_trees(self, lengths, trees):
-        raise NotImplementedError  # likewise
+        raise NotImplementedError  # only for Annulus, as targets.settle() sees to
 
     def complete(self):
         pass
 
     def discard(self):
-        if self.file is not None:
-            try:
-                self.file.close()
-            except OSError:
-                pass
-        for path in self.beside:
+        for file in self.file, self.targets:
+            if file is not None:
+                try:
+                    file.close()
+                except OSError:
+                    pass
+        for path in [*self.beside, self.targets_beside()]:
             discard(path)
 
 
 class Annulus(Shard):
     endings = (".tokens",)
+    stores_weights = True
     header_bytes = 4096
 
     def __init__(self, *settings):
@@ -151,19 +176,13 @@ class Annulus(Shard):
                 self.saved[key] = self.saved.get(key, 0) + getattr(tree, key)
             at += length
 
-    def append_weights(self, lengths, runs):
-        for length, of_document in zip(lengths, runs):
-            if length > 0:  # nothing predicts the first token of a document by itself
-                first = of_document[0]
-                self.without_targets += not (first[1] and first[0] > 1 or any(weight for _, weight in of_document[1:]))
-            for count, weight in of_document:
-                self.weighed += count
-                self.counted += count * (weight > 0)
-                if self.weights and self.weights[-1] == weight:
-                    self.ends[-1] = self.weighed
-                else:
-                    self.ends.append(self.weighed)
-                    self.weights.append(weight)
+    def append_run(self, count, weight):
+        self.weighed += count
+        if self.weights and self.weights[-1] == weight:
+            self.ends[-1] = self.weighed
+        else:
+            self.ends.append(self.weighed)
+            self.weights.append(weight)
 
     def complete(self):
         f = self.file

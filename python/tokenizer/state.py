@@ -10,10 +10,10 @@ import xxhash
 
 from errors import BUSY, INPUT, RESOURCE, Refused
 from files import open_file
-from shards import discard, shard_name, write_whole
+from shards import TARGETS_ENDING, discard, shard_name, write_whole
 
 FINAL, STATE = "tokenization.json", ".tokenizing.json"
-LEFT_BEHIND = re.compile(r"\.(shard-\d+|train(-\d+)?|tokens_train_\d+|tokenization|\.tokenizing|tokens|tokenizer)\.\w+\.tmp")
+LEFT_BEHIND = re.compile(r"\.(shard-\d+|train(-\d+)?|tokens_train_\d+|tokenization|\.tokenizing|tokens|tokenizer)(\.\w+)+\.tmp")
 
 
 def read_json(path):
@@ -93,6 +93,9 @@ class Folder:
             except OSError as error:
                 raise Refused(INPUT, f"{self.place(entry['file'])}, a finished shard, cannot be read: {error.strerror}; "
                                      "remove the output folder to begin again")
+            targets = self.place(entry["file"] + TARGETS_ENDING)
+            if "targets_checksum" in entry and not os.path.exists(targets):
+                raise Refused(INPUT, f"{targets}, of a finished shard, is missing: remove the output folder to begin again")
             if there != entry["bytes"]:
                 raise Refused(INPUT, f"{self.place(entry['file'])}, a finished shard, has changed: remove the output "
                                      "folder to begin again")
@@ -100,7 +103,7 @@ class Folder:
     def require_empty(self):
         for name in os.listdir(self.path):
             if not name.startswith(".") and (name in ("tokens.table", "tokenizer.json", "tokenizer.model") or re.fullmatch(
-                    r"(shard-\d+|train(-\d+)?|tokens_train_\d+)\.(tokens|bin|idx)", name)):
+                    r"(shard-\d+|train(-\d+)?|tokens_train_\d+)\.(tokens|bin|idx)(\.targets)?", name)):
                 raise Refused(INPUT, f"{self.place(name)} exists already, but not from a call of tokenize that can be "
                                      "continued: choose another --output, or remove it")
 

@@ -46,9 +46,6 @@ def settle(options):
     if makes_trees(options) and options.format != "annulus":
         raise Refused(USAGE, f"--{'trees' if options.trees else 'group'} needs --format annulus: other formats have no place for "
                              "prefix trees")
-    if options.marks and options.format != "annulus":
-        what = "--weight" if options.loss == "all" else f"--loss {options.loss}"
-        raise Refused(USAGE, f"{what} needs --format annulus: other formats have no place for which tokens count")
     if options.chat and options.specials_as_text:
         raise Refused(USAGE, "--specials-as-text would read the marks of the chat template as text: leave it out")
     if (options.loss != "all" or makes_trees(options)) and options.weight is None:
@@ -90,6 +87,7 @@ class Targets:
     def __init__(self, tokenizer, options, begin, end):
         self.tokenizer, self.begin, self.end = tokenizer, begin, end
         self.loss, self.field, self.prompt, self.weight = options.loss, options.field, options.prompt, options.weight
+        self.format = options.format
         self.trees, self.group = makes_trees(options), options.group
         self.one = {"messages": "conversation"}.get(options.one, options.one)  # what a rollout is, for messages
         self.special_tokens = not options.no_special_tokens
@@ -111,7 +109,12 @@ class Targets:
             ids, weights = [self.begin, *ids], [weight if self.loss == "all" else 0.0, *weights]
         if self.end is not None and (not ids or ids[-1] != self.end):
             ids, weights = [*ids, self.end], [*weights, of_end]
-        return Document(ids, [(count, self.narrow(w, where)) for count, w in runs_of(weights)], size)
+        runs = [(count, self.narrow(w, where)) for count, w in runs_of(weights)]
+        other = next((w for _, w in runs if w not in (0, 1)), None)
+        if other is not None and self.format != "annulus":
+            raise Refused(INPUT, f"{where()}: the weight {other:g} needs --format annulus: beside {self.format}'s tokens stands only "
+                                 "whether each counts")
+        return Document(ids, runs, size)
 
     # ---- Fields.
 

@@ -113,7 +113,11 @@ void FlatTokens::visit_raw(int64_t first, int64_t count, const RawVisitor& take)
 
 void FlatTokens::use_targets() {
   const std::string path = data_.path() + std::string(kTargetsEnding);
-  if (!is_file(path)) return;
+  if (!is_file(path)) {
+    if (!made_as_ || made_as_->targets.empty()) return;
+    refuse_data(data_.path() + " was written with " + path +
+                ", which says which of its tokens count as targets and is missing: copy both files");
+  }
   targets_.emplace("data", path);
   if (targets_->size() != tokens_) {
     refuse_data(path + " has " + with_commas(targets_->size(), "byte") + ", but a byte for each of the " +
@@ -154,6 +158,7 @@ void FlatTokens::require_unchanged() const {
 
 void FlatTokens::verify_stored() const {
   visit_weights(0, tokens_, [](int64_t, int64_t, float) {});
+  if (targets_ && made_as_ && !made_as_->targets.empty()) require_made({targets_->path()}, made_as_->targets);
 }
 
 void FlatTokens::add_stored_fingerprint(Checksum& sum) const {

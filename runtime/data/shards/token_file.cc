@@ -205,9 +205,13 @@ void TokenFile::verify() const {
     refuse_data(path_ + " has " + with_commas(documents, "document") + ", but " + made_by_->path + " says " +
                 with_commas(made_as_->documents) + ": run `annulus tokenize` again");
   }
+  require_made(paths(), made_as_->checksum);
+}
+
+void TokenFile::require_made(const std::vector<std::string>& files, const std::string& made) const {
   Checksum sum;
   std::string piece;
-  for (const std::string& path : paths()) {
+  for (const std::string& path : files) {
     const MappedFile file("data", path);
     for (int64_t at = 0; at < file.size(); at += static_cast<int64_t>(piece.size())) {
       piece.resize(static_cast<size_t>(std::min<int64_t>(int64_t{1} << 20, file.size() - at)));
@@ -215,9 +219,9 @@ void TokenFile::verify() const {
       sum.update(piece.data(), piece.size());
     }
   }
-  if (sum.hex() != made_as_->checksum) {
-    refuse_data(join(paths(), " and ") + ": checksum " + sum.hex() + ", but " + made_by_->path + " says " +
-                made_as_->checksum + ": the file was damaged since it was written; run `annulus tokenize` again");
+  if (const std::string got = sum.hex(); got != made) {
+    refuse_data(join(files, " and ") + ": checksum " + got + ", but " + made_by_->path + " says " + made +
+                ": the file was damaged since it was written; run `annulus tokenize` again");
   }
 }
 

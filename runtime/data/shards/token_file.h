@@ -9,7 +9,7 @@
 //   nanogpt   .bin of nanoGPT: raw uint16 (or 32 bits if the source says so)
 //
 // Beside the tokens of the last three may lie a file with their targets (kTargetsEnding of find_files.h): a byte for
-// each token, 1 if it counts as a target and 0 if not.
+// each token, 1 if it counts as a target and 0 if not. It must, if `annulus tokenize` wrote one.
 #pragma once
 
 #include <cstdint>
@@ -65,7 +65,7 @@ class TokenFile {
 
   TokenFormat format() const { return format_; }
   const std::string& path() const { return path_; }  // of a Megatron pair: the .idx
-  // All files that it consists of, the one with the tokens first.
+  // All files that it consists of, the one with the tokens first, but for one with targets beside them.
   virtual std::vector<std::string> paths() const { return {path_}; }
   int64_t tokens() const { return tokens_; }
   int bits() const { return bits_; }  // of a token in the file: 8, 16 or 32
@@ -124,6 +124,8 @@ class TokenFile {
   // The hash of tokens [first, first + count), for DocumentVisitor.
   uint64_t hash(int64_t first, int64_t count) const;
   void add_to_hash(Hash64& sum, const void* raw, int64_t count) const;  // count: at most kPiece
+  // Raises Error(kInput) unless the content of these files has the checksum that tokenization.json says.
+  void require_made(const std::vector<std::string>& files, const std::string& made) const;
   // Takes over what tokenization.json says of this file, under the name `name`, and compares the counts.
   void use(std::shared_ptr<const Tokenization> made_by, const std::string& name);
 

@@ -66,7 +66,8 @@ Tokenization parse(const std::string& path, const std::string& text) {
   for (const Json& shard : *shards) {
     if (!shard.is_object()) throw JsonRefused("has a shard that is not an object");
     made.shards[word(shard, "file")] = {count(shard, "tokens"), count(shard, "documents"), count(shard, "bytes"),
-                                        word(shard, "checksum")};
+                                        word(shard, "checksum"),
+                                        shard.contains("targets_checksum") ? word(shard, "targets_checksum") : ""};
   }
   return made;
 }

@@ -15,6 +15,7 @@ struct Tokenization {
   struct Shard {
     int64_t tokens = 0, documents = 0, bytes = 0;
     std::string checksum;  // XXH3-128 of the file, 32 digits; of a Megatron pair, of the .bin and then the .idx
+    std::string targets;   // of the file of targets beside it; empty: it has none, or not of `annulus tokenize`
   };
 
   std::string path;                     // of the file itself

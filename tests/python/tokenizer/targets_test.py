@@ -11,6 +11,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import support  # noqa: E402
 
 support.enter()
+import xxhash  # noqa: E402
 
 MARKED = """{%- for message in messages %}
 {%- if message['role'] == 'critic' %}{{ raise_exception('critics may not speak') }}{%- endif %}
@@ -142,6 +143,33 @@ class Targets(support.Test):
         self.tokenize("--weight", "quality", "--end", "7")
         ids = support.library_ids("llama3", ["a b c", "d e", ""])
         self.assertEqual(self.weighed(), [[(i, w) for i in [*d, 7]] for d, w in zip(ids, (0.5, 1.0, 2.0))])
+
+    def test_other_formats_have_their_targets_beside_them(self):
+        records = [{"prompt": f"question {i} ", "completion": f"answer {i}" * (i % 4), "weight": i % 3 and 1} for i in range(60)]
+        self.lines(records)
+        self.tokenize("--loss", "completion", "--end", "7", output="annulus")
+        marks = [weight for document in self.weighed("annulus") for _, weight in document]
+        self.assertEqual(set(marks), {0.0, 1.0})
+        for name in "megatron", "llmc", "nanogpt":
+            with self.subTest(name):
+                out = self.tokenize("--loss", "completion", "--end", "7", "--format", name, "--shard-tokens", "300", output=name)
+                self.assertIn(f"targets that count: {sum(marks):,.0f} tokens", out)
+                made, beside = support.made_by(self.path(name)), b""
+                self.assertGreater(len(made["shards"]), 2)
+                for shard in made["shards"]:
+                    with open(self.path(os.path.join(name, shard["file"] + ".targets")), "rb") as f:
+                        content = f.read()
+                    self.assertEqual((len(content), sum(content)), (shard["tokens"], shard["counted"]))
+                    self.assertEqual(shard["targets_checksum"], xxhash.xxh3_128_hexdigest(content))
+                    beside += content
+                self.assertEqual(beside, bytes(map(int, marks)))
+                self.assertEqual(support.read_folder(self.path(name))[0], [[i for i, _ in d] for d in self.weighed("annulus")])
+                self.assertFalse([f for f in os.listdir(self.path(name)) if f.endswith(".tmp")])
+        self.tokenize("--format", "llmc", "--end", "7", "--field", "prompt", output="plain")
+        self.assertFalse([f for f in os.listdir(self.path("plain")) if f.endswith(".targets")], "every token counts")
+        self.lines([*records, {"prompt": "a", "completion": "b", "weight": 0.5}])
+        self.fails(3, "in.jsonl, line 61: the weight 0.5 needs --format annulus: beside llmc's tokens stands only whether each counts",
+                   "--loss", "completion", "--end", "7", "--format", "llmc")
 
     def test_shards_of_texts_stay_as_they_were(self):
         texts = support.texts(50)
@@ -341,8 +369,6 @@ class Targets(support.Test):
     def test_refuses_options_that_do_not_fit(self):
         self.lines([{"prompt": "a", "completion": "b"}])
         folder = self.chat_folder(PLAIN)
-        self.fails(2, "--loss completion needs --format annulus", "--loss", "completion", "--format", "megatron")
-        self.fails(2, "--weight needs --format annulus", "--weight", "w", "--format", "nanogpt", "--end", "7")
         self.fails(2, "--specials-as-text would read the marks of the chat template", "--chat", "--specials-as-text", tokenizer=folder)
         self.fails(3, "chat templates lie beside a tokenizer.json", "--chat", kind="sentencepiece")
         self.fails(3, "in.jsonl: --loss completion takes JSONL, a JSON object a line, or Parquet, not text", "--loss", "completion", "--kind", "text")

@@ -398,11 +398,11 @@ TEST_F(TokenFileTest, TokenizationJsonDescribesNanogptShards) {
   const Documents documents{{1, 9, 2}, {1, 8, 2}};
   const std::string raw = raw_tokens(documents, 4);
   put("c/train.bin", raw);
-  const auto about = [&](const std::string& tokens, const std::string& sum) {
+  const auto about = [&](const std::string& tokens, const std::string& sum, const std::string& more = "") {
     put("c/tokenization.json",
         R"({"version":1,"format":"nanogpt","width":32,"tokenizer":{"digest":"abc","name":"t","vocab":10},"begin":1,)"
         R"("end":2,"shards":[{"file":"train.bin","tokens":)" +
-            tokens + R"(,"documents":2,"bytes":24,"checksum":")" + sum + "\"}]}");
+            tokens + R"(,"documents":2,"bytes":24,"checksum":")" + sum + "\"" + more + "}]}");
   };
   about("6", checksum(raw.data(), raw.size()));
   const std::string path = root_ + "/c/train.bin";
@@ -417,6 +417,15 @@ TEST_F(TokenFileTest, TokenizationJsonDescribesNanogptShards) {
   expect_refused([&] { TokenFile::open(path, source())->verify(); }, {"checksum", "tokenization.json says 000"});
   about("7", "");
   expect_refused(path, source(), {"has 6 tokens", "says 7"});
+  // The file of targets that was written with it must be there, and be the same.
+  const std::string targets("\0\1\1\0\0\1", 6);
+  about("6", checksum(raw.data(), raw.size()),
+        R"(,"targets_checksum":")" + checksum(targets.data(), targets.size()) + "\"");
+  expect_refused(path, source(), {"train.bin was written with ", "train.bin.targets, which says", "copy both files"});
+  put("c/train.bin.targets", targets);
+  TokenFile::open(path, source())->verify();
+  put("c/train.bin.targets", std::string(6, '\1'));
+  expect_refused([&] { TokenFile::open(path, source())->verify(); }, {"train.bin.targets: checksum ", "was damaged"});
   put("c/tokenization.json", "{\"version\":1,");
   expect_refused([&] { TokenFile::open(path, source()); }, {"tokenization.json is damaged"});
   put("c/tokenization.json", "{\"version\":2}");
