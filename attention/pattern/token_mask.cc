@@ -151,44 +151,47 @@ void append_plane(BlockMap& map, const std::vector<int64_t>& offsets, const std:
   ++map.heads;
 }
 
+// The words of a query's bits.
+int64_t words_of_row(const TokenMask& mask, int64_t plane, int64_t query) {
+  const auto row = static_cast<size_t>(plane * mask.partial.query_blocks + query / kBlock);
+  int64_t n = 0;
+  for (int64_t r = mask.partial.offsets[row]; r < mask.partial.offsets[row + 1]; ++r) {
+    n += kWords * (mask.partial.runs[static_cast<size_t>(r)].end - mask.partial.runs[static_cast<size_t>(r)].begin);
+  }
+  return n;
+}
+
+bool any_held(const TokenMask& mask, const std::vector<Span>& held) {
+  return !mask.partial.runs.empty() && std::any_of(held.begin(), held.end(), [](const Span& s) { return !s.empty(); });
+}
+
+// The bytes of these queries' bits, with the places at which they are found.
+double bytes_of_bits(const TokenMask& mask, const std::vector<Span>& held) {
+  if (!any_held(mask, held)) return 0;
+  double words = static_cast<double>(mask.planes()) * static_cast<double>(mask.queries);
+  for (int64_t plane = 0; plane < mask.planes(); ++plane) {
+    for (const Span& span : held) {
+      for (int64_t i = 0; i < span.count; ++i) words += static_cast<double>(words_of_row(mask, plane, span.at(i)));
+    }
+  }
+  return 8 * words;
+}
+
 // Gives each held query its place among the words. Raises an error if there would be too many.
 void place_words(TokenMask& mask, const std::string& where) {
-  const int64_t limit = mask_limit();
-  double words = 0, placed = 0;
+  require_mask_limit(mask, mask.held, where);
+  if (!any_held(mask, mask.held)) return;
   std::vector<uint8_t> held(static_cast<size_t>(mask.queries));
   for (const Span& span : mask.held) {
     for (int64_t i = 0; i < span.count; ++i) held[static_cast<size_t>(span.at(i))] = 1;
   }
-  const auto words_of_row = [&](int64_t plane, int64_t query) {
-    const auto row = static_cast<size_t>(plane * mask.partial.query_blocks + query / kBlock);
-    int64_t n = 0;
-    for (int64_t r = mask.partial.offsets[row]; r < mask.partial.offsets[row + 1]; ++r) {
-      n += kWords * (mask.partial.runs[static_cast<size_t>(r)].end - mask.partial.runs[static_cast<size_t>(r)].begin);
-    }
-    return n;
-  };
-  if (!mask.partial.runs.empty()) placed = static_cast<double>(mask.planes()) * static_cast<double>(mask.queries);
-  for (int64_t plane = 0; plane < mask.planes(); ++plane) {
-    for (int64_t query = 0; query < mask.queries; ++query) {
-      if (held[static_cast<size_t>(query)]) words += static_cast<double>(words_of_row(plane, query));
-    }
-  }
-  const double bytes = 8 * (words + placed);
-  if (bytes > static_cast<double>(limit)) {
-    throw Error(ErrorKind::kResource, "pattern",
-                where + " has partly shown blocks whose bits would take " + bytes_text(bytes) +
-                    " on this rank, but a mask may take " + bytes_text(static_cast<double>(limit)) +
-                    "; set memory.masks or ANNULUS_MASKS_MIB to " +
-                    std::to_string(ceil_div(static_cast<int64_t>(bytes), int64_t{1} << 20)) +
-                    " (MiB) or more, or use more ranks: each holds the bits of its own queries");
-  }
   int64_t next = 0;
-  if (placed > 0) mask.word_of.assign(static_cast<size_t>(mask.planes() * mask.queries), -1);
-  for (int64_t plane = 0; placed > 0 && plane < mask.planes(); ++plane) {
+  mask.word_of.assign(static_cast<size_t>(mask.planes() * mask.queries), -1);
+  for (int64_t plane = 0; plane < mask.planes(); ++plane) {
     for (int64_t query = 0; query < mask.queries; ++query) {
       if (!held[static_cast<size_t>(query)]) continue;
       mask.word_of[static_cast<size_t>(plane * mask.queries + query)] = next;
-      next += words_of_row(plane, query);
+      next += words_of_row(mask, plane, query);
     }
   }
   mask.words.resize(static_cast<size_t>(next));
@@ -213,6 +216,18 @@ std::atomic<int64_t> set_limit = -1;
 
 }  // namespace
 
+void require_mask_limit(const TokenMask& mask, const std::vector<Span>& queries, const std::string& where) {
+  const double bytes = bytes_of_bits(mask, queries);
+  const int64_t limit = mask_limit();
+  if (bytes <= static_cast<double>(limit)) return;
+  throw Error(ErrorKind::kResource, "pattern",
+              where + " has partly shown blocks whose bits would take " + bytes_text(bytes) +
+                  " on this rank, but a mask may take " + bytes_text(static_cast<double>(limit)) +
+                  "; set memory.masks or ANNULUS_MASKS_MIB to " +
+                  std::to_string(ceil_div(static_cast<int64_t>(bytes), int64_t{1} << 20)) +
+                  " (MiB) or more, or use more ranks: each holds the bits of its own queries");
+}
+
 bool TokenMask::holds_all() const {
   int64_t n = 0;
   for (const Span& span : held) n += span.count;
@@ -221,7 +236,8 @@ bool TokenMask::holds_all() const {
 
 MaskBits TokenMask::bits(int64_t plane, int64_t query, int64_t key) const {
   const auto row = static_cast<size_t>(plane * partial.query_blocks + query / kBlock);
-  const int64_t word = word_of[static_cast<size_t>(plane * queries + query)], block = key / kBlock;
+  const int64_t block = key / kBlock,
+                word = word_of.empty() ? -1 : word_of[static_cast<size_t>(plane * queries + query)];
   if (word < 0) return {};
   int64_t before = 0;  // words of the runs before the one with the key
   for (int64_t r = partial.offsets[row]; r < partial.offsets[row + 1]; ++r) {
@@ -239,6 +255,11 @@ int64_t TokenMask::bytes() const {
   return static_cast<int64_t>(sizeof *this + (plane_of.capacity() + word_of.capacity()) * sizeof(int64_t) +
                               words.capacity() * sizeof(uint64_t)) +
          whole.bytes() + partial.bytes();
+}
+
+int64_t TokenMask::bytes_holding(const std::vector<Span>& queries) const {
+  const auto here = static_cast<int64_t>((word_of.capacity() + words.capacity()) * sizeof(int64_t));
+  return bytes() - here + static_cast<int64_t>(bytes_of_bits(*this, queries));
 }
 
 TokenMask make_token_mask(int64_t batch, int64_t heads, int64_t queries, int64_t keys, const MaskRows& rows,
@@ -271,7 +292,7 @@ TokenMask make_token_mask(int64_t batch, int64_t heads, int64_t queries, int64_t
                 " shows no pair, so no query would see a key: true, or nonzero, stands for pairs that are seen");
   }
   place_words(mask, where);
-  for (int64_t plane = 0; plane < mask.planes(); ++plane)
+  for (int64_t plane = 0; !mask.word_of.empty() && plane < mask.planes(); ++plane)
     maker.read_bits(plane, first_with[static_cast<size_t>(plane)]);
   return mask;
 }

@@ -41,10 +41,10 @@ struct TokenMask {
   // The blocks that are shown whole, and those of which a part is. The planes are the heads of these maps.
   BlockMap whole, partial;
   // The bits of a query are the words from word_of[plane * queries + query] on, two for each of the partial blocks of
-  // its row, in order; -1: they are not held here.
+  // its row, in order; -1: they are not held here. Empty: none are.
   std::vector<int64_t> word_of;
   std::vector<uint64_t> words;
-  std::vector<Span> held;  // the queries whose bits are here, ascending
+  std::vector<Span> held;  // the queries whose bits are here, each once
   // The least and the greatest key - query of a shown pair.
   int64_t nearest = 0, farthest = 0;
   std::string digest;  // of the sizes and all pairs, whoever holds their bits
@@ -54,7 +54,12 @@ struct TokenMask {
   // Returns the bits of the run of partial blocks of this query that contains the key, which one must contain.
   MaskBits bits(int64_t plane, int64_t query, int64_t key) const;
   int64_t bytes() const;  // of memory
+  // Of memory, if it held the bits of these queries, and of no others.
+  int64_t bytes_holding(const std::vector<Span>& queries) const;
 };
+
+// Raises Error(kResource) if the bits of these queries would take more than mask_limit(). `where` names the mask.
+void require_mask_limit(const TokenMask& mask, const std::vector<Span>& queries, const std::string& where);
 
 // A plane of a mask, to which slices and tiles refer by its index in a list.
 struct MaskPlane {
@@ -91,7 +96,7 @@ void for_each_shown(const MaskBits& bits, const Span& keys, Visit visit) {
 // ... of plane `number` = b * heads + h. The memory is valid until the next call. Called in order, and more than once.
 using MaskRows = std::function<const uint8_t*(int64_t number, int64_t first, int64_t count)>;
 
-// Makes a mask. It holds the bits of the queries in `held`, which are ascending and apart from each other. Raises
+// Makes a mask. It holds the bits of the queries in `held`, which are apart from each other. Raises
 // Error(kPlan) if no pair of the whole mask is shown, and Error(kResource) if the bits would take more than
 // mask_limit(), before it takes memory for them. `where` names the mask in messages ("the mask in FILE").
 TokenMask make_token_mask(int64_t batch, int64_t heads, int64_t queries, int64_t keys, const MaskRows& rows,

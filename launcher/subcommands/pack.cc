@@ -33,11 +33,11 @@ std::string percent(int64_t part, int64_t all) {
   return rounded(all > 0 ? 100.0 * static_cast<double>(part) / static_cast<double>(all) : 0.0, 1) + " %";
 }
 
-std::string counts_text(const PartCounts& counts, int64_t context) {
+std::string counts_text(const PartCounts& counts, int64_t context, bool trees) {
   const int64_t places = counts.rows * context;
   return with_commas(counts.documents, "document") + ", " + with_commas(counts.tokens, "token") + ": " +
          with_commas(counts.targets, "target") + " in " + with_commas(counts.rows, "row") + ", " +
-         percent(places - counts.targets, places) + " padding; left out " +
+         percent(places - counts.targets, places) + (trees ? " padding or repeated" : " padding") + "; left out " +
          with_commas(counts.first_tokens, "first token") + ", " + with_commas(counts.lone_tokens, "document") +
          " of one token";
 }
@@ -120,10 +120,10 @@ class PackSubcommand : public Subcommand {
       how = index->path() + " (made in " + rounded(took.count(), 1) + " s)";
     }
     say("  rows of " + with_commas(settings.context) + ", " + std::string(packing_name(settings.packing)) + ": " + how);
-    say("    training    " + counts_text(index->counts(Split::kTrain), settings.context) +
+    say("    training    " + counts_text(index->counts(Split::kTrain), settings.context, corpus.has_trees()) +
         counted_text(corpus, *index, Split::kTrain));
     if (settings.validation_fraction > 0) {
-      say("    validation  " + counts_text(index->counts(Split::kValidation), settings.context) +
+      say("    validation  " + counts_text(index->counts(Split::kValidation), settings.context, corpus.has_trees()) +
           counted_text(corpus, *index, Split::kValidation) +
           (index->tail_held_out() ? "; the tail of the source" : ""));
     }

@@ -209,7 +209,8 @@ void inspect_tokens(const std::string& path, const SourceConfig& source) {
   if (shards.made && digests.size() == 1) digests[0] = shards.made->name + " (" + digests[0] + ")";
   line("tokenizer", digests.empty() ? "not known" : join(digests, ", and of others "));
   const auto id = [](const std::optional<int64_t>& id) { return id ? with_commas(*id) : std::string("none"); };
-  line("boundaries", first->documents() ? "stored"
+  line("boundaries", first->has_trees()   ? "stored; documents are prefix trees of rollouts"
+                     : first->documents() ? "stored"
                      : first->begin_id() || first->end_id()
                          ? "by tokens: begin " + id(first->begin_id()) + ", end " + id(first->end_id())
                          : "not known: each file is one document");

@@ -150,17 +150,29 @@ AttendJob::AttendJob(const AttendOptions& options, int ranks, std::optional<int>
   request_.ranks = ranks;
   request_.even = options_.even;
   request_.uneven_lengths = options_.lengths;
-  // A check looks at the bits of other ranks' queries, too.
-  const bool own = rank && !options.check && options.check_rows.empty() && has_mask(request_.pattern);
-  request_.pattern = own ? read_block_maps(request_.pattern, request_.shape,
-                                           query_layout(request_).spans.at(static_cast<size_t>(*rank)))
-                         : read_block_maps(request_.pattern, request_.shape);
+  if (!options.check_rows.empty()) draw_ = parse_row_draw(options.check_rows, "--check");
+  request_.pattern = read_block_maps(request_.pattern, request_.shape, queries_with_bits(rank));
   validate(request_);
-  if (!options.check_rows.empty()) {
-    draw_ = parse_row_draw(options.check_rows, "--check");
-  } else if (options.check) {
+  if (options.check && !draw_) {
     check_oracle_size(request_.shape, head_dim_);
   }
+}
+
+// The queries whose bits of masks this rank reads; nothing: those of all.
+std::optional<std::vector<Span>> AttendJob::queries_with_bits(std::optional<int> rank) const {
+  // The check of all pairs is made on rank 0. With a schedule that moves queries, ranks compute those of others.
+  const bool looks_at_all = options_.check && ((!draw_ && rank == 0) || moves_queries(request_.schedule));
+  if (!rank || looks_at_all || !has_mask(request_.pattern)) return std::nullopt;
+  const Layout layout = query_layout(request_);
+  std::vector<Span> queries = layout.spans.at(static_cast<size_t>(*rank));
+  if (!draw_) return queries;
+  const auto held = [&](const Span& row) {
+    return std::any_of(queries.begin(), queries.end(), [&](const Span& span) { return span.contains(row.begin); });
+  };
+  for (const Span& row : drawn_queries(*draw_, request_.shape, layout)) {
+    if (!held(row)) queries.push_back(row);
+  }
+  return queries;
 }
 
 void AttendJob::open_input() {

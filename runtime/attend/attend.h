@@ -77,6 +77,7 @@ class AttendJob {
 
  private:
   void open_input();
+  std::optional<std::vector<Span>> queries_with_bits(std::optional<int> rank) const;
   void check_tensor(const char* name, const char* expected, const std::vector<int64_t>& shape) const;
   void write(const AttendResults& whole, const PatternSpec& pattern) const;
   at::Tensor sinks() const;  // undefined without

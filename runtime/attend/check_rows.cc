@@ -301,6 +301,10 @@ std::string RowsReport::text() const {
          "\nnot checked: " + (unchecked.empty() ? "nothing" : join(unchecked, "; "));
 }
 
+std::vector<Span> drawn_queries(const RowDraw& draw, const AttentionShape& s, const Layout& queries) {
+  return spans_of(draw_rows({draw.seed, 0}, draw.rows, s.batch, s.heads, queries).rows);
+}
+
 RowsReport check_rows(Communicator& world, const AttendProblem& p, const AttendResults& mine, const RowDraw& draw) {
   const AttentionShape& s = p.shape;
   const int64_t D = p.head_dim, rank = world.rank();

@@ -87,6 +87,10 @@ struct RowsReport {
   std::string text() const;    // three lines: errors, what was checked, what was not
 };
 
+// Returns the queries of the rows that such a check draws, whose mask it looks at on every rank; otherwise each rank
+// looks at that of its own queries alone.
+std::vector<Span> drawn_queries(const RowDraw& draw, const AttentionShape& shape, const Layout& queries);
+
 // Collective. `mine` has this rank's results at its positions in the layout's order, on any device: out divided by the
 // pattern's output_divisor; dq, dk and dv undefined if there was no backward. Returns the same report on every rank.
 // Raises Error(kUsage) where rounding allows so much that a check is meaningless, and what `inputs` raises on any rank.

@@ -69,7 +69,10 @@ Layout row_layout(const LayerRequests& layers, const Rows& rows) { return query_
 
 at::Tensor RowForward::hidden(const LayerRequests& layers, const Rows& rows, const std::string& label,
                               const Around& around) const {
-  const std::vector<PlanRequest> requests = requests_of(layers, rows);
+  const Layout layout = row_layout(layers, rows);
+  const std::vector<Span>& spans = layout.spans[static_cast<size_t>(ring_.rank())];
+  std::vector<PlanRequest> requests = requests_of(layers, rows);
+  hold_bits(requests, spans);
   std::vector<PlannedCall> calls;
   for (size_t i = 0; i < layers.of_layer.size(); ++i) {
     AttentionCall call;
@@ -91,9 +94,7 @@ at::Tensor RowForward::hidden(const LayerRequests& layers, const Rows& rows, con
   };
   const Attend wrapped = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer,
                              const at::Tensor& sinks) { return around(planned, q, k, v, layer, sinks); };
-  const Layout layout = row_layout(layers, rows);
   const at::Tensor positions = at::tensor(layout.positions(ring_.rank()), at::kLong);
-  const std::vector<Span>& spans = layout.spans[static_cast<size_t>(ring_.rank())];
   const RotaryTables tables = model_.rotary(rows.restart ? restarted(rows.parts, spans) : positions);
   return model_.hidden(rows.tokens.index_select(1, positions).to(parameters.device()), tables,
                        around ? wrapped : planned);

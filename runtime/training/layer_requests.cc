@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,7 +23,9 @@ double LayerRequests::pairs_per_token() const {
     const AttentionShape& shape = distinct[i].shape;
     PlanRequest known = distinct[i];
     known.pattern = with_nearest_blocks(with_causal_members(std::move(known.pattern)), shape);
-    pairs += static_cast<double>(count_pairs(*cached_pattern(known))) / static_cast<double>(shape.batch * shape.q_len);
+    Pattern pattern = *cached_pattern(known);
+    for (Slice& slice : pattern.slices) slice.mask = -1;
+    pairs += static_cast<double>(count_pairs(pattern)) / static_cast<double>(shape.batch * shape.q_len);
   }
   return pairs;
 }
@@ -93,6 +96,64 @@ void take_data(std::vector<Stage>& stages, bool weighs, bool trees) {
 bool layout_follows_documents(const Config& config) {
   return config.data.documents &&
          (config.attention.layout == to_string(LayoutKind::kBalanced) || config.attention.layout == kAutoLayout);
+}
+
+namespace {
+
+std::vector<Span> all_queries(const PlanRequest& request) { return {Span::range(0, request.shape.q_len)}; }
+
+// The queries whose bits a rank with these ones needs.
+std::vector<Span> needed(const PlanRequest& request, const std::vector<Span>& own) {
+  return moves_queries(request.schedule) ? all_queries(request) : own;
+}
+
+// Calls visit(spec) for a pattern and all its members that have a mask.
+template <typename Spec, typename Visit>
+void for_each_mask(Spec& pattern, const Visit& visit) {
+  if (!pattern.mask.empty()) visit(pattern.mask);
+  for (auto& member : pattern.members) for_each_mask(member, visit);
+}
+
+// The queries of these rows whose bits a rank holds in training.
+std::vector<Span> held_queries(const Config& config, const LayerRequests& layers, const Span& rows, int rank) {
+  if (layout_follows_documents(config)) return all_queries(layers.distinct[0]);
+  return query_layout(layers.of_rows(rows.begin, rows.count)[0]).spans.at(static_cast<size_t>(rank));
+}
+
+}  // namespace
+
+void hold_bits(std::vector<PlanRequest>& requests, const std::vector<Span>& queries) {
+  for (PlanRequest& request : requests) {
+    if (!has_mask(request.pattern)) continue;
+    for_each_mask(request.pattern, [](MaskSpec& mask) {
+      if (!mask.file.empty()) mask.given = {};
+    });
+    request.pattern = read_block_maps(request.pattern, request.shape, needed(request, queries));
+  }
+}
+
+void hold_bits(const Config& config, LayerRequests& layers, const Span& rows, int rank) {
+  hold_bits(layers.distinct, held_queries(config, layers, rows, rank));
+}
+
+// The masks of the rows of all ranks, and of its own where these are others.
+int64_t mask_bytes(const Config& config, const LayerRequests& layers, int64_t rows, int rank) {
+  const auto masked = [](const PlanRequest& request) { return has_mask(request.pattern); };
+  if (std::none_of(layers.distinct.begin(), layers.distinct.end(), masked)) return 0;
+  std::set<const TokenMask*> seen;
+  int64_t bytes = 0;
+  const std::vector<Span> queries = held_queries(config, layers, Span::range(0, rows), rank);
+  const std::vector<PlanRequest> own = layers.of_rows(0, rows);
+  for (const std::vector<PlanRequest>* requests : {&layers.distinct, &own}) {
+    for (const PlanRequest& request : *requests) {
+      for_each_mask(request.pattern, [&](const MaskSpec& mask) {
+        if (!seen.insert(mask.given.get()).second) return;
+        const bool holds = !mask.given->held.empty();  // a program has made it
+        bytes += holds ? mask.given->bytes() : mask.given->bytes_holding(needed(request, queries));
+      });
+    }
+  }
+  return bytes;
 }
 
 namespace {
@@ -189,13 +250,21 @@ LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, in
     requests.of_layer.push_back(static_cast<size_t>(found - texts.begin()));
     if (found != texts.end()) continue;
     texts.push_back(text);
-    request.pattern = read_block_maps(c.model.pattern.of(layer), request.shape);
+    request.pattern = read_block_maps(c.model.pattern.of(layer), request.shape, std::vector<Span>{});
     if (c.attention.layout != kAutoLayout) validate(request);
     requests.distinct.push_back(request);
   }
   requests.set_layout(request.layout);
   choose_layout(requests, c, batch);
   validate_all(requests);
+  for (const PlanRequest& of : requests.distinct) {
+    for (int rank = 0; rank < context_ranks && has_mask(of.pattern); ++rank) {
+      const std::vector<Span> queries = held_queries(c, requests, Span::range(0, ceil_div(batch, c.mesh.data)), rank);
+      for_each_mask(of.pattern, [&](const MaskSpec& mask) {
+        require_mask_limit(*mask.given, needed(of, queries), "the mask in " + mask.file);
+      });
+    }
+  }
   return requests;
 }
 

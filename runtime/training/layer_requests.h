@@ -15,13 +15,14 @@
 namespace annulus {
 
 struct LayerRequests {
-  // The different requests, for the global batch and without documents of the data; block maps in files have been read.
+  // The different requests, for the global batch and without documents of the data. Block maps in files have been read,
+  // and masks of tokens, but for their bits: hold_bits reads those.
   std::vector<PlanRequest> distinct;
   std::vector<size_t> of_layer;  // by layer: an index into `distinct`
   std::string layout_reason;     // why attention.layout "auto" is this layout; empty for another
 
   // The (query, key) pairs counted for one token over all layers and query heads. Adaptive maps count as if they kept
-  // the blocks nearest to the diagonal.
+  // the blocks nearest to the diagonal; of blocks that a mask shows in part all pairs count.
   double pairs_per_token() const;
 
   // Whether a query of any layer sees later keys (sees_later in attention/pattern/pattern.h).
@@ -38,6 +39,17 @@ struct LayerRequests {
 // Restricts requests to pairs within the documents of each batch row, or to those of prefix trees. A balanced layout
 // follows. Raises Error(kPlan) for trees and a pattern other than causal.
 void set_documents(std::vector<PlanRequest>& requests, const std::vector<RowParts>& rows);
+
+// Lets the masks of tokens in requests hold the bits of these queries, this rank's own, whose files are read again.
+// Where a schedule moves queries to other ranks, they hold those of all. Raises as read_block_maps does.
+void hold_bits(std::vector<PlanRequest>& requests, const std::vector<Span>& queries);
+
+// The same for training, for a rank of those that attend together and its rows of the global batch. If the layout
+// follows the documents of each batch, its queries are those of none in particular, and it holds the bits of all.
+void hold_bits(const Config& config, LayerRequests& layers, const Span& rows, int rank);
+
+// Returns the bytes of the masks that a rank then holds, for its first `rows` rows.
+int64_t mask_bytes(const Config& config, const LayerRequests& layers, int64_t rows, int rank);
 
 // Raises Error(kPlan) unless every layer's pattern is causal, as data with prefix trees demand.
 void require_causal(const std::vector<PlanRequest>& requests);
@@ -66,7 +78,8 @@ void take_data(std::vector<Stage>& stages, bool weighs, bool trees);
 TermsPointer attention_terms(const Config& config, std::string_view device);
 
 // Returns the stages of a configuration in order, for this many ranks along the mesh's context axis. Raises
-// Error(kPlan) for a pattern, shape or layout that is impossible, and Error(kInput) for a file that cannot be read.
+// Error(kPlan) for a pattern, shape or layout that is impossible, Error(kInput) for a file that cannot be read, and
+// Error(kResource) for a mask of which a rank would hold more than memory.masks.
 std::vector<Stage> training_stages(const Config& config, int context_ranks);
 
 // Lets `stages`, which differ from `chosen` in their lengths, have the layouts and schedules that `auto` stands for in

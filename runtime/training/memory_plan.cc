@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <memory>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -76,24 +75,6 @@ int64_t copied_by_save(const Config& c, const Parameters& parameters, const Shar
   return elements * vectors * static_cast<int64_t>(c10::elementSize(updated));
 }
 
-// Adds up the masks of tokens that a pattern has, each once.
-void add_masks(const PatternSpec& pattern, std::set<const TokenMask*>& seen, int64_t& bytes) {
-  const TokenMask* mask = pattern.mask.given.get();
-  if (mask != nullptr && seen.insert(mask).second) bytes += mask->bytes();
-  for (const PatternSpec& member : pattern.members) add_masks(member, seen, bytes);
-}
-
-// Returns the bytes of the masks that a rank holds: of the rows of all ranks, and of its own where these are others.
-int64_t mask_bytes(const LayerRequests& layers, int64_t rows) {
-  std::set<const TokenMask*> seen;
-  int64_t bytes = 0;
-  const std::vector<PlanRequest> own = layers.of_rows(0, rows);
-  for (const std::vector<PlanRequest>* requests : {&layers.distinct, &own}) {
-    for (const PlanRequest& request : *requests) add_masks(request.pattern, seen, bytes);
-  }
-  return bytes;
-}
-
 MemoryPlan plan_stage(const Config& c, const Stage& stage, const Sharding& sharding, int context_ranks, int rank,
                       RanksAre are) {
   const bool gpu = are == RanksAre::kGpus;
@@ -109,7 +90,7 @@ MemoryPlan plan_stage(const Config& c, const Stage& stage, const Sharding& shard
       context_ranks > 1 && std::any_of(stage.layers.distinct.begin(), stage.layers.distinct.end(),
                                        [](const PlanRequest& request) { return is_adaptive(request.pattern); });
   const int ranks = static_cast<int>(c.mesh.data) * context_ranks;
-  plan.step.lasts({"masks of tokens", gpu ? 0 : mask_bytes(stage.layers, batch), When::kLasts});
+  plan.step.lasts({"masks of tokens", gpu ? 0 : mask_bytes(c, stage.layers, batch, rank), When::kLasts});
   const std::vector<PlaceCharges> places = add_training_charges(c, stage, positions, ranks, sharding, are, plan.step);
   add_model_charges(shape, {batch, positions, c.model.recompute, offloaded_layers(c)}, {dtype, gpu}, attention, places,
                     plan.step);

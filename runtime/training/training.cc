@@ -103,6 +103,7 @@ Training::Training(const Config& config, std::vector<Stage> stages, Communicator
     model_.set_offload(offload_.get());
   }
   require_tasks();
+  for (Stage& s : stages_) hold_bits(config, s.layers, rows_of(s.batch, mesh_), mesh_.index("context"));
   const int64_t first = data_.first_step();
   enter(stage_at(stages_, first), first);
 }
@@ -223,10 +224,7 @@ std::vector<std::array<double, Training::kNumbers>> Training::read_out() {
   progress();
   std::vector<std::array<double, kNumbers>> numbers(static_cast<size_t>(world.size()));
   const double* from = values.const_data_ptr<double>();
-  for (auto& of_rank : numbers) {
-    std::copy_n(from, kNumbers, of_rank.begin());
-    from += kNumbers;
-  }
+  for (auto& of_rank : numbers) std::copy_n(std::exchange(from, from + kNumbers), kNumbers, of_rank.begin());
   return numbers;
 }
 

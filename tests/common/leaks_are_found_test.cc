@@ -1,4 +1,5 @@
-// Tests that a leak is found where the address sanitizer runs. tools/sanitizers.sh names it; other builds cannot see leaks.
+// Tests that a leak is found where the address sanitizer runs. tools/sanitizers.sh names it; other builds cannot see
+// leaks.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

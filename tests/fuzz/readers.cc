@@ -170,6 +170,10 @@ void visit(const TokenFile& file) {
   file.read(0, static_cast<int64_t>(ids.size()), ids.data());
   file.visit_documents(/*hashed=*/true, [](int64_t, int64_t, uint64_t) {});
   file.visit_weights(0, file.tokens(), [](int64_t, int64_t, float) {});
+  for (int64_t at = 0; file.has_trees() && at < file.tokens();) {
+    const Branch branch = file.branch_at(at);
+    at = branch.begin + branch.length;
+  }
   file.verify();
 }
 

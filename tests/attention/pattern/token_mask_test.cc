@@ -114,6 +114,8 @@ TEST(TokenMask, RanksHoldTheBitsOfTheirQueries) {
     EXPECT_EQ(part.digest, all.digest);
     EXPECT_FALSE(part.holds_all());
     words += part.words.size();
+    EXPECT_EQ(all.bytes_holding(part.held), part.bytes());
+    EXPECT_EQ(part.bytes_holding(all.held), all.bytes());
     for (int64_t q = 0; q < n; ++q) {
       const MaskBits bits = part.bits(0, q, 0);
       ASSERT_EQ(bits.words != nullptr, q % 3 == rank) << q;
@@ -127,6 +129,12 @@ TEST(TokenMask, RanksHoldTheBitsOfTheirQueries) {
     EXPECT_FALSE(sees_later(causal, {1, 1, 1, n, n, 0}));
   }
   EXPECT_EQ(words, all.words.size());
+  // One without bits has the blocks alone.
+  const TokenMask none = make_token_mask(1, 1, n, n, rows, {}, "the mask");
+  EXPECT_EQ(none.digest, all.digest);
+  EXPECT_TRUE(none.words.empty() && none.word_of.empty());
+  EXPECT_EQ(none.bits(0, 7, 0).words, nullptr);
+  EXPECT_EQ(none.bytes_holding(all.held), all.bytes());
 }
 
 TEST(TokenMask, DigestsTellPairsAndSizesApart) {

@@ -40,7 +40,7 @@ AttendOptions random_options(const std::string& pattern, const std::string& size
 }
 
 void attend(const AttendOptions& options, int ranks) {
-  run_ranks(ranks, [&](Communicator& world) { AttendJob(options, world.size()).run(world); });
+  run_ranks(ranks, [&](Communicator& world) { AttendJob(options, world.size(), world.rank()).run(world); });
 }
 
 // Runs the job, which raises an error if its results are not those of the oracle, and says what it has compared.
@@ -171,9 +171,16 @@ TEST(Attend, MasksOfTokensAreThoseOfTheFile) {
   expect_checked(o, 3);
   o.check_rows = "rows=4";
   expect_checked(o, 2, "checked: 4 of 664 rows");
-  // Without a check each rank holds the bits of its own queries.
-  o.check = false;
+  // A rank holds the bits of its own queries and of those that are drawn: 2 words a plane and query, and a place for
+  // each query of a plane. All would take 8 (2 + 1) 2 83 bytes.
+  const int64_t limit = mask_limit();
+  set_mask_limit(int64_t{8} * (1 + 1) * 2 * 83 + 8 * 2 * 2 * (4 + 4));
+  expect_checked(o, 2, "checked: 4 of 664 rows");
   o.check_rows = "";
+  AttendJob(o, 2, 1);
+  expect_error(ErrorKind::kResource, {"whose bits would take "}, [&] { AttendJob(o, 2, 0); });  // it compares all
+  set_mask_limit(limit);
+  o.check = false;
   run_ranks(3, [&](Communicator& world) { AttendJob(o, world.size(), world.rank()).run(world); });
   o.output = path;
   expect_refused(o, 1, ErrorKind::kUsage, "the mask's file of --pattern");

@@ -2,6 +2,7 @@
 // allocator hands out.
 #include "runtime/training/memory_plan.h"
 
+#include <ATen/ops/from_blob.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -9,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/tensor_files/safetensors.h"
+#include "tests/common/expect_error.h"
 #include "tests/runtime/training/step_memory.h"
 
 namespace annulus::memory_plan_test {
@@ -330,6 +333,29 @@ TEST(MemoryPlan, CountsMasksOfTokens) {
   EXPECT_GT(lasting(), mask->bytes() + 512 * 512 / 8);
   EXPECT_EQ(plan_memory(config, check_training(config, 2), {}, 1, 0, RanksAre::kGpus).step.lasting("masks of tokens"),
             0);
+  // Of a file a rank holds the bits of its queries alone.
+  config.mesh.data = 1;
+  config.model.pattern.each.clear();
+  const std::string path = folder.path() + "/mask.safetensors";
+  write_safetensors(path, {{"mask", at::from_blob(shown.data(), {2, 1, 512, 512}, at::kByte)}});
+  config.model.pattern.all = parse_pattern("{ kind = 'causal', mask = '" + path + "' }", "test");
+  for (const int ranks : {1, 2}) {
+    std::vector<Stage> stages = check_training(config, ranks);
+    EXPECT_TRUE(stages[0].layers.distinct[0].pattern.mask.given->words.empty());
+    for (int rank = 0; rank < ranks; ++rank) {
+      LayerRequests own = stages[0].layers;
+      hold_bits(config, own, Span::range(0, 2), rank);
+      const TokenMask& held = *own.distinct[0].pattern.mask.given;
+      EXPECT_EQ(held.held, query_layout(own.distinct[0]).spans[static_cast<size_t>(rank)]);
+      EXPECT_EQ(held.words.size(), mask->words.size() / static_cast<size_t>(ranks));
+      EXPECT_EQ(plan_memory(config, stages, {}, ranks, rank, RanksAre::kProcesses).step.lasting("masks of tokens"),
+                held.bytes());
+    }
+  }
+  config.memory.masks = 0;
+  expect_error(ErrorKind::kResource, {"the mask in " + path, "on this rank", "memory.masks"},
+               [&] { check_training(config, 2); });
+  set_mask_limit(int64_t{1} << 30);
 }
 
 // Planning allocates nothing, so that a model too large for this machine can be planned.

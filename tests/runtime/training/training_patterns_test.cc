@@ -1,6 +1,8 @@
 // Tests of training a small model with every pattern: the loss over ten steps in fp64 does not depend on the number of
 // ranks; training_test.cc has thirty.
 // They also test what a step plans: nothing if its patterns are unchanged, and its documents one step ahead.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/eye.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -9,6 +11,7 @@
 #include <ostream>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -18,6 +21,7 @@
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "runtime/tensor_files/block_map_file.h"
+#include "runtime/tensor_files/safetensors.h"
 #include "runtime/training/job.h"
 #include "runtime/training/layer_requests.h"
 #include "runtime/training/training.h"
@@ -291,6 +295,28 @@ TEST(TrainingPatterns, DocumentsOfFilesLossDoesNotDependOnTheRanks) {
   config.mesh.data = 1;
   config.data.documents = false;
   EXPECT_GT(std::abs(losses(config, 1, 1)[0] - one[0]), 1e-6) << "the documents mask some keys";
+}
+
+// Each rank reads the bits of its own queries, and plans with others are refused.
+TEST(TrainingPatterns, LossWithAMaskOfAFileDoesNotDependOnTheRanks) {
+  const TestFolder folder;
+  const std::string path = folder.path() + "/mask.safetensors";
+  const at::Tensor shown = at::arange(2 * 136 * 136).mul(2654435761).remainder(97).lt(60).view({2, 1, 136, 136});
+  write_safetensors(path, {{"mask", shown.logical_or(at::eye(136, at::kBool))}});
+  Config config = config_with(folder, pattern("{ kind = 'causal', mask = '" + path + "' }"));
+  const std::vector<double> one = losses(config, 1);
+  for (const auto& [ranks, data, layout, schedule] : std::vector<std::tuple<int, int64_t, std::string, std::string>>{
+           {2, 1, "zigzag", "ring"}, {4, 2, "striped", "all-gather"}, {4, 1, "balanced", "auto"}}) {
+    config.mesh.data = data;
+    config.attention.layout = layout;
+    config.attention.schedule = schedule;
+    expect_equal_losses(losses(config, ranks), one, std::to_string(ranks) + " ranks, " + layout);
+  }
+  config.mesh.data = 1;
+  config.data.train = write_documents(folder);
+  config.data.documents = true;
+  config.attention.layout = "balanced";  // by the documents of each batch: ranks hold all bits
+  expect_equal_losses(losses(config, 2, 3), losses(config, 1, 3), "documents apart");
 }
 
 TEST(TrainingPatterns, PerLayerPatternsLossDoesNotDependOnTheRanks) {
