@@ -66,9 +66,19 @@ class ReportPagesTest(unittest.TestCase):
             self.page.value("""[...[...document.querySelectorAll(".card")].find(c => c.querySelector("h3")?.textContent === "Slow ranks")
               .querySelectorAll("tbody tr")].map(r => [...r.children].map(c => c.textContent))"""),
             [["720", "rank 5 on node2 takes 24 % longer than the median since step 700; of its time it waited for data 12 %, plans 3 %"],
-             ["1,310", "rank 5 is no longer slower than the others"],
-             ["1,500", "the link from rank 1 on node1 to rank 2 is slow: ranks wait 34 % of their time since step 1,480"],
-             ["1,700", "the link from rank 1 to rank 2 keeps the ranks waiting no longer"]])
+             ["1310", "rank 5 is no longer slower than the others"],
+             ["1500", "the link from rank 1 on node1 to rank 2 is slow: ranks wait 34 % of their time since step 1,480"],
+             ["1700", "the link from rank 1 to rank 2 keeps the ranks waiting no longer"]])
+
+    def test_what_is_held_stands_beside_what_is_planned(self):
+        self.show(self.whole)
+        self.page.value("document.querySelectorAll('figure details').forEach(d => d.open = true)")
+        rows = self.page.value("""(async () => { await new Promise(r => setTimeout(r, 100));
+          return [...[...document.querySelectorAll("figure")].find(f => f.querySelector("h3").textContent.startsWith("Planned memory"))
+              .querySelectorAll("tbody tr")].map(r => [...r.children].map(c => c.textContent)); })()""")
+        self.assertEqual([row[:2] + row[3:] for row in rows],
+                         [["activations", "38 GB", "37 GB"], ["gradients", "5 GB", "–"], ["optimizer", "11 GB", "–"], ["weights", "5 GB", "5 GB"],
+                          ["working", "6 GB", "–"], ["together", "65 GB", ""]])
 
     def test_light_and_dark_differ(self):
         colours = []

@@ -37,7 +37,7 @@ def started(step, resumed, version="0.1.0"):
     return {"step": step, "started": {"time": "2026-11-28T0%d:00:00Z" % (9 if resumed else 2), "version": version, "ranks": 8, "hosts": 2,
                                       "host": "node1", "device": "cuda: 8 GPUs of one kind", "kernel": "cudnn", "mesh": "data 1, context 8",
                                       "model_parameters": 1_300_000_000, "peak_flops": 8e15, "resumed": resumed},
-            "memory_plan": {"weights": 5 * GB, "gradients": 5 * GB, "optimizer": 11 * GB, "activations": 38 * GB, "working memory": 6 * GB,
+            "memory_plan": {"weights": 5 * GB, "gradients": 5 * GB, "optimizer": 11 * GB, "activations": 38 * GB, "working": 6 * GB,
                             "total": 65 * GB}}
 
 
@@ -73,6 +73,7 @@ def write(root, name, steps=2000, every=10, end=None, resume_at=1200, seed=1, br
                             "code": {"rows": step, "targets": round(0.3 * step * TOKENS), "documents": 11 * step, "epochs": step / 2600}},
                 "seconds": clock, "model_flops_utilization": 0.43 * 0.9 / most,
                 "ranks": {"compute_seconds": spread([every * ranks[order[i]] for i in (0, 4, 7)], order[-1]), "memory_bytes": spread(memory, 3),
+                          "weights_bytes": spread([4.9 * GB, 4.9 * GB, 5 * GB], 2), "activations_bytes": spread([30 * GB, 31 * GB, 37 * GB], 7),
                           "exposed_ring_seconds": spread([0.1, 0.6, 1.9], 0), "clock_mhz": spread([1755, 1980, 1980], 0)},
                 "rank_compute_seconds": [every * r for r in ranks]}
         lines.append(line)

@@ -58,6 +58,7 @@ layers = 1
 dim = 32
 heads = 2
 [optimizer]
+lr = 0.01
 spike = 10.0
 [validation]
 every = 2
