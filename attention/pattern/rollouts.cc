@@ -42,7 +42,7 @@ bool RowParts::has_trees() const {
   return std::any_of(parents.begin(), parents.end(), [](int64_t parent) { return parent >= 0; });
 }
 
-std::vector<int64_t> tree_positions(const RowParts& parts, const std::vector<Span>& tokens) {
+std::vector<int64_t> path_positions(const RowParts& parts, const std::vector<Span>& tokens) {
   require_tree(parts.lengths, parts.parents);
   std::vector<int64_t> ends, shifts;  // of each part: its end in the row, and what its positions are less than places
   int64_t end = 0;

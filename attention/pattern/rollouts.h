@@ -28,7 +28,7 @@ struct RowParts {
 
 // Returns tree_positions of the tokens at some positions of the row, one span of it after the other, without making
 // those of the whole row.
-std::vector<int64_t> tree_positions(const RowParts& parts, const std::vector<Span>& tokens);
+std::vector<int64_t> path_positions(const RowParts& parts, const std::vector<Span>& tokens);
 
 // What predicts what, one target an index, in ascending order of `target`: the token at row index target[i] comes after
 // the one at source[i] in weight[i] rollouts, those of the leaves below it. The last token of a node has a target in

@@ -38,7 +38,7 @@ Batch fill_batch(const Dataset& data, const BatchShape& shape, std::vector<Drawn
     targets += length;
     if (!shape.rotary()) continue;
     const RowParts whole{{row.context}, {-1}};
-    const std::vector<int64_t> own = tree_positions(shape.restart ? row.parts() : whole, positions);
+    const std::vector<int64_t> own = path_positions(shape.restart ? row.parts() : whole, positions);
     rotary = std::copy(own.begin(), own.end(), rotary);
   }
   return batch;

@@ -138,8 +138,11 @@ RowIndexFacts split_and_pack(const Corpus& corpus, const PackSettings& settings,
     const auto held_out = static_cast<int64_t>(std::ceil(static_cast<double>(corpus.tokens()) * fraction));
     const int64_t cut = corpus.tokens() - std::min(held_out, corpus.tokens());
     corpus.visit_documents(false, [&](int64_t begin, int64_t length, uint64_t) {
-      // A tree is not cut.
-      const int64_t before = corpus.has_trees() && begin < cut ? length : std::clamp<int64_t>(cut - begin, 0, length);
+      if (corpus.has_trees()) {  // they are not cut
+        (begin > 0 && begin + length > cut ? validation : train).add_document(begin, length);
+        return;
+      }
+      const int64_t before = std::clamp<int64_t>(cut - begin, 0, length);
       if (begin < cut) train.add_document(begin, before);
       if (begin >= cut || before < length) validation.add_document(begin + before, length - before);
     });

@@ -57,8 +57,8 @@ class RowIndex {
  public:
   // Documents are held out for validation as a whole: those with hash / 2^64 < validation_fraction. The hash is that of
   // a document's tokens, so a corpus that grows keeps them. If these have no targets, or more than half of the tokens,
-  // the source's tail is held out instead: a share of validation_fraction of its tokens, rounded up. Trees are packed
-  // whole; a larger one than a row is divided among rows as TreePacker does.
+  // the source's tail is held out instead: a share of validation_fraction of its tokens, rounded up. Trees are held out
+  // and packed whole; a larger one than a row is divided among rows as TreePacker does.
 
   // Makes an index in memory, for texts. Raises Error(kInput) for a document that is too long if that is refused, as
   // TreePacker does, and as the corpus does.

@@ -240,7 +240,7 @@ void EvaluationJob::evaluate_data(Forward& forward, size_t source, EvaluationRes
       const int64_t* wanted = targets[i].const_data_ptr<int64_t>();
       for (const Piece& piece : pieces[static_cast<size_t>(i)]) {
         const int64_t first =
-            piece.after < 0 ? 0 : tree_positions(of.parts[static_cast<size_t>(i)], {{begin, 1, 1}})[0];
+            piece.after < 0 ? 0 : path_positions(of.parts[static_cast<size_t>(i)], {{begin, 1, 1}})[0];
         curves.add(data.document_of(source, piece.token), begin, piece.count, nats + begin, wanted + begin,
                    weighs ? weights_of(i) + begin : nullptr, first);
         begin += piece.count;

@@ -20,7 +20,7 @@ namespace {
 at::Tensor restarted(const std::vector<RowParts>& rows, const std::vector<Span>& positions) {
   std::vector<int64_t> of;
   for (const RowParts& parts : rows) {
-    const std::vector<int64_t> of_row = tree_positions(parts, positions);
+    const std::vector<int64_t> of_row = path_positions(parts, positions);
     of.insert(of.end(), of_row.begin(), of_row.end());
   }
   return at::tensor(of, at::kLong);

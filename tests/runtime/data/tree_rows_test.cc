@@ -46,10 +46,10 @@ void add_row(const Dataset& data, const DrawnRow& row, Weights& weights) {
   data.read(row, {all}, tokens.data(), targets.data(), of.data());
   const RowParts parts = row.parts();
   ASSERT_EQ(std::accumulate(parts.lengths.begin(), parts.lengths.end(), int64_t{0}), row.context);
-  const Ids positions = tree_positions(parts, {all});
+  const Ids positions = path_positions(parts, {all});
   EXPECT_EQ(positions, tree_positions(parts.lengths, parts.parents));
   EXPECT_EQ((Ids{positions[n / 3], positions[n / 3 + 2], positions[1]}),
-            tree_positions(parts, {{static_cast<int64_t>(n / 3), 2, 2}, {1, 1, 1}}));
+            path_positions(parts, {{static_cast<int64_t>(n / 3), 2, 2}, {1, 1, 1}}));
   std::vector<Ids> paths;  // from the root to the end of each part
   size_t at = 0;
   for (size_t part = 0; part < parts.lengths.size(); ++part) {
