@@ -2,8 +2,6 @@
 """Ranks, mpirun and the launcher that are killed: the job ends, says why, and leaves no process and no memory behind."""
 
 import os
-import shlex
-import shutil
 import signal
 import sys
 import time
@@ -79,16 +77,7 @@ class EndedTest(faults.FaultTest):
         self.addCleanup(os.rmdir, group)
         with open(f"{group}/memory.limit_in_bytes", "w") as f:
             f.write(str(256 * MIB))
-        path = self.path("start")
-        with open(path, "w") as f:
-            f.write(f"#!/bin/sh\ntest $OMPI_COMM_WORLD_RANK != 1 || echo $$ > {group}/cgroup.procs\nshift\nexec \"$@\"\n")
-        os.chmod(path, 0o755)
-        found = os.path.realpath(shutil.which("mpirun"))
-        words = {"program": os.path.realpath(cli.ANNULUS), "path": os.path.dirname(found)}
-        mpirun = self.path("mpirun")
-        with open(mpirun, "w") as f:
-            f.write(cli.RANKS_BY.format(command=shlex.quote(path), **{k: shlex.quote(v) for k, v in words.items()}))
-        os.chmod(mpirun, 0o755)
+        mpirun = self.mpirun_with(f"test $OMPI_COMM_WORLD_RANK != 1 || echo $$ > {group}/cgroup.procs")
         job = self.train(tiny={"model": {"dim": 1024, "layers": 4}, "optimizer": {"shard": 0}}, MPIRUN=mpirun,
                          ANNULUS_MEMORY_CHECK="0")
         job.wait_for("annulus: rank 1 was ended by signal 9.*lack of memory")

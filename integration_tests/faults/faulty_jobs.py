@@ -4,10 +4,15 @@ A moment is where a rank's main thread stands, as its beat says (common/trace/be
 watch of its host does. Every test prints the seconds until the fault was named.
 """
 
+import glob
+import hashlib
+import json
 import mmap
 import os
 import re
 import selectors
+import shlex
+import shutil
 import signal
 import struct
 import sys
@@ -76,6 +81,29 @@ def environment_of(pid):
             return f.read().split(b"\0")
     except OSError:
         return []
+
+
+def replace_in_memory(pid, old, new):
+    """Replaces bytes wherever they are in the memory that a stopped process may write to; returns in how many places."""
+    found = 0
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
+        for line in maps:
+            span, rights = line.split()[:2]
+            if not rights.startswith("rw") or "[v" in line:
+                continue
+            begin, end = (int(x, 16) for x in span.split("-"))
+            memory.seek(begin)
+            try:
+                content = memory.read(end - begin)
+            except OSError:
+                continue  # of a device
+            at = content.find(old)
+            while at >= 0:
+                memory.seek(begin + at)
+                memory.write(new)
+                found += 1
+                at = content.find(old, at + 1)
+    return found
 
 
 class Job:
@@ -195,13 +223,19 @@ class Job:
 class FaultTest(unittest.TestCase):
     HOSTS = ("--hosts", "host1:1,host2:1")
 
+    RUNS = "runs"
+
     def setUp(self):
-        self.hosts = simulated.Hosts(NAMES)
-        self.hosts.__enter__()
-        self.addCleanup(self.hosts.__exit__)
         folder = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
         self.addCleanup(folder.cleanup)
         self.folder = folder.name
+        self.before_hosts()
+        self.hosts = simulated.Hosts(NAMES)
+        self.hosts.__enter__()
+        self.addCleanup(self.hosts.__exit__)
+
+    def before_hosts(self):
+        """Mounts what all hosts have."""
 
     def path(self, name):
         return os.path.join(self.folder, name)
@@ -215,12 +249,98 @@ class FaultTest(unittest.TestCase):
         cli.write_tiny_run(self.folder, steps, **(tiny or {}))
         return self.launch(*args, "train", "config.toml", after=after, **env)
 
-    def named(self, job, fault, pattern, limit=LATEST):
+    def mpirun_with(self, line):
+        """Writes an mpirun that starts each rank after this line of a shell, whose arguments are the rank's program and
+        arguments; returns its path."""
+        path, mpirun = self.path("start"), self.path("mpirun")
+        found = os.path.realpath(shutil.which("mpirun"))
+        words = {"command": path, "program": os.path.realpath(cli.ANNULUS), "path": os.path.dirname(found)}
+        with open(path, "w") as f:
+            f.write(f"#!/bin/sh\nshift\n{line}\nexec \"$@\"\n")
+        with open(mpirun, "w") as f:
+            f.write(cli.RANKS_BY.format(**{k: shlex.quote(v) for k, v in words.items()}))
+        os.chmod(path, 0o755)
+        os.chmod(mpirun, 0o755)
+        return mpirun
+
+    def stops(self, number, moment, rank=1, step=3, **tiny):
+        """Sends a signal to the launcher while a rank is in this moment of a run. Asserts that the run saves and says how it
+        can be continued; returns the step of its last checkpoint."""
+        job = self.train(after=30, tiny=tiny)
+        pid = job.stop_at(rank, moment, step)
+        begin = time.monotonic()
+        job.process.send_signal(number)
+        job.wait_for("the ranks finish their step and stop")
+        os.kill(pid, signal.SIGCONT)
+        code = job.finish()
+        print(f"\n{number.name} in {moment!r}: ended after {time.monotonic() - begin:.1f} s", flush=True)
+        self.assertEqual(code, 128 + number, job.text)
+        said = re.search(r"stopped after step ([\d,]+) of .*; checkpoint written", job.text["out"])
+        self.assertTrue(said, job.text)
+        self.assertRegex(job.text["out"], r"continue: .* --resume \S*runs/tiny-001")
+        stopped_at = int(said.group(1).replace(",", ""))
+        self.assertEqual(self.checkpoints()[-1], stopped_at)
+        self.assert_nothing_left(*NAMES)
+        return stopped_at
+
+    def named(self, job, fault, pattern, limit=LATEST, stream="err"):
         """Waits until the fault is named, which happened just now, and prints after how many seconds."""
-        seconds = job.wait_for(pattern)
+        seconds = job.wait_for(pattern, stream)
         print(f"\n{fault}: named after {seconds:.1f} s", flush=True)
         self.assertLess(seconds, limit, job.text)
         return seconds
+
+    def put(self, host, content, over):
+        """Gives the file `over` another content on this host only."""
+        other = self.path(f"other-{uuid.uuid4().hex}")
+        with open(other, "wb") as f:
+            f.write(content)
+        shutil.copymode(over, other)
+        self.hosts.run(["mount", "--bind", other, over], on=host, check=True)
+
+    def read_only(self, folder, *names):
+        """Lets nobody on these hosts write to this folder, apart from files that are open there."""
+        aside = tempfile.mkdtemp(dir=self.folder)  # a place at which nobody writes while it is not read-only yet
+        for name in names:
+            self.hosts.run(["sh", "-c", 'mount --bind "$1" "$2" && mount -o remount,bind,ro "$2" && mount --bind "$2" "$1"', "sh",
+                            folder, aside], on=name, check=True)
+
+    def checkpoints(self, run="tiny-001"):
+        """The steps of the run's whole checkpoints, oldest first."""
+        found = glob.glob(self.path(f"{self.RUNS}/{run}/checkpoints/step-*/manifest.json"))
+        return sorted(int(re.search(r"/step-(\d+)", path).group(1)) for path in found)
+
+    def state(self, step, run="tiny-001"):
+        """The tensor files of a checkpoint: digests of their bytes by name."""
+        folder = self.path(f"{self.RUNS}/{run}/checkpoints/step-{step:08}")
+        files = {}
+        for path in glob.glob(f"{folder}/*.safetensors"):
+            with open(path, "rb") as f:
+                files[os.path.basename(path)] = hashlib.sha256(f.read()).hexdigest()
+        self.assertTrue(files, folder)
+        return files
+
+    def metrics(self, run="tiny-001"):
+        with open(self.path(f"{self.RUNS}/{run}/metrics.jsonl")) as f:
+            return [json.loads(line) for line in f]
+
+    def wait_for_checkpoint(self, job, step):
+        """Waits until a checkpoint of this step or a later one is whole."""
+        deadline = time.monotonic() + cli.LIMIT
+        while not self.checkpoints() or self.checkpoints()[-1] < step:
+            if not job.read(0.01) or time.monotonic() > deadline:
+                raise AssertionError(f"no checkpoint of step {step}: {job.text}")
+
+    def continues(self, job, *more):
+        """Asserts that a job that has failed says which checkpoint it can be continued from, and that this works for a step
+        more; returns its step."""
+        said = re.search(r"to continue from the checkpoint of step ([\d,]+): ", job.text["err"])
+        self.assertTrue(said, job.text)
+        step = int(said.group(1).replace(",", ""))
+        again = self.launch("train", "config.toml", *more, "--resume", f"{self.RUNS}/tiny-001", "--set", f"run.steps={step + 1}", after=30)
+        self.assertEqual(again.finish(), 0, again.text)
+        self.assertIn(f"resumed after step {step}", again.text["out"])
+        return step
 
     def assert_nothing_left(self, *names):
         """Nothing is left in the shared memory of these hosts."""

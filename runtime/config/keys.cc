@@ -324,7 +324,9 @@ const std::vector<Key>& keys() {
        "copy the state to the host's memory, if it is free, and go on while the copy is written; false: training waits "
        "until the checkpoint is on the disk"},
       {ANNULUS_KEY(checkpoint, on_error),
-       "what a run does that could not write a checkpoint, other than its last: \"stop\" or \"continue\"",
+       "what a run does that could not write a checkpoint, other than its last, or a line of metrics.jsonl: \"stop\" "
+       "or "
+       "\"continue\"",
        {.choices = {"stop", "continue"}}},
 
       {ANNULUS_KEY(memory, caches),

@@ -1,6 +1,7 @@
 // See metrics.h.
 #include "runtime/run/metrics.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -74,17 +75,13 @@ MetricsWriter::MetricsWriter(const std::string& path, std::optional<int64_t> res
   open();
 }
 
-MetricsWriter::~MetricsWriter() {
-  if (file_) std::fclose(file_);
-}
-
 void MetricsWriter::open() {
-  file_ = std::fopen(path_.c_str(), "ae");
-  if (!file_) throw Error(ErrorKind::kResource, "metrics", "cannot open " + path_ + ": " + std::strerror(errno));
+  file_.emplace(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (*file_ < 0) throw Error(ErrorKind::kResource, "metrics", "cannot open " + path_ + ": " + std::strerror(errno));
 }
 
 void MetricsWriter::remove_after(int64_t step) {
-  std::fclose(std::exchange(file_, nullptr));
+  file_.reset();
   truncate_after(path_, step);
   open();
 }
@@ -96,9 +93,15 @@ void MetricsWriter::write(int64_t step, const Fields& fields) {
     line[std::string(name)] = std::visit([](const auto& known) { return to_json(known); }, value);
   }
   const std::string text = line.dump() + "\n";
-  if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0) {
-    throw Error(ErrorKind::kResource, "metrics", "cannot write " + path_ + ": " + writing_error_text(errno));
+  const off_t before = lseek(*file_, 0, SEEK_END);
+  const int error = write_fully(*file_, text);
+  if (error == 0) return;
+  // A part of the line would be read together with the next one. What has no length, such as /dev/full, has no part.
+  if (before >= 0 && ftruncate(*file_, before) != 0 && errno != EINVAL) {
+    throw Error(ErrorKind::kResource, "metrics",
+                "cannot remove a part of a line from " + path_ + ": " + std::strerror(errno));
   }
+  throw Error(ErrorKind::kResource, "metrics", "cannot write " + path_ + ": " + writing_error_text(error));
 }
 
 std::string format_duration(double seconds) {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
 #include <functional>
 #include <optional>
 #include <ostream>
@@ -12,6 +11,8 @@
 #include <utility>
 #include <variant>
 #include <vector>
+
+#include "common/descriptor.h"
 
 namespace annulus {
 
@@ -28,20 +29,20 @@ class MetricsWriter {
   // Opens the file for appending. With `resumed_step`, first removes (atomically) lines of later steps and an
   // incomplete last line. Raises Error(kResource) for I/O errors.
   explicit MetricsWriter(const std::string& path, std::optional<int64_t> resumed_step = std::nullopt);
-  ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
   // Removes (atomically) lines of later steps, which the run will repeat. Raises Error(kResource) for I/O errors.
   void remove_after(int64_t step);
-  // Writes a line. Infinity and NaN become null. Raises Error(kResource) for I/O errors.
+  // Writes a line. Infinity and NaN become null. Raises Error(kResource) for I/O errors, after which the file ends with
+  // the line before, so that later ones may be written.
   void write(int64_t step, const Fields& fields);
 
  private:
   void open();
 
   std::string path_;
-  std::FILE* file_ = nullptr;
+  std::optional<Descriptor> file_;
 };
 
 // The content of a progress line; unknown values are omitted.

@@ -63,6 +63,21 @@ RunReport::RunReport(const Config& config, const RunStart& start, Communicator& 
   write_start();
 }
 
+// A line that cannot be written ends the run, as a checkpoint does (checkpoint.on_error), or is left out. That is said
+// once until lines are written again.
+void RunReport::write(int64_t step, const MetricsWriter::Fields& fields) {
+  try {
+    metrics_->write(step, fields);
+    lines_lost_ = false;
+  } catch (const Error& error) {
+    if (config_.checkpoint.on_error != "continue") throw;
+    written_ = {};  // it may have stood in this line
+    if (std::exchange(lines_lost_, true)) return;
+    tell(progress_, LogLevel::kWarn,
+         "lines of metrics are lost: " + std::string(error.message()) + "; the run goes on");
+  }
+}
+
 void RunReport::write_start() {
   if (!metrics_) return;
   MetricsWriter::Facts facts = {{"time", time_text(std::chrono::system_clock::now()).substr(0, 19) + "Z"},
@@ -77,13 +92,13 @@ void RunReport::write_start() {
   if (start_.peak_flops) facts.emplace_back("peak_flops", *start_.peak_flops);
   facts.emplace_back("resumed", start_.resumed);
   const MemoryKinds& memory = start_.memory;
-  metrics_->write(begin_step_, {{"started", std::move(facts)},
-                                {"memory_plan", MetricsWriter::Facts{{"weights", memory.weights},
-                                                                     {"gradients", memory.gradients},
-                                                                     {"optimizer", memory.optimizer},
-                                                                     {"activations", memory.activations},
-                                                                     {"working", memory.working},
-                                                                     {"total", memory.total()}}}});
+  write(begin_step_, {{"started", std::move(facts)},
+                      {"memory_plan", MetricsWriter::Facts{{"weights", memory.weights},
+                                                           {"gradients", memory.gradients},
+                                                           {"optimizer", memory.optimizer},
+                                                           {"activations", memory.activations},
+                                                           {"working", memory.working},
+                                                           {"total", memory.total()}}}});
 }
 
 void RunReport::sample() {
@@ -177,7 +192,7 @@ void RunReport::step(const StepResult& result, bool validated) {
   }
   for (const SlowRank& rank : changes) {
     tell(progress_, rank.change.slow ? LogLevel::kWarn : LogLevel::kInfo, rank.text);
-    metrics_->write(step, rank.fields());
+    write(step, rank.fields());
   }
   const double seconds_done = seconds();
   const double elapsed = here.time - interval_.time;
@@ -223,7 +238,7 @@ void RunReport::step(const StepResult& result, bool validated) {
     }
     if (const auto share = utilization(speed)) fields.emplace_back("model_flops_utilization", *share);
     ranks_.add_fields(fields);
-    metrics_->write(step, fields);
+    write(step, fields);
     interval_ = here;
     interval_tokens_ = interval_targets_ = 0;
   }
@@ -252,18 +267,18 @@ void RunReport::rewound(int64_t from, const StepResult& spike) {
   if (!metrics_) return;
   metrics_->remove_after(training_.steps_done());
   written_ = {};  // it may have stood in lines that are gone
-  metrics_->write(training_.steps_done(), {{"rewound_from", from},
-                                           {"gradient_norm", spike.gradient_norm},
-                                           {"gradient_norm_median", spike.median.value_or(std::nan(""))},
-                                           {"rows_left_out", training_.data().rows_left_out()}});
+  write(training_.steps_done(), {{"rewound_from", from},
+                                 {"gradient_norm", spike.gradient_norm},
+                                 {"gradient_norm_median", spike.median.value_or(std::nan(""))},
+                                 {"rows_left_out", training_.data().rows_left_out()}});
   if (before) write_start();
 }
 
 void RunReport::checkpoint(const SavedCheckpoint& saved) {
   if (!metrics_) return;
-  metrics_->write(saved.step, {{"checkpoint", saved.folder.substr(saved.folder.rfind('/') + 1)},
-                               {"checkpoint_stopped_seconds", saved.stopped},
-                               {"checkpoint_seconds", saved.seconds}});
+  write(saved.step, {{"checkpoint", saved.folder.substr(saved.folder.rfind('/') + 1)},
+                     {"checkpoint_stopped_seconds", saved.stopped},
+                     {"checkpoint_seconds", saved.seconds}});
 }
 
 void RunReport::validation(const ValidationResult& result) {
@@ -279,7 +294,7 @@ void RunReport::validation(const ValidationResult& result) {
   for (const TaskResult& task : result.tasks)
     tasks.push_back({task.task, {{"exact", task.exact}, {"loss", task.loss}}});
   if (!tasks.empty()) fields.emplace_back("validation_tasks", std::move(tasks));
-  metrics_->write(training_.steps_done(), fields);
+  write(training_.steps_done(), fields);
 }
 
 }  // namespace annulus

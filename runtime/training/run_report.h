@@ -91,6 +91,7 @@ class RunReport {
  private:
   // This rank's clock since the run began, less all pauses.
   TrainingClock clock() const { return TrainingClock::now(world_, training_) - left_out_; }
+  void write(int64_t step, const MetricsWriter::Fields& fields);
   void write_start();
   void sample();  // takes this rank's numbers for all ranks
   // Adds a field, if `all` or if its value is not the one last written.
@@ -117,6 +118,7 @@ class RunReport {
   Training::Carried carried_{};  // the numbers taken last, and the clock then
   TrainingClock sampled_;
   Written written_;
+  bool lines_lost_ = false;           // the last line could not be written
   std::optional<double> validation_;  // nats per token, of the last validation
   int64_t begin_step_;
   int64_t interval_tokens_ = 0, interval_targets_ = 0;

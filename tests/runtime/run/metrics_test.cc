@@ -2,6 +2,8 @@
 #include "runtime/run/metrics.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
 
 #include <cmath>
 #include <filesystem>
@@ -270,6 +272,27 @@ TEST(Metrics, FailedWritesThrow) {
   EXPECT_THROW(MetricsWriter("/nonexistent/metrics.jsonl"), Error);
   MetricsWriter full("/dev/full");
   EXPECT_THROW(full.write(1, {{"loss", 1.0}}), Error);
+}
+
+TEST(Metrics, LinesAreWholeAfterAFailedWrite) {
+  const std::string path = fresh_file("cut.jsonl");
+  MetricsWriter writer(path);
+  writer.write(1, {{"loss", 1.0}});
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  struct Restored {
+    rlimit limit;
+    ~Restored() { setrlimit(RLIMIT_FSIZE, &limit); }
+  };
+  signal(SIGXFSZ, SIG_IGN);
+  {
+    const Restored restored{before};
+    const rlimit small{std::filesystem::file_size(path) + 5, before.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+    EXPECT_THROW(writer.write(2, {{"loss", 1.0}}), Error);  // after 5 of its bytes
+  }
+  writer.write(3, {{"loss", 1.0}});
+  EXPECT_EQ(lines(path), (std::vector<std::string>{"{\"step\":1,\"loss\":1.0}", "{\"step\":3,\"loss\":1.0}"}));
 }
 
 }  // namespace
