@@ -265,6 +265,25 @@ class TrainTest(cli.CliTest):
         self.assertEqual(len(re.findall("^annulus:", done.stderr, re.M)), 1, done.stderr)
         self.assertFalse(os.path.exists(self.path("runs")))
 
+    def test_files_follow_the_umask(self):
+        for mask in (0o077, 0o027):
+            before = os.umask(mask)
+            try:
+                code, _, err = self.annulus("launch", "-n", "2", "--log-dir", "logs", "train", "config.toml", "--trace", "2", "--set",
+                                            f"run.name='masked-{mask}'")
+            finally:
+                os.umask(before)
+            self.assertEqual(code, 0, err)
+            found = set()
+            for top in glob.glob(self.path(f"runs/masked-{mask}-*")) + [self.path("logs")]:
+                for folder, _, files in os.walk(top):
+                    for path in [folder, *(os.path.join(folder, name) for name in files)]:
+                        found.add(os.path.basename(path))
+                        want = (0o777 if path == folder else 0o666) & ~mask
+                        self.assertEqual(os.stat(path).st_mode & 0o777, want, path)
+            self.assertLess({"config.toml", "metrics.jsonl", "manifest.json", "rank-1.log", "launch.log", "lock"}, found)
+            shutil.rmtree(self.path("logs"))
+
     def test_errors_leave_no_run_folder(self):
         self.write("broken.toml", "[run\nsteps = 3")
         self.write("wrong_type.toml", cli.tiny_config("six", checkpoint={"every": 2}))

@@ -91,9 +91,9 @@ class TrainEndsTest(cli.CliTest):
             pass
         code, _, err = self.annulus("launch", "-n", "2", "--restarts", "5", "train", "config.toml", "--set",
                                     f"run.folder='{blocked}'")
-        self.assertNotEqual(code, 0)
-        self.assertEqual(err.count("attempt 2 of 6"), 0 if code in (2, 3, 4, 5, 9) else 1, err)
-        self.assertIn("not started again", err)
+        self.assertEqual(code, 8, err)
+        self.assertEqual(err.count("attempt 2 of 6"), 1, err)
+        self.assertIn("not started again: two attempts failed before its first step", err)
 
     def test_restarts_are_for_what_can_resume(self):
         for words, said in [(("--restarts", "-1", "train", "config.toml"), "whole number from 0 to 1000, not -1"),
