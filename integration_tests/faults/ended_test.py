@@ -14,13 +14,12 @@ namespaces.isolate(otherwise="SKIPPED, A FAILURE IN CI")
 import faulty_jobs as faults
 import cli
 
-GROUPS = "/sys/fs/cgroup/memory"
 MIB = 1 << 20
 
 
 class EndedTest(faults.FaultTest):
-    def running(self):
-        job = self.train(tiny={"checkpoint": {"every": 1}})
+    def running(self, **env):
+        job = self.train(tiny={"checkpoint": {"every": 1}}, **env)
         job.wait_for_step(3)
         return job
 
@@ -68,19 +67,21 @@ class EndedTest(faults.FaultTest):
         self.assert_nothing_left(*faults.NAMES)
 
     def test_rank_killed_for_memory(self):
+        """A rank whose control group may use no more memory."""
+        job = self.running(**faults.MemoryGroup.needs(self))
+        pid = job.stop_at(1, "layer forward", 3)
+        faults.MemoryGroup(self, MIB).end(job, pid)
+        self.named(job, "killed for memory", "annulus: rank 1 was ended by signal 9.*lack of memory", 10)
+        self.assertEqual(job.finish(), 137, job.text)
+        self.assert_nothing_left(*faults.NAMES)
+
+    def test_rank_killed_for_memory_while_it_begins(self):
         """A rank whose control group has too little memory for the model."""
-        group = f"{GROUPS}/annulus-faults-{os.getpid()}"
-        try:
-            os.mkdir(group)
-        except OSError as error:
-            self.skipTest(f"control groups of memory (version 1) cannot be made here: {error}")
-        self.addCleanup(os.rmdir, group)
-        with open(f"{group}/memory.limit_in_bytes", "w") as f:
-            f.write(str(256 * MIB))
+        group = faults.MemoryGroup(self, 256 * MIB).path
         mpirun = self.mpirun_with(f"test $OMPI_COMM_WORLD_RANK != 1 || echo $$ > {group}/cgroup.procs")
         job = self.train(tiny={"model": {"dim": 1024, "layers": 4}, "optimizer": {"shard": 0}}, MPIRUN=mpirun,
                          ANNULUS_MEMORY_CHECK="0")
-        job.wait_for("annulus: rank 1 was ended by signal 9.*lack of memory")
+        self.named(job, "killed for memory", "annulus: rank 1 was ended by signal 9.*lack of memory", cli.LIMIT)
         self.assertEqual(job.finish(), 137, job.text)
 
 

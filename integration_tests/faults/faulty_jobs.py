@@ -4,6 +4,7 @@ A moment is where a rank's main thread stands, as its beat says (common/trace/be
 watch of its host does. Every test prints the seconds until the fault was named.
 """
 
+import ctypes
 import glob
 import hashlib
 import json
@@ -30,6 +31,11 @@ import hosts as simulated  # noqa: E402
 AFTER = 3  # --stuck-after
 LATEST = AFTER + 10  # seconds until a rank that stands still must be named
 NAMES = ["host1", "host2"]
+
+# What the launcher says of the second host, which has rank 1.
+LOST = r"annulus: host host2 is lost: rank 1 and the watch of the host ended there at once"
+DAEMON_LOST = r"annulus: mpirun's daemon on host host2 \(process \d+\) has ended, and rank 1 with it"
+SILENT = r"annulus: host host2 \(rank 1\) does not answer any more: it is down, or the network between it and this host is"
 
 # BeatPage: mark, own, others, step, expected, lasting, waits, depth, and places of 24, 64, 2, 1 (+ 1) and 4 bytes.
 _MARK = 0x616E6E756C757301
@@ -68,6 +74,11 @@ def state_of(pid):
         return f.read().rpartition(")")[2].split()[0]
 
 
+def parent_of(pid):
+    with open(f"/proc/{pid}/stat") as f:
+        return int(f.read().rpartition(")")[2].split()[1])
+
+
 def is_alive(pid):
     try:
         return state_of(pid) not in "ZX"
@@ -81,6 +92,47 @@ def environment_of(pid):
             return f.read().split(b"\0")
     except OSError:
         return []
+
+
+def hold(pid):
+    """Lets the main thread of a process stand still, as if its code did not end, while its other threads run. It ends with
+    the calling process."""
+    seize, interrupt, ends_with_tracer = 0x4206, 0x4207, 0x100000
+    libc = ctypes.CDLL(None, use_errno=True)
+    for request, data in (seize, ends_with_tracer), (interrupt, 0):
+        if libc.ptrace(ctypes.c_long(request), ctypes.c_long(pid), None, ctypes.c_long(data)) != 0:
+            raise OSError(ctypes.get_errno(), f"ptrace of {pid}")
+
+
+class MemoryGroup:
+    """A control group (version 1) whose processes may use so many bytes. Skips the test where none can be made."""
+
+    ROOT = "/sys/fs/cgroup/memory"
+
+    def __init__(self, test, limit):
+        self.path = f"{self.ROOT}/annulus-faults-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        try:
+            os.mkdir(self.path)
+        except OSError as error:
+            test.skipTest(f"control groups of memory (version 1) cannot be made here: {error}")
+        test.addCleanup(os.rmdir, self.path)
+        with open(f"{self.path}/memory.limit_in_bytes", "w") as f:
+            f.write(str(limit))
+
+    @staticmethod
+    def needs(test):
+        """Variables with which a job's ranks take memory from the kernel again and again: only then can it refuse any."""
+        return {"MPIRUN": test.mpirun_with("export MALLOC_MMAP_THRESHOLD_=4096")}
+
+    def end(self, job, pid):
+        """Takes in a stopped process of the job, lets it go on, and waits until the kernel has ended it."""
+        with open(f"{self.path}/cgroup.procs", "w") as f:
+            f.write(str(pid))
+        os.kill(pid, signal.SIGCONT)
+        deadline = time.monotonic() + cli.LIMIT
+        while is_alive(pid):
+            if not job.read(0.01) or time.monotonic() > deadline:
+                raise AssertionError(f"the kernel has not ended it: {job.text}")
 
 
 def replace_in_memory(pid, old, new):
@@ -323,6 +375,23 @@ class FaultTest(unittest.TestCase):
     def metrics(self, run="tiny-001"):
         with open(self.path(f"{self.RUNS}/{run}/metrics.jsonl")) as f:
             return [json.loads(line) for line in f]
+
+    def drop(self, host):
+        """Drops what this host sends to the other, while the other way stays."""
+        other = next(name for name in NAMES if name != host)
+        self.hosts.run(["ip", "route", "add", "blackhole", f"{self.hosts.address[other]}/32"], on=host, check=True)
+
+    def ends_on_both_sides(self, job, there=True):
+        """A host that is cut off ends its ranks by itself, a little later than the launcher ends the others."""
+        begin = time.monotonic()
+        while job.process.poll() is None:
+            job.read(0.05)
+            self.assertLess(time.monotonic() - begin, 20, job.text)
+        self.assertEqual(job.process.returncode, 6, job.text)
+        while job.processes():
+            self.assertLess(time.monotonic() - begin, 20, "processes are left on the host that was cut off")
+            time.sleep(0.05)
+        self.assert_nothing_left(*NAMES[:2 if there else 1])
 
     def wait_for_checkpoint(self, job, step):
         """Waits until a checkpoint of this step or a later one is whole."""

@@ -14,8 +14,6 @@ namespaces.isolate(otherwise="SKIPPED, A FAILURE IN CI")
 import faulty_jobs as faults
 import cli
 
-SILENT = r"annulus: host host2 \(rank 1\) does not answer any more: it is down, or the network between it and this host is"
-
 
 class LostTest(faults.FaultTest):
     def running(self, *args):
@@ -27,48 +25,50 @@ class LostTest(faults.FaultTest):
         self.assertEqual(job.finish(), code, job.text)
         self.assertIn("to continue from the checkpoint of step", job.text["err"])
 
-    def ends_on_both_sides(self, job):
-        """A host that is cut off ends its ranks by itself, a little later than the launcher ends the others."""
-        begin = time.monotonic()
-        while job.process.poll() is None:
-            job.read(0.05)
-            self.assertLess(time.monotonic() - begin, 20, job.text)
-        self.assertEqual(job.process.returncode, 6, job.text)
-        while job.processes():
-            self.assertLess(time.monotonic() - begin, 20, "processes are left on the host that was cut off")
-            time.sleep(0.05)
-        self.assert_nothing_left(*faults.NAMES)
-
     def test_host_lost(self):
         job = self.running()
         self.hosts.kill("host2")
-        self.named(job, "host lost", r"annulus: host host2 is lost: rank 1 and the watch of the host ended there at once", 10)
+        self.named(job, "host lost", faults.LOST, 10)
         self.ends(job)
         self.assert_nothing_left("host1")
 
     def test_daemon_lost(self):
         job = self.running()
         pid, _ = job.rank(1)
-        with open(f"/proc/{pid}/stat") as f:
-            daemon = int(f.read().rpartition(")")[2].split()[1])
+        daemon = faults.parent_of(pid)
         os.kill(daemon, signal.SIGKILL)
-        self.named(job, "daemon lost",
-                   r"annulus: mpirun's daemon on host host2 \(process \d+\) has ended, and rank 1 with it", 10)
+        self.named(job, "daemon lost", faults.DAEMON_LOST, 10)
         self.ends(job)
         self.assert_nothing_left(*faults.NAMES)
 
     def test_cable_cut(self):
         job = self.running()
         self.hosts.cut("host2")
-        self.named(job, "cable cut", SILENT, 15)
+        self.named(job, "cable cut", faults.SILENT, 15)
         self.ends_on_both_sides(job)
 
-    def test_one_way_loss(self):
+    def test_loss_from_the_host(self):
         job = self.running()
-        # What host2 sends to host1 is dropped, while the other way stays.
-        self.hosts.run(["ip", "route", "add", "blackhole", f"{self.hosts.address['host1']}/32"], on="host2", check=True)
-        self.named(job, "one-way loss", SILENT, 15)
+        self.drop("host2")
+        self.named(job, "loss from the host", faults.SILENT, 15)
         self.ends_on_both_sides(job)
+
+    def test_loss_towards_the_host(self):
+        job = self.running()
+        self.drop("host1")
+        self.named(job, "loss towards the host", faults.SILENT, 15)
+        self.ends_on_both_sides(job)
+
+    def test_a_short_cut_is_no_fault(self):
+        job = self.running()
+        self.hosts.cut("host2")
+        time.sleep(5)  # how long the cable is out
+        self.hosts.mend("host2")
+        _, beat = job.rank(0)
+        job.wait_for_step(beat.step() + 10)
+        job.process.send_signal(signal.SIGTERM)
+        self.assertEqual(job.finish(), 143, job.text)
+        self.assertNotIn("does not answer", job.text["err"])
 
 
 if __name__ == "__main__":

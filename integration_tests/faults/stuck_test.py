@@ -44,6 +44,19 @@ class StuckTest(faults.FaultTest):
                    r"\(R\); step 3: stall")
         self.assert_ends(job, 1)
 
+    def test_stuck_while_it_writes_text(self):
+        """A subcommand other than train and evaluate has ten times as long."""
+        cli.write_tiny_run(self.folder, 1)
+        job = self.launch("train", "config.toml", after=30)
+        self.assertEqual(job.finish(), 0, job.text)
+        job = self.launch("sample", "tiny-001", "--tokens", "1000000", after=1)
+        job.wait_for(".", "out")
+        pid, _ = job.rank(1)
+        faults.hold(pid)
+        self.named(job, "stuck in `sample`", r"annulus: rank 1 on host host2 has made no progress for 1\d\.\d s and waits for no other rank: "
+                                             r"it is held by a debugger \(t\)", 10 + 10)
+        self.assert_ends(job, 1)
+
     def test_a_stopped_rank_is_found_and_training_goes_on_from_its_checkpoint(self):
         job = self.train("--restarts", "1", "--log-dir", "logs", steps=60, tiny={"checkpoint": {"every": 10}})
         job.stop_at(1, "layer backward", 25)
