@@ -115,9 +115,23 @@ class MemoryGroup:
             os.mkdir(self.path)
         except OSError as error:
             test.skipTest(f"control groups of memory (version 1) cannot be made here: {error}")
-        test.addCleanup(os.rmdir, self.path)
+        test.addCleanup(self.close)
         with open(f"{self.path}/memory.limit_in_bytes", "w") as f:
             f.write(str(limit))
+
+    def close(self):
+        """Ends what is left in the group, and removes it."""
+        deadline = time.monotonic() + cli.LIMIT
+        while True:
+            with open(f"{self.path}/cgroup.procs") as f:
+                for pid in f.read().split():
+                    os.kill(int(pid), signal.SIGKILL)
+            try:
+                return os.rmdir(self.path)
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
 
     @staticmethod
     def needs(test):

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "launcher/hosts/host_facts.h"
@@ -39,6 +40,22 @@ struct DiscoveryOptions {
 // what mpirun printed about them (unreachable, no such program there, ...) and what to do, and Error(kUsage) if the
 // only interfaces are loopbacks and there are other hosts. An error on a host is thrown here with the host's name.
 std::vector<HostReport> discover_hosts(const DiscoveryOptions& options, LauncherSocket& socket);
+
+// What the launcher asks of a host: a report, the time, whether it reaches the others, or nothing more.
+struct HostQuestion {
+  struct Peer {
+    std::string name;
+    std::vector<std::string> addresses;  // LauncherSocket::address
+  };
+  enum class Kind { kReport, kClock, kPeers, kDone };
+  Kind kind = Kind::kReport;
+  FactsRequest facts = {};                   // of kReport
+  std::vector<std::string> interfaces = {};  // of kReport
+  std::vector<Peer> peers = {};              // of kPeers, the host itself among them
+};
+
+// Reads a question, a line. Throws Error(kInput) if it is none.
+HostQuestion host_question_of(std::string_view line);
 
 // The work of the subcommand `host` on each host: reports, answers the launcher, and tries to reach the other hosts.
 // Returns the exit code.

@@ -101,10 +101,7 @@ std::chrono::milliseconds time_left(std::chrono::steady_clock::time_point end) {
   return std::clamp<std::chrono::milliseconds>(left, std::chrono::milliseconds(200), kPeerTime);
 }
 
-struct Peer {
-  std::string name;
-  std::vector<std::string> addresses;
-};
+using Peer = HostQuestion::Peer;
 
 // The sockets of one host that could not be reached: "b at 10.0.0.2:41234 (Connection timed out)".
 std::vector<std::string> unreachable(const Peer& peer, int own, std::chrono::steady_clock::time_point end) {
@@ -135,39 +132,53 @@ std::vector<std::string> unreachable_of(const std::vector<Peer>& peers, size_t o
   return out;
 }
 
-// Answers the launcher's requests.
+// Answers the launcher's questions.
 class Answers {
  public:
   explicit Answers(int number) : number_(number) {}
 
-  // Returns null if there are no more requests.
+  // Returns null if there are no more questions.
   json to(const std::string& text) {
-    const json value = message_of(parse_checked_json(text, "launcher", kSource));
-    const CheckedJson request(value, "launcher", kSource);
-    if (request.has("done")) return nullptr;
-    if (request.has("clock")) return {{"clock", utc_now()}};
-    if (request.has("peers")) {
-      std::vector<Peer> peers;
-      for (const CheckedJson& one : request.at("peers").list(kMostPeers)) {
-        peers.push_back({one.at("name").text(), one.at("addresses").texts()});
-      }
-      return {{"unreachable", unreachable_of(peers, static_cast<size_t>(number_))}};
+    const HostQuestion question = host_question_of(text);
+    switch (question.kind) {
+      case HostQuestion::Kind::kDone:
+        return nullptr;
+      case HostQuestion::Kind::kClock:
+        return {{"clock", utc_now()}};
+      case HostQuestion::Kind::kPeers:
+        return {{"unreachable", unreachable_of(question.peers, static_cast<size_t>(number_))}};
+      case HostQuestion::Kind::kReport:
+        break;
     }
-    const HostReport report =
-        report_of_this_host({.files = request.at("files").texts(), .devices = request.at("devices").boolean()});
-    reachable_ = std::make_unique<Reachable>(request.at("interfaces").texts());
+    const HostReport report = report_of_this_host(question.facts);
+    reachable_ = std::make_unique<Reachable>(question.interfaces);
     return {{"report", report_to_json(report)}, {"addresses", reachable_->addresses()}};
   }
 
  private:
-  static constexpr const char* kSource = "the launcher's request";
-  static constexpr size_t kMostPeers = 65536;
-
   const int number_;  // the number of this host in the list
   std::unique_ptr<Reachable> reachable_;
 };
 
 }  // namespace
+
+HostQuestion host_question_of(std::string_view line) {
+  constexpr const char* kSource = "the launcher's request";
+  constexpr size_t kMostPeers = 65536;
+  const json value = message_of(parse_checked_json(line, "launcher", kSource));
+  const CheckedJson request(value, "launcher", kSource);
+  if (request.has("done")) return {.kind = HostQuestion::Kind::kDone};
+  if (request.has("clock")) return {.kind = HostQuestion::Kind::kClock};
+  if (!request.has("peers")) {
+    return {.facts = {.files = request.at("files").texts(), .devices = request.at("devices").boolean()},
+            .interfaces = request.at("interfaces").texts()};
+  }
+  HostQuestion question{.kind = HostQuestion::Kind::kPeers};
+  for (const CheckedJson& one : request.at("peers").list(kMostPeers)) {
+    question.peers.push_back({one.at("name").text(), one.at("addresses").texts()});
+  }
+  return question;
+}
 
 int run_discovery_agent() {
   const LaunchInfo info = launch_info();

@@ -63,7 +63,8 @@ void keep_alive(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silence, sizeof silence);
 }
 
-// The connection that begins with this message, without its descriptor; nothing if the message is wrong.
+}  // namespace
+
 std::optional<LauncherSocket::Connection> connection_of(const std::string& hello, std::string_view token) {
   try {
     const nlohmann::json value = message_of(parse_checked_json(hello, "launcher", "a connection"));
@@ -75,8 +76,6 @@ std::optional<LauncherSocket::Connection> connection_of(const std::string& hello
     return std::nullopt;
   }
 }
-
-}  // namespace
 
 // A caller connects to all addresses at once.
 LauncherSocket::LauncherSocket(const Listener& listener, size_t callers)

@@ -66,6 +66,10 @@ class LauncherSocket {
   std::vector<Pending> pending_;  // the oldest first
 };
 
+// The connection that begins with this message, without its descriptor; nothing if the message is wrong or has not this
+// token.
+std::optional<LauncherSocket::Connection> connection_of(const std::string& hello, std::string_view token);
+
 // Whether `address` (LauncherSocket::address) is that of a Unix socket, which other hosts cannot reach.
 bool is_local_address(std::string_view address);
 

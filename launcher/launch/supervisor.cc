@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
@@ -22,6 +21,7 @@
 #include "launcher/launch/exit_report.h"
 #include "launcher/launch/job_log.h"
 #include "launcher/launch/rank.h"
+#include "launcher/launch/rank_messages.h"
 #include "launcher/launch/rank_streams.h"
 #include "launcher/launch/terminal.h"
 #include "launcher/launch/watchers.h"
@@ -30,7 +30,6 @@ namespace annulus {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using nlohmann::json;
 
 // The time that mpirun may take to end the ranks after SIGTERM, and the time in which a job must end by itself after
 // its first rank failed.
@@ -218,7 +217,7 @@ class Supervisor {
     for (int n = 0; r.control >= 0 && n < kMostMessages; ++n) {
       if ((state = read_line(r.control, r.line)) != LineState::kWhole) break;
       try {
-        json message = message_of(parse_checked_json(std::exchange(r.line, ""), "launcher", "a message"));
+        RankMessage message = rank_message_of(std::exchange(r.line, ""), options_.ranks);
         if (!take_place(i, message)) waiting_.emplace_back(i, std::move(message));
       } catch (const Error& error) {
         streams_.note(static_cast<int>(i), "annulus: " + std::string(error.message()));
@@ -233,27 +232,20 @@ class Supervisor {
   }
 
   void take_waiting() {
-    for (const auto& [rank, message] : std::exchange(waiting_, {})) {
-      try {
-        take_message(rank, CheckedJson(message, "launcher", "a message"));
-      } catch (const Error& error) {
-        streams_.note(static_cast<int>(rank), "annulus: " + std::string(error.message()));
-      }
-    }
+    for (const auto& [rank, message] : std::exchange(waiting_, {})) take_message(static_cast<int>(rank), message);
   }
 
   // Takes a message about the place of a rank; returns false for any other.
-  bool take_place(size_t i, const json& message) {
-    RankState& r = ranks_[i];
-    if (const auto number = message.find("rank"); number != message.end() && number->is_number_unsigned()) {
-      if (number->get<uint64_t>() < ranks_.size()) r.number = number->get<int>();
+  bool take_place(size_t i, const RankMessage& message) {
+    if (const auto* is = std::get_if<RankNumber>(&message)) {
+      ranks_[i].number = is->number;
       return true;
     }
-    const auto host = message.find("host");
-    if (host == message.end() || !host->is_string()) return false;
-    r.host = *host;
-    if (message.contains("beat")) {
-      watchers_.add_rank(i, r.host, CheckedJson(message, "launcher", "a message").at("beat"));
+    const auto* started = std::get_if<RankStarted>(&message);
+    if (started == nullptr) return false;
+    ranks_[i].host = started->host;
+    if (!started->beat.is_null()) {
+      watchers_.add_rank(i, started->host, CheckedJson(started->beat, "launcher", "a message"));
     }
     // A rank that started after the signal was sent has missed it. For the other ranks, a second signal changes
     // nothing.
@@ -261,28 +253,19 @@ class Supervisor {
     return true;
   }
 
-  void take_message(size_t i, const CheckedJson& message) {
-    const int rank = static_cast<int>(i);
-    if (message.has("record")) {
-      take_record(rank, message.at("record").text(kLongestMessage), message.at("shown").boolean(),
-                  message.at("of_one").boolean());
-    } else if (message.has("step")) {
-      step_ = message.at("step").integer(0, INT64_MAX);
-    } else if (message.has("checkpoint")) {
-      const CheckedJson checkpoint = message.at("checkpoint");
-      checkpoint_ = Checkpoint{checkpoint.at("step").integer(0, INT64_MAX),
-                               checkpoint.at("folder").text(kLongestMessage), checkpoint.at("command").texts()};
-    } else if (message.has("error")) {
-      const std::string wire = message.at("error").text(kLongestMessage);
-      const Error error = Error::from_wire(wire).value_or(
-          Error(ErrorKind::kInternal, "launcher", "failed with a report that cannot be read: " + wire));
-      const bool reported = message.at("reported").boolean();
-      const int cause =
-          message.has("cause") ? static_cast<int>(message.at("cause").integer(0, options_.ranks - 1)) : -1;
-      if (!reported && !ranks_[i].reported) streams_.note(rank, "annulus: " + std::string(error.what()));
-      take_end({rank, error.exit_code(), error.what(), reported, false, cause});
-    } else {
-      take_end({rank, static_cast<int>(message.at("exit").integer(0, 255)), "", false});
+  void take_message(int rank, const RankMessage& message) {
+    if (const auto* of_log = std::get_if<RankRecord>(&message)) {
+      take_record(rank, of_log->text, of_log->shown, of_log->of_one);
+    } else if (const auto* done = std::get_if<RankStep>(&message)) {
+      step_ = done->step;
+    } else if (const auto* saved = std::get_if<RankCheckpoint>(&message)) {
+      checkpoint_ = *saved;
+    } else if (const auto* failed = std::get_if<RankFailure>(&message)) {
+      const std::string text = failed->error.what();
+      if (!failed->reported && !ranks_[static_cast<size_t>(rank)].reported) streams_.note(rank, "annulus: " + text);
+      take_end({rank, failed->error.exit_code(), text, failed->reported, false, failed->cause});
+    } else if (const auto* ended = std::get_if<RankExit>(&message)) {
+      take_end({rank, ended->code, "", false});
     }
   }
 
@@ -425,11 +408,6 @@ class Supervisor {
   }
 
   enum class Stage { kAsked, kTerminated };
-  struct Checkpoint {
-    int64_t step = 0;
-    std::string folder;
-    std::vector<std::string> command;
-  };
 
   const LaunchOptions& options_;
   const Signals& signals_;
@@ -442,10 +420,10 @@ class Supervisor {
   LogFile mpirun_log_, log_;
   const bool json_ = log_settings().json;
   JobLog job_log_;
-  std::vector<std::pair<size_t, json>> waiting_;  // ranks and their messages that have not been obeyed yet
-  std::vector<size_t> ended_;                     // ranks whose connection has ended
-  Checkpoint checkpoint_;                         // the last one that was reported
-  std::optional<int64_t> step_;                   // of training, the last one that was reported
+  std::vector<std::pair<size_t, RankMessage>> waiting_;  // ranks and their messages that have not been obeyed yet
+  std::vector<size_t> ended_;                            // ranks whose connection has ended
+  RankCheckpoint checkpoint_;                            // the last one that was reported
+  std::optional<int64_t> step_;                          // of training, the last one that was reported
   MpirunProcess mpirun_;
   std::vector<RankEnd> failures_;  // in the order of time
   int stop_signal_ = 0;            // 0: no request to stop

@@ -103,21 +103,32 @@ void Watchers::read() {
   }
 }
 
+WatchNews watch_news_of(std::string_view line) {
+  const nlohmann::json value = message_of(parse_checked_json(line, "launcher", "a message of a watch"));
+  const CheckedJson message(value, "launcher", "a message of a watch");
+  const auto rank_at = [&](const char* key) { return static_cast<size_t>(message.at(key).integer(0, INT32_MAX)); };
+  if (message.has("stuck")) return {.stuck = rank_at("stuck"), .text = message.at("text").text(kLongestText)};
+  if (message.has("memory")) return {.memory = rank_at("memory")};
+  if (message.has("daemon")) return {.daemon = message.at("daemon").integer(1, INT32_MAX)};
+  return {.over = message.at("over").boolean()};
+}
+
 void Watchers::take(Host& host, const std::string& line) {
   try {
-    const nlohmann::json value = message_of(parse_checked_json(line, "launcher", "a message of a watch"));
-    const CheckedJson message(value, "launcher", "a message of a watch");
-    const auto rank_in = [&](const char* key) { return static_cast<size_t>(message.at(key).integer(0, INT32_MAX)); };
-    if (message.has("stuck")) {
-      const size_t rank = rank_in("stuck");
-      faults_.push_back({rank, "rank " + std::to_string(number_of_(rank)) + " on host " + host.name + " " +
-                                   message.at("text").text(kLongestText)});
-    } else if (message.has("memory")) {
-      for_memory_.insert(rank_in("memory"));
-    } else if (message.has("daemon")) {
-      host.daemon = message.at("daemon").integer(1, INT32_MAX);
+    const WatchNews news = watch_news_of(line);
+    // A watch knows the ranks of its host alone.
+    for (const auto& rank : {news.stuck, news.memory}) {
+      if (rank && host.ranks.count(*rank) == 0) return;
+    }
+    if (news.stuck) {
+      faults_.push_back(
+          {*news.stuck, "rank " + std::to_string(number_of_(*news.stuck)) + " on host " + host.name + " " + news.text});
+    } else if (news.memory) {
+      for_memory_.insert(*news.memory);
+    } else if (news.daemon > 0) {
+      host.daemon = news.daemon;
     } else {
-      host.over = message.at("over").boolean();
+      host.over = news.over;
     }
   } catch (const Error&) {  // the watch is of another build: nothing is lost but what it says
   }

@@ -6,16 +6,30 @@
 #include <poll.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/checked_json.h"
 
 namespace annulus {
+
+// What a watch says (host_watch.h): a rank that stands still, one that ended for lack of memory, the process of
+// mpirun's daemon, if that has ended, or whether all of its ranks have ended.
+struct WatchNews {
+  std::optional<size_t> stuck = {}, memory = {};
+  std::string text = {};  // how the rank stands still
+  int64_t daemon = 0;
+  bool over = false;
+};
+
+// Reads a message, a line, of a watch. Throws Error(kInput) if it is none.
+WatchNews watch_news_of(std::string_view line);
 
 class Watchers {
  public:

@@ -13,6 +13,7 @@
 #include "common/interrupt.h"
 #include "common/names.h"
 #include "common/text.h"
+#include "common/trace/beat.h"
 #include "launcher/command_line.h"
 #include "launcher/device.h"
 #include "launcher/subcommand.h"
@@ -133,6 +134,8 @@ class EvaluateSubcommand : public Subcommand {
   int run() override {
     install_interrupt_handlers();
     Job job = start_job({{"command", shell_quote(command_arguments())}});
+    const ExpectProgress expected;
+    auto opening = std::make_unique<LongPhase>();
     ReportedOnce tokenizer;
     std::shared_ptr<TokenizerProcess> process;
     options_.tokenizer = [&](const std::string& folder) -> EvaluationOptions::Encode {
@@ -157,6 +160,7 @@ class EvaluateSubcommand : public Subcommand {
     const DeviceChoice choice = choose_devices(job, device_);
     const std::shared_ptr<Communicator> gpus = connect_devices(job, choice);
     EvaluationResults results;
+    opening.reset();
     try {
       evaluation->run(gpus ? *gpus : *job.world, job.local_size, choice.device, results);
     } catch (const Error& error) {

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "common/error.h"
@@ -264,6 +266,8 @@ void EvaluationJob::evaluate_data(Forward& forward, size_t source, EvaluationRes
 }
 
 void EvaluationJob::run(Communicator& world, int ranks_here, at::Device device, EvaluationResults& results) {
+  const ExpectProgress expected;
+  auto loading = std::make_unique<LongPhase>();
   world.set_timeout(Seconds(options_.timeout));
   world.host().set_timeout(Seconds(options_.timeout));
   together(world, {"evaluate, planning the memory"}, [&] { require_memory(world, ranks_here, device); });
@@ -303,7 +307,7 @@ void EvaluationJob::run(Communicator& world, int ranks_here, at::Device device, 
     results.cpu_seconds = forward.cpu_seconds;
     results.forward_tokens = forward.tokens;
   };
-  const ExpectProgress expected;
+  loading.reset();
   try {
     for (size_t source = 0; data_ && source < data_->sources(); ++source) evaluate_data(forward, source, results);
     for (const Cell& cell : cells_) {

@@ -15,6 +15,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <variant>
 
 #include "attention/pattern/pattern.h"
 #include "attention/plan/machine.h"
@@ -26,16 +27,23 @@
 #include "common/error.h"
 #include "common/logging/log_setup.h"
 #include "common/logging/record.h"
+#include "launcher/hosts/host_discovery.h"
 #include "launcher/hosts/host_list.h"
 #include "launcher/hosts/host_report.h"
+#include "launcher/hosts/launcher_socket.h"
 #include "launcher/hosts/sockets.h"
+#include "launcher/launch/rank_messages.h"
+#include "launcher/launch/watchers.h"
 #include "launcher/topology/machine.h"
 #include "runtime/config/config.h"
 #include "runtime/data/row_index_file.h"
 #include "runtime/data/shards/token_file.h"
 #include "runtime/data/shards/token_table.h"
+#include "runtime/evaluation/report.h"
 #include "runtime/huggingface/model_config.h"
 #include "runtime/huggingface/text_ids.h"
+#include "runtime/report/report_page.h"
+#include "runtime/report/run_data.h"
 #include "runtime/run/checkpoint_manifest.h"
 #include "runtime/tensor_files/block_map_file.h"
 #include "runtime/tensor_files/safetensors.h"
@@ -121,6 +129,27 @@ void read_host_report(std::string_view bytes) {
 void read_record(std::string_view bytes) {
   if (const std::optional<LogRecord> record = record_from_json(bytes)) json_text(*record);
 }
+
+void read_rank_message(std::string_view bytes) {
+  constexpr int kRanks = 4;
+  const RankMessage message = rank_message_of(bytes, kRanks);
+  if (const auto* started = std::get_if<RankStarted>(&message); started != nullptr && !started->beat.is_null()) {
+    Watchers watchers("here", [](size_t rank) { return static_cast<int>(rank); });
+    watchers.add_rank(1, started->host, CheckedJson(started->beat, "fuzz", "input"));
+  } else if (const auto* of_log = std::get_if<RankRecord>(&message)) {
+    read_record(of_log->text);
+  }
+}
+
+void read_watch_news(std::string_view bytes) { watch_news_of(bytes); }
+
+void read_hello(std::string_view bytes) {
+  if (!connection_of(std::string(bytes), "00112233445566778899aabbccddeeff")) {
+    throw Error(ErrorKind::kInput, "fuzz", "the connection is closed");
+  }
+}
+
+void read_question(std::string_view bytes) { host_question_of(bytes); }
 
 // Headers of a collective, as other ranks sent them.
 void read_headers(std::string_view bytes) {
@@ -243,6 +272,22 @@ void read_text_ids_of(std::string_view bytes) {
   read_text_ids(folder());
 }
 
+// A run's folder whose metrics these are, in the form that its page has.
+void read_metrics_of(std::string_view bytes) {
+  std::filesystem::create_directories(folder() + "/run");
+  file_of(bytes, "run/metrics.jsonl");
+  report_page({run_data(folder() + "/run")});
+}
+
+void read_evaluation(std::string_view bytes) {
+  const EvaluationResults results = results_of_json(std::string(bytes), "input");
+  const std::string text = evaluation_json(results);
+  require_equal(text, evaluation_json(results_of_json(text, "what was written")));
+  evaluation_table(results);
+  perplexity_svg({{"", results}});
+  for (const std::string& task : evaluated_tasks(results)) task_svg({"", results}, task);
+}
+
 void read_plan(std::string_view bytes) {
   std::istringstream in{std::string(bytes)};
   prove(read_plan_form(in, {.name = "input", .free = AvailableMemory{int64_t{256} << 20, "the limit of this test"}}));
@@ -263,6 +308,10 @@ const std::vector<Reader>& readers() {
       {"synthetic", read_synthetic, nullptr, 40},
       {"host-report", read_host_report},
       {"record", read_record},
+      {"rank-message", read_rank_message},
+      {"watch-news", read_watch_news},
+      {"hello", read_hello},
+      {"question", read_question},
       {"headers", read_headers},
       {"safetensors", read_tensors},
       {"block-map", read_block_map},
@@ -277,6 +326,8 @@ const std::vector<Reader>& readers() {
       {"model-config", read_model_config_of},
       {"text-ids", read_text_ids_of},
       {"plan", read_plan},
+      {"metrics", read_metrics_of},
+      {"evaluation", read_evaluation},
   };
   return all;
 }

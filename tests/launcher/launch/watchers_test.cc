@@ -102,6 +102,16 @@ TEST_F(WatchersTest, SaysWhichRankStandsStill) {
   EXPECT_EQ(faults(), Texts());
 }
 
+TEST_F(WatchersTest, AWatchSpeaksForTheRanksOfItsHostAlone) {
+  add_all();
+  for (const int rank : {0, 1, 4, INT32_MAX}) {
+    say(2, {{"stuck", rank}, {"text", "has been stopped"}});
+    say(2, {{"memory", rank}});
+    EXPECT_FALSE(watchers_.ended_for_memory(static_cast<size_t>(rank)));
+  }
+  EXPECT_EQ(faults(), Texts());
+}
+
 TEST_F(WatchersTest, RanksThatEndAreNoLostHost) {
   add_all();
   watchers_.rank_ended(2, 0, true);
