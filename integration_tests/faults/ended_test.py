@@ -18,8 +18,8 @@ MIB = 1 << 20
 
 
 class EndedTest(faults.FaultTest):
-    def running(self, **env):
-        job = self.train(tiny={"checkpoint": {"every": 1}}, **env)
+    def running(self):
+        job = self.train(tiny={"checkpoint": {"every": 1}})
         job.wait_for_step(3)
         return job
 
@@ -67,10 +67,10 @@ class EndedTest(faults.FaultTest):
         self.assert_nothing_left(*faults.NAMES)
 
     def test_rank_killed_for_memory(self):
-        """A rank whose control group may use no more memory."""
-        job = self.running(**faults.MemoryGroup.needs(self))
+        """A rank that is the largest process of a control group when another one asks for more than it may have."""
+        job = self.running()
         pid = job.stop_at(1, "layer forward", 3)
-        faults.MemoryGroup(self, MIB).end(job, pid)
+        faults.MemoryGroup(self, MIB).end(pid)
         self.named(job, "killed for memory", "annulus: rank 1 was ended by signal 9.*lack of memory", 10)
         self.assertEqual(job.finish(), 137, job.text)
         self.assert_nothing_left(*faults.NAMES)

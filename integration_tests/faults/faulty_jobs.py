@@ -16,6 +16,7 @@ import shlex
 import shutil
 import signal
 import struct
+import subprocess
 import sys
 import tempfile
 import time
@@ -62,6 +63,10 @@ class Beat:
 
     def step(self):
         return _HEAD.unpack_from(self.page)[3]
+
+    def waits(self):
+        """Whether it waits for other ranks."""
+        return _HEAD.unpack_from(self.page)[6] > 0
 
     def places(self):
         depth = min(_HEAD.unpack_from(self.page)[7], _DEEPEST)
@@ -133,20 +138,12 @@ class MemoryGroup:
                     raise
                 time.sleep(0.02)
 
-    @staticmethod
-    def needs(test):
-        """Variables with which a job's ranks take memory from the kernel again and again: only then can it refuse any."""
-        return {"MPIRUN": test.mpirun_with("export MALLOC_MMAP_THRESHOLD_=4096")}
-
-    def end(self, job, pid):
-        """Takes in a stopped process of the job, lets it go on, and waits until the kernel has ended it."""
+    def end(self, pid):
+        """Takes in a process, and one that needs too much memory, so that the kernel ends both, the larger one first."""
         with open(f"{self.path}/cgroup.procs", "w") as f:
             f.write(str(pid))
-        os.kill(pid, signal.SIGCONT)
-        deadline = time.monotonic() + cli.LIMIT
-        while is_alive(pid):
-            if not job.read(0.01) or time.monotonic() > deadline:
-                raise AssertionError(f"the kernel has not ended it: {job.text}")
+        needs = "import sys; open(sys.argv[1], 'w').write('0'); b'x' * (1 << 28)"
+        subprocess.run([sys.executable, "-S", "-c", needs, f"{self.path}/cgroup.procs"], timeout=cli.LIMIT)
 
 
 def replace_in_memory(pid, old, new):
@@ -257,9 +254,9 @@ class Job:
             if not self.read(0.01) or time.monotonic() > deadline:
                 raise AssertionError(f"no step {step}: {self.text}")
 
-    def stop_at(self, rank, moment, step=0):
-        """Stops a rank while its main thread is in an operation of this name, at this step or later; None: at once. Returns
-        its process."""
+    def stop_at(self, rank, moment, step=0, computes=False):
+        """Stops a rank while its main thread is in an operation of this name, at this step or later; None: at once; if
+        `computes`, while it waits for no other rank. Returns its process."""
         pid, beat = self.rank(rank)
         deadline = time.monotonic() + cli.LIMIT
         while time.monotonic() < deadline and self.read(0):
@@ -268,7 +265,7 @@ class Job:
             os.kill(pid, signal.SIGSTOP)
             while state_of(pid) != "T":
                 pass
-            if moment is None or moment in beat.places():
+            if (moment is None or moment in beat.places()) and not (computes and beat.waits()):
                 return pid
             os.kill(pid, signal.SIGCONT)
         raise AssertionError(f"rank {rank} did not come to {moment!r}: {self.text}")

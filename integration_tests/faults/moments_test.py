@@ -28,15 +28,15 @@ MIB = 1 << 20
 
 
 class MomentsTest(faults.FaultTest):
-    def begin(self, name, **env):
+    def begin(self, name):
         """Starts a job with this moment; returns it, the moment and the step from which on it is wanted."""
         if name != EVALUATION:
             moment, tiny = TRAIN[name]
-            return self.train(tiny=tiny, **env), moment, 3 if moment else -1
+            return self.train(tiny=tiny), moment, 3 if moment else -1
         cli.write_tiny_run(self.folder, 1)
         job = self.launch("train", "config.toml", after=30)
         self.assertEqual(job.finish(), 0, job.text)
-        return self.launch("evaluate", "runs/tiny-001", "--data", "text.txt", "--rows", "100000", **env), "attention forward", -1
+        return self.launch("evaluate", "runs/tiny-001", "--data", "text.txt", "--rows", "100000"), "attention forward", -1
 
     def ends(self, job, fault, name, pattern, code, limit=10):
         self.named(job, f"{fault} in {name}", pattern, limit)
@@ -44,8 +44,9 @@ class MomentsTest(faults.FaultTest):
         self.assert_nothing_left(*faults.NAMES)
 
     def rank_fault(self, fault, rank, name):
-        job, moment, step = self.begin(name, **(faults.MemoryGroup.needs(self) if fault == "killed for memory" else {}))
-        pid = job.stop_at(rank, moment, step)
+        job, moment, step = self.begin(name)
+        # One that stands still while it waits for the others cannot be told from one that waits, until `timeout`.
+        pid = job.stop_at(rank, moment, step, computes=fault == "stuck")
         gone = rf"annulus: rank {rank} was ended by signal "
         if fault == "stopped":
             self.ends(job, fault, name, rf"annulus: rank {rank} on host {faults.NAMES[rank]} has been stopped \(SIGSTOP\)", 6, faults.LATEST)
@@ -63,7 +64,7 @@ class MomentsTest(faults.FaultTest):
             os.kill(pid, signal.SIGCONT)
             self.ends(job, fault, name, gone + "6", 134)
         else:
-            faults.MemoryGroup(self, MIB).end(job, pid)
+            faults.MemoryGroup(self, MIB).end(pid)
             self.ends(job, fault, name, gone + "9.*lack of memory", 137)
 
     def host_fault(self, fault, name):

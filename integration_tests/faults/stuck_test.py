@@ -51,8 +51,9 @@ class StuckTest(faults.FaultTest):
         self.assertEqual(job.finish(), 0, job.text)
         job = self.launch("sample", "tiny-001", "--tokens", "1000000", after=1)
         job.wait_for(".", "out")
-        pid, _ = job.rank(1)
+        pid = job.stop_at(1, None, -1, computes=True)
         faults.hold(pid)
+        os.kill(pid, signal.SIGCONT)
         self.named(job, "stuck in `sample`", r"annulus: rank 1 on host host2 has made no progress for 1\d\.\d s and waits for no other rank: "
                                              r"it is held by a debugger \(t\)", 10 + 10)
         self.assert_ends(job, 1)
