@@ -1,69 +1,22 @@
-// MPI requests that may be under way, and how a rank waits for them. Internal to comm/mpi. Thread safety: the caller
-// holds the mutex of the runtime, except in poll_until().
+// MPI requests that may be under way. Internal to comm/mpi. Thread safety: the caller holds the mutex of the runtime.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <mpi.h>
-#include <sched.h>
 
-#include <algorithm>
 #include <array>
 #include <memory>
 #include <string>
-#include <thread>
-#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/deadline.h"
 #include "comm/headers.h"
 #include "comm/mpi/mpi_internal.h"
+#include "comm/mpi/poll_until.h"
 #include "comm/transfer_state.h"
 #include "memory/pool/shared_memory.h"
 
 namespace annulus::mpi_internal {
-
-// How far a transfer has come. poll_until() decides by it whether to spin or to sleep.
-struct Movement {
-  int64_t events = 0;  // messages that have been matched or are complete
-  int64_t open = 0;    // bytes of the messages that are not complete, apart from tensors that are lent
-};
-
-// The expected duration of the rest of a transfer on this host. Before anything of it has come, this is the duration of
-// a fast transfer, 20 us and 8 GB/s: if it takes longer, another rank is probably still computing, perhaps on this
-// core. After the first event the peer takes part. Both ranks must then call MPI until the transfer is complete,
-// because each call moves a piece; 1 GB/s allows for memory that other ranks use as well.
-inline Seconds expected_time(Movement moved) {
-  return Seconds(20e-6 + static_cast<double>(moved.open) / (moved.events == 0 ? 8e9 : 1e9));
-}
-
-// Calls done() until it returns true or the deadline has passed, and returns what done() returned last. It spins,
-// yielding to other threads, for the expected duration of the transfer, and again after each new event of movement().
-// Then it sleeps between bursts of calls, each time for an eighth of the time waited since, from 10 us to 1 ms. So it
-// notices a message that is late by t within about t/8 (800 us late: within 100 us), and a waiting rank leaves its core
-// to other ranks.
-template <typename Done, typename Moves>
-bool poll_until(Done done, Moves movement, comm_internal::Clock::time_point deadline) {
-  constexpr int kBurst = 16, kLongBurst = 256;
-  auto start = comm_internal::Clock::now();
-  for (int64_t events = 0;;) {
-    // Once a transfer moves, more calls are made before yielding, so that it does not yield after every megabyte.
-    for (int i = 0; i < (events > 0 ? kLongBurst : kBurst); ++i) {
-      if (done()) return true;
-    }
-    const auto now = comm_internal::Clock::now();
-    if (now >= deadline) return done();
-    const Movement moved = movement();
-    if (std::exchange(events, moved.events) != moved.events) start = now;
-    const Seconds waited = now - start, expected = expected_time(moved);
-    if (waited < expected) {
-      sched_yield();
-      continue;
-    }
-    const Seconds pause(std::clamp((waited - expected).count() / 8, 10e-6, 1e-3));
-    std::this_thread::sleep_for(std::min<Seconds>(pause, deadline - now));
-  }
-}
 
 // `bytes` bytes as an MPI count and datatype, because counts are 31 bits. It may be destroyed as soon as the request is
 // posted, as MPI allows.
