@@ -142,33 +142,40 @@ const Entry* find(std::string_view name) {
                   ", and the class names in docs/reference/modules.md)");
 }
 
-// Only the schedule and `within` are chosen: the layout is the caller's. A pattern whose blocks are selected by content
-// has no plan before a call, so its calls choose.
+// The layout is the caller's, unless any will do. A pattern whose blocks are selected by content has no plan before a
+// call, so its calls choose the schedule; the layout is chosen as if the blocks nearest to the diagonal were.
 AttentionChoice choose_auto(const AttentionFactoryOptions& o) {
   AttentionChoice choice{o.attention, ""};
   const std::string size = counted(o.length, "position") + " on " + counted(o.ranks, "rank") + ": ";
-  if (is_adaptive(o.attention.pattern)) {
+  const MultiheadAttentionOptions& m = o.attention;
+  PlanRequest request;
+  request.shape = {.batch = 1,
+                   .heads = m.heads,
+                   .kv_heads = m.kv_heads == 0 ? m.heads : m.kv_heads,
+                   .q_len = o.length,
+                   .k_len = o.length,
+                   .query_offset = 0};
+  request.pattern = m.pattern;
+  request.layout = m.layout;
+  request.balance_by = m.balance_by;
+  request.ranks = o.ranks;
+  request.terms = terms_of(m.machine, "machine", "cpu", m.head_dim == 0 ? m.dim / m.heads : m.head_dim, 4);
+  std::string layout = layout_reason(m, o.ranks);
+  if (o.any_layout) {
+    const LayoutChoice chosen = choose_layout(request);
+    choice.options.layout = request.layout = chosen.layout;
+    layout = "; layout auto: " + chosen.reason;
+  }
+  if (is_adaptive(m.pattern)) {
     choice.options.schedule = ScheduleKind::kAuto;
     choice.reason = "blocks are selected by content, so each call chooses its schedule";
   } else {
-    const MultiheadAttentionOptions& m = o.attention;
-    PlanRequest request;
-    request.shape = {.batch = 1,
-                     .heads = m.heads,
-                     .kv_heads = m.kv_heads == 0 ? m.heads : m.kv_heads,
-                     .q_len = o.length,
-                     .k_len = o.length,
-                     .query_offset = 0};
-    request.pattern = m.pattern;
-    request.layout = m.layout;
-    request.ranks = o.ranks;
-    request.terms = terms_of(m.machine, "machine", "cpu", m.head_dim == 0 ? m.dim / m.heads : m.head_dim, 4);
     const PlanChoice chosen = choose_plan(request);
     choice.options.schedule = chosen.request.schedule;
     choice.options.within = chosen.request.within;
     choice.reason = chosen.reason();
   }
-  choice.reason = "auto: " + size + choice.reason + layout_reason(choice.options, o.ranks);
+  choice.reason = "auto: " + size + choice.reason + layout;
   return choice;
 }
 

@@ -18,7 +18,8 @@ struct AttentionFactoryOptions {
   MultiheadAttentionOptions attention;
   int64_t length = 0;  // of the whole sequence, for which auto chooses the schedule with the least predicted time
   int ranks = 1;
-  // For the dilated names. As in that library, branches are averaged.
+  // Whether `auto` chooses the layout as well, by which the caller then cuts rows: that of AttentionChoice::options.
+  bool any_layout = false;
   DilatedSpec dilated = {.segment_lengths = {2048, 4096, 8192},
                          .dilation_rates = {1, 2, 4},
                          .offsets = DilatedSpec::Offsets::kModulo,

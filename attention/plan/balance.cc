@@ -382,6 +382,12 @@ Layout balanced_layout(const Pattern& pattern, int ranks) {
   return layout;
 }
 
+PatternSpec without_masks(PatternSpec spec) {
+  for (PatternSpec& member : spec.members) member = without_masks(std::move(member));
+  spec.mask = {};
+  return spec;
+}
+
 PatternSpec with_nearest_blocks(PatternSpec spec, const AttentionShape& shape) {
   for (PatternSpec& member : spec.members) member = with_nearest_blocks(std::move(member), shape);
   if (spec.kind != PatternSpec::Kind::kBlocks || spec.blocks.map != BlocksSpec::Map::kAdaptive) return spec;

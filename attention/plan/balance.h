@@ -41,6 +41,9 @@ Layout balanced_layout(const Pattern& pattern, int ranks);
 // to the diagonal, so that its pairs can be counted before there are queries and keys.
 PatternSpec with_nearest_blocks(PatternSpec spec, const AttentionShape& shape);
 
+// Returns the pattern without its masks of tokens, of which ranks hold different parts.
+PatternSpec without_masks(PatternSpec spec);
+
 // Returns the pattern by which layers with these patterns are dealt together: their only one, or a union in which each
 // is as often as it is among them, reduced to few members.
 PatternSpec balanced_together(const std::vector<PatternSpec>& layers);

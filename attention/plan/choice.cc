@@ -15,6 +15,7 @@
 #include "attention/plan/schedules.h"
 #include "common/environment.h"
 #include "common/error.h"
+#include "common/names.h"
 #include "common/text.h"
 #include "memory/caches.h"
 
@@ -319,6 +320,75 @@ PlanChoice choose_plan(const PlanRequest& request, const Pattern& pattern, const
   choice.request.within = choice.chosen().within;
   choice.request.layout = choice.chosen().layout;
   return choice;
+}
+
+const std::vector<LayoutKind>& layouts_of_auto() {
+  static const std::vector<LayoutKind> layouts = {LayoutKind::kZigzag, LayoutKind::kContiguous, LayoutKind::kStriped,
+                                                  LayoutKind::kBalanced};
+  return layouts;
+}
+
+const std::vector<std::string>& layout_names_or_auto() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all = layout_names();
+    all.emplace_back(kAutoLayout);
+    return all;
+  }();
+  return names;
+}
+
+std::optional<LayoutKind> parse_layout_or_auto(std::string_view name, std::string_view where) {
+  const size_t index = index_of_name(name, layout_names_or_auto(), "layout", where);
+  if (index == layout_names().size()) return std::nullopt;
+  return static_cast<LayoutKind>(index);
+}
+
+LayoutChoice choose_layout(const std::function<std::vector<RepeatedCall>(LayoutKind)>& placed, std::string_view calls) {
+  struct Candidate {
+    LayoutKind layout;
+    double seconds;
+    std::string refused;
+  };
+  std::vector<Candidate> all;
+  const Candidate* best = nullptr;
+  std::string machine;
+  all.reserve(layouts_of_auto().size());
+  for (const LayoutKind layout : layouts_of_auto()) {
+    Candidate& candidate = all.emplace_back(Candidate{layout, 0, ""});
+    try {
+      for (const RepeatedCall& call : placed(layout)) {
+        machine = call.request.terms->machine.name;
+        if (call.request.ranks == 1) return {layout, std::string(to_string(layout)) + ": one rank, nothing is sent"};
+        candidate.seconds += static_cast<double>(call.times) * choose_plan(call.request).chosen().seconds();
+      }
+    } catch (const Error& error) {  // lengths that this layout cannot divide evenly, or a schedule that does not fit it
+      if (error.kind() != ErrorKind::kPlan) throw;
+      candidate.refused = error.message();
+      continue;
+    }
+    if (best == nullptr || candidate.seconds * (1 + kAlike) < best->seconds) best = &candidate;
+  }
+  if (best == nullptr) {
+    throw Error(ErrorKind::kPlan, "plan", "layout auto: no layout can be planned: " + all.front().refused);
+  }
+  std::string reason = std::string(to_string(best->layout)) + ", " + seconds_text(best->seconds) + " predicted " +
+                       (calls.empty() ? "" : "for " + std::string(calls) + " ") + "on " + machine;
+  for (const Candidate& other : all) {
+    if (&other == best) continue;
+    reason += "; " + std::string(to_string(other.layout)) +
+              (other.refused.empty() ? " " + seconds_text(other.seconds) : ": " + other.refused);
+  }
+  return {best->layout, std::move(reason)};
+}
+
+LayoutChoice choose_layout(const PlanRequest& request) {
+  return choose_layout(
+      [&](LayoutKind layout) {
+        PlanRequest placed = request;
+        placed.layout = layout;
+        return std::vector<RepeatedCall>{{std::move(placed), 1}};
+      },
+      "");
 }
 
 std::string PlanChoice::reason() const {

@@ -78,12 +78,6 @@ AttentionShape dealt_shape(const PatternSpec& spec, const AttentionShape& of) {
   return shape;
 }
 
-PatternSpec without_masks(PatternSpec spec) {
-  for (PatternSpec& member : spec.members) member = without_masks(std::move(member));
-  spec.mask = {};
-  return spec;
-}
-
 }  // namespace
 
 std::shared_ptr<const Layout> cached_balanced_layout(const PlanRequest& request) {

@@ -108,6 +108,42 @@ if size > 1:
         except annulus.AnnulusError as e:
             assert "balanced" in str(e), e
 
+# The layout auto: all ranks come to the same one and say why; what shard returns carries it.
+q = torch.randn(1, 140, 2, 4, dtype=torch.float64)
+want = torch_reference.attention(q, q, q, {"kind": "causal"})
+cut = annulus.Sharding("auto", group, length=140, pattern={"kind": "causal"}, heads=2)
+assert cut.layout in ("contiguous", "zigzag", "striped") or cut.layout.startswith("balanced by "), cut.layout
+assert cut.reason.startswith(cut.layout.split()[0]) and (" predicted on " in cut.reason) == (size > 1), cut.reason
+dealt = [annulus.positions(140, cut.layout, rank=r, size=size).tolist() for r in range(size)]
+assert sorted(sum(dealt, [])) == list(range(140)), dealt
+planned = annulus.plan("{ kind = 'causal' }", 140, size, heads=2, layout="auto", prove=False)
+assert {c["layout"] for c in planned["candidates"]} == {"contiguous", "zigzag", "striped", "balanced"}, planned
+part = annulus.shard({"q": q}, "auto", group, pattern={"kind": "causal"}, heads=2)["q"]
+made = annulus.sharding_of(part)
+assert (made.layout, made.length) == (cut.layout, 140) and annulus.Sharding(made.layout, group, 140) == cut, made
+exactness.agree(cut.unshard(annulus.attention(part, part, part, layout="auto")), want)
+by_bounds = annulus.Sharding("auto", group, cu_seqlens=bounds)
+assert by_bounds.layout == annulus.Sharding("balanced", group, pattern="{ kind = 'causal' }", cu_seqlens=bounds).layout
+assert by_bounds.reason == "balanced: each batch is dealt by the pairs of its documents"
+other = part * 1
+for words, call in {
+    "needs the length": lambda: annulus.Sharding("auto", group),
+    "is chosen where rows are cut": lambda: annulus.attention(other, other, other, group=group, layout="auto"),
+    "but these have": lambda: annulus.shard([q, q[:, :5]], "auto", group),
+    "must not name a file": lambda: annulus.Sharding("auto", group, 64, {"kind": "blocks", "map": "file", "file": "m"}),
+}.items():
+    try:
+        call()
+        raise AssertionError(f"taken: {words}")
+    except annulus.AnnulusError as e:
+        assert words in str(e), e
+if size > 1:
+    try:
+        annulus.Sharding("auto", group, length=140 + rank)
+        raise AssertionError("taken")
+    except annulus.AnnulusError as e:
+        assert "ranks disagree" in str(e), e
+
 # Contiguous parts may have any length; other layouts report the lengths that they expect.
 mine = torch.full((1, rank), rank)
 assert annulus.unshard(mine, "contiguous", group).tolist() == [sum([[r] * r for r in range(size)], [])]

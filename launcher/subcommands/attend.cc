@@ -62,8 +62,10 @@ class AttendSubcommand : public Subcommand {
     app.add_option("--device", device_, "auto (default: GPUs if there is one for each rank), cpu or cuda");
     app.add_option("--kernel", options_.kernel, "auto (default), cpu, reference, efficient, cudnn, flash2 or flash3");
     app.option_defaults()->group("Ranks");
-    app.add_option("--layout", options_.layout,
-                   "how positions are divided among ranks: zigzag (default), contiguous, striped or balanced");
+    app.add_option(
+        "--layout", options_.layout,
+        "how positions are divided among ranks: zigzag (default), contiguous, striped or balanced; auto: the "
+        "one that is predicted to take least time");
     add_numbers(app, "--lengths", options_.lengths, "contiguous parts of these lengths, one for each rank: 5,9,2");
     app.add_flag("--even", options_.even, "refuse lengths that do not give every rank the same share");
     add_schedule_options(app, options_.schedule, options_.within, options_.machine);
@@ -99,7 +101,9 @@ class AttendSubcommand : public Subcommand {
     std::optional<AttendJob> attend;
     const DeviceChoice choice = choose_devices(job, device_);
     options_.device = choice.device.is_cuda() ? "cuda" : "cpu";
-    job.run_together({"attend, checking the input", 0}, [&] { attend.emplace(options_, job.size, job.rank); });
+    job.run_together({"attend, checking the input", 0}, [&] {
+      attend.emplace(options_, AttendRanks{job.world->hosts(), job.rank});
+    });
     job.require_agreement(attend->fields(), {"attend, comparing the input", 0});
     if (!options_.layout && options_.lengths.empty()) warn_of_default_layout("attend", job);
     const std::shared_ptr<Communicator> gpus = connect_devices(job, choice);

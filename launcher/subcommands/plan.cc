@@ -12,6 +12,7 @@
 #include "attention/execution/plan_report.h"
 #include "attention/execution/plan_svg.h"
 #include "attention/pattern/pattern.h"
+#include "attention/plan/choice.h"
 #include "attention/plan/timeline.h"
 #include "attention/proof/plan_form.h"
 #include "common/error.h"
@@ -89,10 +90,9 @@ class PlanSubcommand : public Subcommand {
     request_.shape.k_len = key_length_.value_or(request_.shape.q_len);
     request_.shape.kv_heads = kv_heads_.value_or(request_.shape.heads);
     request_.pattern = parse_pattern(pattern_, "--pattern");
-    const std::string layout = layout_.value_or("zigzag");
-    if (layout == "auto")
-      layouts_ = {LayoutKind::kZigzag, LayoutKind::kContiguous, LayoutKind::kStriped, LayoutKind::kBalanced};
-    request_.layout = layout == "auto" ? layouts_.front() : parse_layout(layout, "--layout");
+    const std::optional<LayoutKind> layout = parse_layout_or_auto(layout_.value_or("zigzag"), "--layout");
+    if (!layout) layouts_ = layouts_of_auto();
+    request_.layout = layout.value_or(layouts_of_auto().front());
     request_.schedule = parse_schedule(schedule_, "--schedule");
     request_.terms = terms_of(machine_, "--machine", "cpu", head_dim_, element_bytes_);
     request_.shape.query_offset = parse_query_offset(query_offset_, "--query-offset");

@@ -11,7 +11,8 @@ from ._errors import AnnulusError, errors
 from ._operators import Group, group_name, rank, size
 from ._masks import TokenMask
 from ._patterns import Pattern, QueryOffset, kept_ranges, offset_number, pattern_text, restricted
-from ._sharding import BALANCED, Cut, Tensors, chosen_layout, cut_of, each, named, positions, settled, shard, unshard
+from ._sharding import BALANCED, Cut, Problem, Tensors, chosen_layout, cut_of, each, layout_for, positions, settled, shard, unshard
+from ._sharding import named
 
 
 @overload
@@ -57,7 +58,7 @@ def attention(
         `annulus.sharding_of(tokens)` for `tokens` that `annulus.shard` returned.
     group: a ProcessGroup, a one-dimensional DeviceMesh or the name of a group. None means the ranks of mpirun if it
         started Python, otherwise this process alone.
-    layout: "contiguous", "zigzag", "striped", or that of a balanced `annulus.Sharding`: how the sequence was sharded (`annulus.shard`). Over several ranks it is
+    layout: "contiguous", "zigzag", "striped", or that of a balanced `annulus.Sharding`; "auto" where the rows say what was chosen: how the sequence was sharded (`annulus.shard`). Over several ranks it is
         required without `sharding`, unless q, k or v is itself a tensor that `annulus.shard` returned, because others do not
         carry it.
     schedule: "ring", "all-gather", "group-cast", "double-ring", "ulysses", "ulysses-ring", "mesh", or "auto": the one predicted to
@@ -90,6 +91,8 @@ def attention(
     """
     if sharding is not None:
         sharding.require(q)
+    if layout == "auto":  # what was chosen where the rows were cut
+        layout = None if any(known is not None for known in (sharding, cut_of(q), cut_of(k), cut_of(v))) else chosen_layout(layout, group)
     known = {"sharding": sharding, "q": cut_of(q), "k": cut_of(k), "v": cut_of(v)}
     group, layout = settled(known, group, layout)
     settings = dict(layout=layout or "", schedule=schedule, within=within, scale=scale)
@@ -122,8 +125,17 @@ class Sharding:
 
         cut = annulus.Sharding("balanced", group, pattern="{ kind = 'causal' }", cu_seqlens=cu_seqlens)
 
-    Layers with other patterns may attend by it as well. Its attribute `layout` is the name with the pattern, which all functions
-    take where they take a layout. Raises AnnulusError for a pattern or cu_seqlens with another layout.
+    "auto" takes the layout in which the call of attention is predicted to take least time on the ranks' hosts and the machine that
+    ANNULUS_MACHINE names, and needs the length of the whole rows; with cu_seqlens it is "balanced" by these documents:
+
+        cut = annulus.Sharding("auto", group, length=65536, pattern="{ kind = 'causal' }", heads=32, kv_heads=8)
+
+    All ranks of the group make it together, and compare their arguments. kv_heads: 0 means as many as `heads`. batch, schedule,
+    within: as in the later calls. `reason` says what was chosen and why. The default pattern is causal.
+
+    Layers with other patterns may attend by it as well. Its attribute `layout` is the layout that was chosen, or the name with the
+    pattern of a balanced one, which all functions take where they take a layout. Raises AnnulusError for a pattern and the like
+    with another layout.
     """
 
     layout: str = "zigzag"
@@ -131,16 +143,20 @@ class Sharding:
     length: int | None = None
     pattern: dataclasses.InitVar[Pattern | None] = None
     cu_seqlens: dataclasses.InitVar[Tensor | None] = None
+    heads: dataclasses.InitVar[int] = 1
+    kv_heads: dataclasses.InitVar[int] = 0
+    batch: dataclasses.InitVar[int] = 1
+    schedule: dataclasses.InitVar[str] = "auto"
+    within: dataclasses.InitVar[int] = 0
+    reason: str | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
 
-    def __post_init__(self, pattern: Pattern | None, cu_seqlens: Tensor | None) -> None:
-        if self.layout == "balanced" and pattern is not None:
-            with errors():
-                object.__setattr__(self, "layout", torch.ops.annulus.balanced_by(pattern_text(pattern), cu_seqlens))
-        elif pattern is not None or cu_seqlens is not None:
-            raise AnnulusError(
-                "[layout] pattern and cu_seqlens say how a balanced layout is dealt, but the layout is "
-                f"{named(self.layout)!r}" + (": give the pattern as well" if self.layout == "balanced" else ": leave them out")
-            )
+    def __post_init__(
+        self, pattern: Pattern | None, cu_seqlens: Tensor | None, heads: int, kv_heads: int, batch: int, schedule: str, within: int
+    ) -> None:
+        problem = Problem(pattern, cu_seqlens, heads, kv_heads, batch, schedule, within)
+        layout, reason = layout_for(self.layout, self.group, self.length, problem)
+        object.__setattr__(self, "layout", layout)
+        object.__setattr__(self, "reason", reason)
         chosen_layout(self.layout, None)  # raises for a balanced one without a pattern
         if not self.layout.startswith(BALANCED):
             positions(0, self.layout, rank=0, size=1)  # raises for an unknown layout

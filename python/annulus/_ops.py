@@ -88,6 +88,10 @@ class Operators(Protocol):
     def balanced_by(self, pattern: str, cu_seqlens: Tensor | None = None) -> str:
         """The layout that is dealt by the pairs of a pattern, with the documents of cu_seqlens."""
 
+    def choose_layout(self, pattern: str, length: int, *, heads: int = 1, kv_heads: int = 0, batch: int = 1, group: str = "",
+                      schedule: str = "auto", within: int = 0) -> tuple[str, str]:
+        """The layout in which attention is predicted to take least time, and why. Collective."""
+
     def stats(self, group: str = "") -> str:
         """What was sent over `group`, and planned, as JSON."""
 

@@ -15,6 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ._errors import AnnulusError, errors
 from ._operators import Group, all_reduce, group_name, rank, size
+from ._patterns import Pattern, pattern_text
 
 Tensors = TypeVar("Tensors", bound="Tensor | Mapping[str, Any] | list | tuple | None")
 
@@ -37,6 +38,12 @@ def chosen_layout(layout: str | None, group: Group, stacklevel: int = 3) -> str:
             FutureWarning,
             stacklevel=stacklevel,
         )
+    if layout == "auto":
+        raise AnnulusError(
+            '[layout] the layout "auto" is chosen where rows are cut, for a pattern, and these are not: make '
+            'annulus.Sharding("auto", group, length=..., pattern=..., heads=...), or give annulus.shard the same, and attend by what '
+            "it chose: annulus.sharding_of(tensors), or its .layout"
+        )
     if layout == "balanced":
         raise AnnulusError(
             "[layout] a balanced layout is dealt by the pairs of a pattern, so its name is not enough: make "
@@ -44,6 +51,44 @@ def chosen_layout(layout: str | None, group: Group, stacklevel: int = 3) -> str:
             "pass its .layout"
         )
     return layout or "zigzag"
+
+
+class Problem(NamedTuple):
+    """What the layouts "auto" and "balanced" depend on: the attention that rows are cut for."""
+
+    pattern: Pattern | None = None
+    cu_seqlens: Tensor | None = None
+    heads: int = 1
+    kv_heads: int = 0
+    batch: int = 1
+    schedule: str = "auto"
+    within: int = 0
+
+
+def layout_for(layout: str | None, group: Group, length: int | None, problem: Problem) -> tuple[str | None, str | None]:
+    """Returns the layout that "auto" or "balanced" stands for, by its name with the pattern if it is balanced, and why "auto" is
+    it; other layouts as they are, with None. Collective for "auto" without cu_seqlens."""
+    pattern, cu_seqlens = problem.pattern, problem.cu_seqlens
+    if layout == "auto" and cu_seqlens is None:
+        if length is None:
+            raise AnnulusError('[layout] the layout "auto" needs the length of the whole rows: annulus.Sharding("auto", length=...)')
+        text = pattern_text("{ kind = 'causal' }" if pattern is None else pattern)
+        with errors():
+            return torch.ops.annulus.choose_layout(
+                text, length, heads=problem.heads, kv_heads=problem.kv_heads, batch=problem.batch, group=group_name(group),
+                schedule=problem.schedule, within=problem.within,
+            )
+    if layout == "auto" or (layout == "balanced" and pattern is not None):
+        text = pattern_text("{ kind = 'causal' }" if pattern is None else pattern)
+        with errors():
+            dealt = torch.ops.annulus.balanced_by(text, cu_seqlens)
+        return dealt, "balanced: each batch is dealt by the pairs of its documents" if layout == "auto" else None
+    if any(given is not default for given, default in zip(problem, Problem())):
+        raise AnnulusError(
+            "[layout] pattern, cu_seqlens, heads and the like say how a balanced layout is dealt or the layout auto chosen, but the "
+            f"layout is {named(layout)!r}" + (": give the pattern as well" if layout == "balanced" else ": leave them out")
+        )
+    return layout, None
 
 
 class Cut(NamedTuple):
@@ -144,11 +189,25 @@ def _length(tensor: Tensor, dim: int) -> int:
     return tensor.shape[dim]
 
 
-def shard(tensors: Tensors, layout: str | None = None, group: Group = None, *, dim: int = 1) -> Tensors:
+def shard(
+    tensors: Tensors,
+    layout: str | None = None,
+    group: Group = None,
+    *,
+    dim: int = 1,
+    pattern: Pattern | None = None,
+    cu_seqlens: Tensor | None = None,
+    heads: int = 1,
+    kv_heads: int = 0,
+    batch: int = 1,
+    schedule: str = "auto",
+    within: int = 0,
+) -> Tensors:
     """Returns this rank's part of whole sequences, which every rank passes: a tensor, or tensors in a mapping, list or
-    tuple. Does not communicate. Gradients flow to this rank's positions.
+    tuple. Gradients flow to this rank's positions. Does not communicate, but for "auto".
 
-    layout: zigzag if it is left out; over several ranks with a FutureWarning in this version. dim: the dimension of the
+    layout: zigzag if it is left out; over several ranks with a FutureWarning in this version. "auto" and "balanced" take the
+    arguments from `pattern` on, as `annulus.Sharding` does. dim: the dimension of the
     sequence. Each tensor that is returned is known by how it was cut (`sharding_of`). Shift labels first (`shift_labels`):
     the token after a rank's last one may be on another rank. A mapping with `input_ids` and `labels`, a batch for models
     that shift labels themselves, is therefore an error.
@@ -161,6 +220,15 @@ def shard(tensors: Tensors, layout: str | None = None, group: Group = None, *, d
             "part: cut it with annulus.transformers.shard_batch, or pass annulus.shift_labels(labels, position_ids) under "
             "another name, such as shift_labels"
         )
+    problem = Problem(pattern, cu_seqlens, heads, kv_heads, batch, schedule, within)
+    if layout == "auto":
+        lengths: set[int] = set()
+        each(tensors, lambda tensor: lengths.add(_length(tensor, dim)))
+        if len(lengths) != 1:
+            raise AnnulusError(f'[layout] "auto" chooses one layout for rows of one length, but these have {sorted(lengths)}')
+        layout, _ = layout_for(layout, group, lengths.pop(), problem)
+    else:
+        layout, _ = layout_for(layout, group, None, problem)
     layout, own, ranks = chosen_layout(layout, group), rank(group), size(group)
 
     def part(tensor: Tensor) -> Tensor:

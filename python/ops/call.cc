@@ -148,18 +148,29 @@ std::shared_ptr<const PatternSpec> pattern_of(const std::string& text) {
       text, [&] { return parse_pattern(text, "pattern"); }, [](const PatternSpec& p) { return p.bytes(); });
 }
 
+namespace {
+constexpr std::string_view kBy = "balanced by ";
+}  // namespace
+
 void set_layout(PlanRequest& request, const std::string& text) {
-  constexpr std::string_view kBy = "balanced by ";
   if (!text.starts_with(kBy)) {
     request.layout = parse_layout(text, "layout");
     return;
   }
   request.layout = LayoutKind::kBalanced;
   const std::shared_ptr<const PatternSpec> by = pattern_of(text.substr(kBy.size()));
-  require(!reads_a_file(*by),
-          "the pattern of a balanced layout must not name a file, whose content the ranks would have to read before "
-          "they cut rows: give the lengths of its documents, or a pattern with about the same work for each token");
+  require(
+      !reads_a_file(*by),
+      "the pattern of a balanced layout, or of auto, must not name a file, whose content the ranks would have to read "
+      "before they cut rows: give the lengths of its documents, or a pattern with about the same work for each token");
   request.balance_by = *by;
+}
+
+std::string balanced_by(std::string pattern, std::optional<Tensor> cu_seqlens) {
+  PlanRequest request;
+  const std::string text = std::string(kBy) + pattern_with(pattern, cu_seqlens).text();
+  set_layout(request, text);  // checks it
+  return text;
 }
 
 PatternSpec pattern_with(const std::string& text, const std::optional<Tensor>& cu_seqlens) {

@@ -54,6 +54,10 @@ std::shared_ptr<const PatternSpec> pattern_of(const std::string& text);
 // (PlanRequest::balance_by). Raises Error(kUsage) for another name, or a pattern that names a file.
 void set_layout(PlanRequest& request, const std::string& text);
 
+// Returns the name of the layout that is dealt by a pattern with the documents of cu_seqlens: "balanced by ...". Raises
+// as set_layout does.
+std::string balanced_by(std::string pattern, std::optional<at::Tensor> cu_seqlens);
+
 // Returns the pattern of a text with the documents of cu_seqlens, which are not compared with any length.
 PatternSpec pattern_with(const std::string& text, const std::optional<at::Tensor>& cu_seqlens);
 

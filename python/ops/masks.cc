@@ -87,14 +87,6 @@ Tensor layout_positions(std::string layout, int64_t length, int64_t rank, int64_
                     at::TensorOptions(at::kLong));
 }
 
-// The layout "balanced by" a pattern with the documents of cu_seqlens.
-std::string balanced_by(std::string pattern, std::optional<Tensor> cu_seqlens) {
-  PlanRequest request;
-  const std::string text = "balanced by " + pattern_with(pattern, cu_seqlens).text();
-  set_layout(request, text);  // checks it
-  return text;
-}
-
 // Returns the mask's digest, and the number by which release_mask knows it.
 std::tuple<std::string, int64_t> token_mask(const Tensor& shown, std::string group, std::string layout,
                                             std::optional<std::vector<int64_t>> lengths) {

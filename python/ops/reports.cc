@@ -1,6 +1,7 @@
 // Operators of torch.ops.annulus that report: plan (what a plan costs, and its proof), stats (what was sent) and
-// build_info (how this library was built), which return JSON; and plan_ahead, which plans in advance. None of them is
-// collective. python/annulus and users call them (docs/reference/python.md).
+// build_info (how this library was built), which return JSON; plan_ahead, which plans in advance; and choose_layout,
+// which says in which layout attention takes least time. Only choose_layout is collective. python/annulus and users
+// call them (docs/reference/python.md).
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 #include <torch/version.h>
@@ -10,12 +11,15 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "attention/execution/plan_report.h"
 #include "attention/kernels/choose_kernel.h"
 #include "attention/kernels/detect.h"
+#include "attention/modules/sequence.h"
+#include "attention/plan/balance.h"
 #include "attention/plan/choice.h"
 #include "attention/plan/layout.h"
 #include "attention/proof/plans.h"
@@ -70,11 +74,14 @@ std::string plan(std::string pattern, int64_t length, int64_t ranks, int64_t hea
                  int64_t query_offset, std::optional<int64_t> key_length, std::optional<std::vector<int64_t>> lengths,
                  std::optional<at::Tensor> cu_seqlens, bool keep, bool prove, std::string machine) {
   require(head_dim > 0 && element_bytes > 0, "head_dim and element_bytes must be at least 1");
-  PlanRequest request = request_of(pattern, length, ranks, heads, kv_heads, batch, layout, schedule, within,
-                                   query_offset, key_length, lengths, cu_seqlens, keep);
+  const bool any_layout = layout == kAutoLayout;
+  require(!any_layout || !lengths, "lengths gives each rank a contiguous part, so there is no layout to choose");
+  PlanRequest request = request_of(pattern, length, ranks, heads, kv_heads, batch, any_layout ? "zigzag" : layout,
+                                   schedule, within, query_offset, key_length, lengths, cu_seqlens, keep);
   request.terms = terms_of(machine, "machine", "cpu", head_dim, element_bytes);
   const auto say = [](const std::string&) {};
-  PlanReport report(request, head_dim, element_bytes, prove, say);
+  PlanReport report(request, head_dim, element_bytes, prove, say,
+                    any_layout ? layouts_of_auto() : std::vector<LayoutKind>{});
   if (prove) report.prove(say);
   return report.json();
 }
@@ -89,6 +96,27 @@ void plan_ahead(std::string pattern, int64_t length, int64_t heads, int64_t kv_h
   if (request.schedule == ScheduleKind::kAuto) request.terms = usual_terms(sees_gpus());
   require_plannable(request);
   plan_ahead(request, static_cast<int>(place.rank), proves_by_default());
+}
+
+std::tuple<std::string, std::string> choose_layout(std::string pattern, int64_t length, int64_t heads, int64_t kv_heads,
+                                                   int64_t batch, std::string group, std::string schedule,
+                                                   int64_t within) {
+  const Turn turn = take_turn(group, at::Tensor());
+  PlanRequest request;
+  std::string balanced;
+  agree_on_call(
+      [&]() -> CallTerms {
+        const std::string unmasked = without_masks(*pattern_of(pattern)).text();
+        balanced = balanced_by(unmasked, std::nullopt);
+        request = request_of(unmasked, length, turn.comm->size(), heads, kv_heads, batch, "zigzag", schedule, within,
+                             /*query_offset=*/0, std::nullopt, std::nullopt, std::nullopt, /*keep=*/true);
+        request.terms = usual_terms(sees_gpus());
+        return {.alike = {{"problem", request.text()}, {"machine", request.terms.text()}}};
+      },
+      *turn.comm, {"torch.ops.annulus.choose_layout", 0});
+  request.terms = on_hosts(request.terms, turn.comm->hosts());
+  const LayoutChoice choice = choose_layout(request);
+  return {choice.layout == LayoutKind::kBalanced ? balanced : std::string(to_string(choice.layout)), choice.reason};
 }
 
 std::string stats(std::string group) {
@@ -158,6 +186,12 @@ TORCH_LIBRARY_FRAGMENT(annulus, m) {
       "str layout=\"contiguous\", str schedule=\"auto\", int within=0, int query_offset=0, int? key_length=None, "
       "int[]? lengths=None, Tensor? cu_seqlens=None, bool keep=True) -> ()",
       plan_ahead);
+  // The layout in which attention over the ranks of `group` is predicted to take least time, as attention takes it, and
+  // why. `length` is that of the whole sequence. Collective: all ranks pass the same.
+  m.def(
+      "choose_layout(str pattern, int length, *, int heads=1, int kv_heads=0, int batch=1, str group=\"\", "
+      "str schedule=\"auto\", int within=0) -> (str layout, str reason)",
+      choose_layout);
   // What this rank has sent in attention over the ranks of `group`, and what the process has planned.
   m.def("stats(str group=\"\") -> str", stats);
   m.def("build_info() -> str", build_info);

@@ -15,6 +15,7 @@
 
 #include "attention/execution/gather_positions.h"
 #include "attention/execution/planned_call.h"
+#include "attention/plan/balance.h"
 #include "attention/plan/choice.h"
 #include "comm/agreement.h"
 #include "comm/gather_trace.h"
@@ -109,7 +110,7 @@ void check_options(const AttendOptions& o) {
   if (!o.input.empty() && !o.random.empty()) refuse("--input and --random were both given; leave one of them out");
   if (!o.random.empty()) parse_random_input(o.random, "--random");
   const PatternSpec pattern = parse_pattern(o.pattern, "--pattern");
-  if (o.layout) parse_layout(*o.layout, "--layout");
+  if (o.layout) parse_layout_or_auto(*o.layout, "--layout");
   if (o.layout && !o.lengths.empty()) {
     refuse("--lengths gives each rank a contiguous part, and --layout was given as well; leave one of them out");
   }
@@ -129,11 +130,12 @@ void check_options(const AttendOptions& o) {
   }
 }
 
-AttendJob::AttendJob(const AttendOptions& options, int ranks, std::optional<int> rank) : options_(options) {
+AttendJob::AttendJob(const AttendOptions& options, const AttendRanks& ranks) : options_(options) {
   check_options(options);  // errors in the options are reported before errors in files
   kernel_ = parse_kernel(options.kernel, "--kernel");
   request_.pattern = parse_pattern(options.pattern, "--pattern");
-  request_.layout = parse_layout(options.layout.value_or("zigzag"), "--layout");
+  const std::optional<LayoutKind> layout = parse_layout_or_auto(options.layout.value_or("zigzag"), "--layout");
+  request_.layout = layout.value_or(LayoutKind::kZigzag);
   request_.schedule = parse_schedule(options.schedule, "--schedule");
   request_.within = options.within;
   check_outputs(options, request_.pattern);
@@ -145,13 +147,21 @@ AttendJob::AttendJob(const AttendOptions& options, int ranks, std::optional<int>
   } else {
     open_input();
   }
-  request_.terms =
-      terms_of(options.machine, "--machine", options.device, head_dim_, at::elementSize(dtype_), options.backward);
-  request_.ranks = ranks;
+  request_.terms = on_hosts(
+      terms_of(options.machine, "--machine", options.device, head_dim_, at::elementSize(dtype_), options.backward),
+      ranks.hosts);
+  request_.ranks = ranks.hosts.ranks();
   request_.even = options_.even;
   request_.uneven_lengths = options_.lengths;
   if (!options.check_rows.empty()) draw_ = parse_row_draw(options.check_rows, "--check");
-  request_.pattern = read_block_maps(request_.pattern, request_.shape, queries_with_bits(rank));
+  if (!layout) {  // before a mask is read, of which a rank may hold only the bits of its own queries
+    PlanRequest unmasked = request_;
+    unmasked.pattern = read_block_maps(without_masks(request_.pattern), request_.shape);
+    const LayoutChoice choice = choose_layout(unmasked);
+    request_.layout = choice.layout;
+    layout_reason_ = choice.reason;
+  }
+  request_.pattern = read_block_maps(request_.pattern, request_.shape, queries_with_bits(ranks.rank));
   validate(request_);
   if (options.check && !draw_) {
     check_oracle_size(request_.shape, head_dim_);
@@ -284,7 +294,6 @@ void AttendJob::run(Communicator& world, at::Device device) const {
   }
   AttentionCall call;
   call.request = request_;
-  call.request.terms = on_hosts(request_.terms, world.hosts());
   call.comm = &world;
   call.kernel = kernel_;
   call.scale = options_.scale;
@@ -360,6 +369,7 @@ void AttendJob::run(Communicator& world, at::Device device) const {
                 with_commas(sums.const_data_ptr<int64_t>()[0], "message").c_str(),
                 amount(sums.const_data_ptr<int64_t>()[1]).c_str(), *slowest.const_data_ptr<double>(),
                 options_.output.empty() ? "" : (" -> " + options_.output).c_str());
+    if (!layout_reason_.empty()) std::printf("layout auto: %s\n", layout_reason_.c_str());
     if (request_.schedule == ScheduleKind::kAuto && world.size() > 1) {
       PlanRequest of_blocks = call.request;
       of_blocks.pattern = ran.pattern;

@@ -18,6 +18,7 @@
 #include "attention/plan/plan.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
+#include "comm/hosts.h"
 #include "runtime/attend/attend_check.h"
 #include "runtime/attend/check_rows.h"
 #include "runtime/attend/random_input.h"
@@ -31,7 +32,7 @@ struct AttendOptions {
   std::string random;  // a description as in random_input.h
   std::string output;  // may be empty with `random`
   std::string pattern = "{ kind = \"causal\" }";
-  std::optional<std::string> layout;  // default zigzag, as in training
+  std::optional<std::string> layout;  // default zigzag, as in training; "auto": as choose_layout (choice.h) says
   std::string schedule = "auto";
   int within = 0;       // PlanRequest::within
   std::string machine;  // by which `auto` chooses (find_machine); empty: ANNULUS_MACHINE, or else that of the device
@@ -51,6 +52,12 @@ struct AttendOptions {
   std::string check_rows;  // not empty: compare drawn rows and keys instead, "rows=64,seed=7" (check_rows.h)
 };
 
+// What of the ranks a job depends on.
+struct AttendRanks {
+  RankHosts hosts;                         // of all ranks: Communicator::hosts()
+  std::optional<int> rank = std::nullopt;  // which of them this is
+};
+
 // Checks what can be checked without looking at any file. Raises Error(kUsage).
 void check_options(const AttendOptions& options);
 
@@ -60,9 +67,10 @@ class AttendJob {
  public:
   // Opens the input and reads its header. Raises Error(kUsage) for wrong options, Error(kInput) for a file that cannot
   // be read or a tensor that is missing or has a wrong dtype or shape, Error(kPlan) if lengths, heads or layout do not
-  // fit `ranks`, and Error(kResource) if the output's folder cannot be written. Of a mask of tokens a rank holds the
-  // bits of its own queries, or of all if `rank` is not given or results are checked.
-  AttendJob(const AttendOptions& options, int ranks, std::optional<int> rank = {});
+  // fit the ranks, and Error(kResource) if the output's folder cannot be written. Of a mask of tokens a rank holds the
+  // bits of its own queries, or of all if it does not know which rank it is or results are checked. The layout `auto`
+  // is chosen here, as if a mask hid nothing.
+  AttendJob(const AttendOptions& options, const AttendRanks& ranks);
 
   // Returns everything that must be equal on all ranks.
   std::vector<Field> fields() const;
@@ -87,6 +95,7 @@ class AttendJob {
   AttendOptions options_;
   KernelKind kernel_ = KernelKind::kAuto;
   PlanRequest request_;
+  std::string layout_reason_;            // why the layout `auto` is this one; empty for another
   std::optional<SafetensorsFile> file_;  // either this
   std::optional<RandomInput> random_;    // or this
   std::optional<RowDraw> draw_;          // which rows are checked, if not all

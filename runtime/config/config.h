@@ -146,9 +146,6 @@ struct DataConfig {
   friend bool operator==(const DataConfig&, const DataConfig&) = default;
 };
 
-// attention.layout: the one that is predicted to take least time.
-inline constexpr std::string_view kAutoLayout = "auto";
-
 // The attention patterns of a model's layers: one for all, or a list that repeats: layer i has entry i modulo its
 // length.
 struct LayerPatterns {

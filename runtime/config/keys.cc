@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "attention/plan/layout.h"
+#include "attention/plan/choice.h"
 #include "attention/plan/plan.h"
 #include "common/error.h"
 #include "common/text.h"
@@ -18,11 +18,6 @@ constexpr double kWide = 1 << 24;
 
 Range at_least(double low, double high = kMany) { return {low, high, true, true}; }
 Range above(double low) { return {low, kMany, false, true}; }
-std::vector<std::string> layout_choices() {
-  std::vector<std::string> names = layout_names();
-  names.emplace_back(kAutoLayout);
-  return names;
-}
 Range fraction() { return {0, 1, true, false}; }
 
 void check_run_name(const std::string& value, std::string_view where) {
@@ -289,7 +284,7 @@ const std::vector<Key>& keys() {
       {ANNULUS_KEY(attention, layout),
        "which rank owns which positions of a sequence; \"auto\" is the one that is predicted to take least time, with "
        "documents \"balanced\"",
-       {.choices = layout_choices()}},
+       {.choices = layout_names_or_auto()}},
       {ANNULUS_KEY(attention, schedule),
        "how ranks exchange keys and values; \"auto\" is the one that holds the fewest bytes, and of several the one "
        "that "

@@ -169,22 +169,9 @@ void validate_all(const LayerRequests& requests) {
   for (const PlanRequest& request : requests.distinct) validate(request);
 }
 
-// Returns the predicted seconds of all layers, for `rows` rows of the batch.
-double predicted(const LayerRequests& requests, int64_t rows) {
-  std::vector<double> seconds;
-  for (const PlanRequest& request : requests.of_rows(0, rows))
-    seconds.push_back(choose_plan(request).chosen().seconds());
-  double sum = 0;
-  for (const size_t which : requests.of_layer) sum += seconds[which];
-  return sum;
-}
-
-// Times nearer to each other than this are the same: the layout named first is taken.
-constexpr double kAsFast = 1.02;
-
 // Divides rows by the layout in which all layers together are predicted to take the least time. Where documents are
 // apart that is the balanced one, which is dealt by the documents of each batch; they are not known yet.
-void choose_layout(LayerRequests& requests, const Config& c, int64_t batch) {
+void set_auto_layout(LayerRequests& requests, const Config& c, int64_t batch) {
   if (c.attention.layout != kAutoLayout) return;
   if (c.data.documents) {
     requests.set_layout(LayoutKind::kBalanced);
@@ -193,35 +180,17 @@ void choose_layout(LayerRequests& requests, const Config& c, int64_t batch) {
   }
   if (requests.distinct[0].ranks == 1) return;
   const int64_t rows = ceil_div(batch, c.mesh.data);
-  struct Candidate {
-    LayoutKind layout;
-    double seconds;
-  };
-  std::optional<Candidate> best;
-  std::string others, refused;
-  std::vector<Candidate> all;
-  for (const LayoutKind layout :
-       {LayoutKind::kZigzag, LayoutKind::kContiguous, LayoutKind::kStriped, LayoutKind::kBalanced}) {
+  const auto placed = [&](LayoutKind layout) {
     requests.set_layout(layout);
-    try {
-      validate_all(requests);
-      all.push_back({layout, predicted(requests, rows)});
-    } catch (const Error& error) {  // lengths that this layout cannot divide evenly, or a schedule that it does not fit
-      if (error.kind() != ErrorKind::kPlan) throw;
-      if (refused.empty()) refused = error.message();
-      continue;
-    }
-    if (!best || all.back().seconds * kAsFast < best->seconds) best = all.back();
-  }
-  if (!best)
-    throw Error(ErrorKind::kPlan, "attention", "attention.layout = \"auto\": no layout can be planned: " + refused);
-  for (const Candidate& other : all) {
-    if (other.layout == best->layout) continue;
-    others += "; " + std::string(to_string(other.layout)) + " " + seconds_text(other.seconds);
-  }
-  requests.set_layout(best->layout);
-  requests.layout_reason = std::string(to_string(best->layout)) + ", " + seconds_text(best->seconds) +
-                           " predicted for all layers on " + requests.distinct[0].terms->machine.name + others;
+    validate_all(requests);
+    std::vector<RepeatedCall> calls;
+    for (PlanRequest& request : requests.of_rows(0, rows)) calls.push_back({std::move(request), 0});
+    for (const size_t which : requests.of_layer) ++calls[which].times;
+    return calls;
+  };
+  const LayoutChoice choice = choose_layout(placed, "all layers");
+  requests.set_layout(choice.layout);
+  requests.layout_reason = choice.reason;
 }
 
 LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, int context_ranks) {
@@ -255,7 +224,7 @@ LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, in
     requests.distinct.push_back(request);
   }
   requests.set_layout(request.layout);
-  choose_layout(requests, c, batch);
+  set_auto_layout(requests, c, batch);
   validate_all(requests);
   for (const PlanRequest& of : requests.distinct) {
     for (int rank = 0; rank < context_ranks && has_mask(of.pattern); ++rank) {
@@ -307,7 +276,7 @@ void choose_for_job(std::vector<Stage>& stages, const Config& config, std::strin
   const TermsPointer terms = on_hosts(attention_terms(config, device), hosts);
   for (Stage& stage : stages) {
     for (PlanRequest& request : stage.layers.distinct) request.terms = terms;
-    choose_layout(stage.layers, config, stage.batch);
+    set_auto_layout(stage.layers, config, stage.batch);
   }
 }
 

@@ -75,6 +75,16 @@ TEST(Factory, KeepsAndNamesTheCallersLayout) {
   EXPECT_EQ(choose_attention("auto", options(8192, 1)).reason.find("zigzag"), std::string::npos);
 }
 
+TEST(Factory, AutoChoosesTheLayoutWhereAnyWillDo) {
+  AttentionFactoryOptions o = options(65536, 4);
+  o.attention.machine = "h100";
+  o.any_layout = true;
+  const AttentionChoice choice = choose_attention("auto", o);
+  EXPECT_EQ(choice.options.layout, LayoutKind::kZigzag) << "the default, contiguous, leaves a half of the work idle";
+  EXPECT_NE(choice.reason.find("; layout auto: zigzag, "), std::string::npos) << choice.reason;
+  EXPECT_NE(choice.reason.find("; contiguous "), std::string::npos) << choice.reason;
+}
+
 TEST(Factory, EveryNameComputesItsPattern) {
   AttentionFactoryOptions o = options(64, 2, "{ kind = 'window', left = 20, right = 3 }");
   o.dilated.segment_lengths = {16, 32, 64};

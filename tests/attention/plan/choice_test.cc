@@ -159,6 +159,44 @@ TEST(Choice, ChoosesTheLayoutWhereItMay) {
   EXPECT_EQ(even.request.layout, LayoutKind::kContiguous);
 }
 
+// Calls that share a layout are weighed together, and the reason has all layouts.
+TEST(Choice, CallsThatShareALayoutHaveTheOneOfTheirSum) {
+  PlanRequest request = request_of("{ kind = \"causal\" }", 262144, 8);
+  request.terms = PlanTerms{
+      .machine = built_in_machine("h100"), .head_dim = 128, .element_bytes = 2, .backward = true, .memory = 0};
+  const LayoutChoice one = choose_layout(request);
+  EXPECT_EQ(one.layout, LayoutKind::kZigzag);
+  EXPECT_EQ(one.reason.rfind("zigzag, ", 0), 0u) << one.reason;
+  for (const char* const other : {"; contiguous ", "; striped ", "; balanced ", " predicted on h100"}) {
+    EXPECT_NE(one.reason.find(other), std::string::npos) << one.reason;
+  }
+  // A window that contiguous parts suit, made so often that it decides.
+  PlanRequest window = request;
+  window.pattern = parse_pattern("{ kind = \"window\", left = 63, right = 0 }", "test");
+  const auto together = [&](int64_t windows) {
+    return choose_layout(
+        [&](LayoutKind layout) {
+          request.layout = window.layout = layout;
+          return std::vector<RepeatedCall>{{request, 1}, {window, windows}};
+        },
+        "all layers");
+  };
+  EXPECT_EQ(together(0).layout, LayoutKind::kZigzag);
+  const LayoutChoice many = together(1'000'000);
+  EXPECT_EQ(many.layout, choose_layout(window).layout);
+  EXPECT_NE(many.reason.find(" predicted for all layers on h100"), std::string::npos) << many.reason;
+  request.even = true;  // zigzag and balanced need multiples, so only one is left
+  request.shape.q_len = request.shape.k_len = 1032;
+  const LayoutChoice even = choose_layout(request);
+  EXPECT_NE(even.layout, LayoutKind::kZigzag);
+  EXPECT_NE(even.reason.find("; zigzag: a sequence of length 1032 cannot be divided evenly"), std::string::npos)
+      << even.reason;
+  request.shape.q_len = request.shape.k_len = 1031;
+  EXPECT_THROW(choose_layout(request), Error);
+  request.ranks = 1;
+  EXPECT_EQ(choose_layout(request).reason, "zigzag: one rank, nothing is sent");
+}
+
 TEST(Choice, RefusesWhatDoesNotFitTheMemory) {
   PlanRequest request = request_of("{ kind = \"full\" }", 65536, 8);
   const auto bounded = [&](double memory) {

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/plan/choice.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "runtime/tensor_files/block_map_file.h"
@@ -40,7 +41,7 @@ AttendOptions random_options(const std::string& pattern, const std::string& size
 }
 
 void attend(const AttendOptions& options, int ranks) {
-  run_ranks(ranks, [&](Communicator& world) { AttendJob(options, world.size(), world.rank()).run(world); });
+  run_ranks(ranks, [&](Communicator& world) { AttendJob(options, {world.hosts(), world.rank()}).run(world); });
 }
 
 // Runs the job, which raises an error if its results are not those of the oracle, and says what it has compared.
@@ -177,13 +178,44 @@ TEST(Attend, MasksOfTokensAreThoseOfTheFile) {
   set_mask_limit(int64_t{8} * (1 + 1) * 2 * 83 + 8 * 2 * 2 * (4 + 4));
   expect_checked(o, 2, "checked: 4 of 664 rows");
   o.check_rows = "";
-  AttendJob(o, 2, 1);
-  expect_error(ErrorKind::kResource, {"whose bits would take "}, [&] { AttendJob(o, 2, 0); });  // it compares all
+  AttendJob(o, {RankHosts(2), 1});
+  expect_error(ErrorKind::kResource, {"whose bits would take "}, [&] { AttendJob(o, {RankHosts(2), 0}); });  // it compares all
   set_mask_limit(limit);
   o.check = false;
-  run_ranks(3, [&](Communicator& world) { AttendJob(o, world.size(), world.rank()).run(world); });
+  run_ranks(3, [&](Communicator& world) { AttendJob(o, {world.hosts(), world.rank()}).run(world); });
+  o.layout = "auto";  // chosen before a rank knows which bits it needs
+  run_ranks(3, [&](Communicator& world) { AttendJob(o, {world.hosts(), world.rank()}).run(world); });
   o.output = path;
   expect_refused(o, 1, ErrorKind::kUsage, "the mask's file of --pattern");
+}
+
+// The layout is the one that choose_layout takes on these hosts, and its reason is said.
+TEST(Attend, LayoutAutoIsTheOneOfTheLeastPredictedTime) {
+  AttendOptions o = random_options("{ kind = 'causal' }");
+  o.random = "batch=2,queries=4096,heads=4,kv_heads=2,dim=8,seed=3";
+  o.backward = o.check = false;
+  o.layout = "auto";
+  PlanRequest request;
+  request.shape = parse_random_input(o.random, "test").shape(0);
+  request.pattern = causal_pattern();
+  request.ranks = 4;
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 0, 0}, {0, 0, 1, 1}}) {
+    request.terms = on_hosts(terms_of("", "test", "cpu", 8, 4, false), RankHosts(hosts));
+    const LayoutChoice expected = choose_layout(request);
+    ::testing::internal::CaptureStdout();
+    run_ranks(4, [&](Communicator& world) {
+      world.set_hosts(hosts);
+      AttendJob(o, {world.hosts(), world.rank()}).run(world);
+    });
+    const std::string said = ::testing::internal::GetCapturedStdout();
+    EXPECT_NE(said.find(", " + std::string(to_string(expected.layout)) + ", "), std::string::npos) << said;
+    EXPECT_NE(said.find("layout auto: " + expected.reason), std::string::npos) << said << expected.reason;
+  }
+  o.check = o.backward = true;
+  o.random = "queries=83,heads=4,kv_heads=2,dim=8,seed=3";
+  expect_checked(o, 3);
+  o.layout = "atuo";
+  expect_refused(o, 2, ErrorKind::kUsage, "did you mean \"auto\"");
 }
 
 TEST(Attend, SelectedBlocksAreThoseOfTheDefinition) {

@@ -67,7 +67,7 @@ inline void expect_long_checked(const std::string& pattern, int64_t length, int6
   o.check_rows = "rows=64";
   ::testing::internal::CaptureStdout();
   try {
-    run_ranks(4, [&](Communicator& world) { AttendJob(o, world.size()).run(world); });
+    run_ranks(4, [&](Communicator& world) { AttendJob(o, {world.hosts()}).run(world); });
   } catch (const Error& e) {
     ADD_FAILURE() << e.what();
   }

@@ -155,7 +155,7 @@ TEST(HostChannel, AttendSendsOnlyAttentionOverTheDevice) {
   o.output = folder.path() + "/out.safetensors";
   o.backward = true;
   o.check = true;
-  const auto attend = [&](Communicator& world) { AttendJob(o, world.size()).run(world); };
+  const auto attend = [&](Communicator& world) { AttendJob(o, {world.hosts()}).run(world); };
   EXPECT_EQ(carried(3, attend), (std::set<std::string>{"attend forward", "attend backward"}));
   // Blocks are selected from sums over the keys and queries of all ranks, which are on the device.
   o.pattern = "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2 }";
