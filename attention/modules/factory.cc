@@ -160,6 +160,7 @@ AttentionChoice choose_auto(const AttentionFactoryOptions& o) {
   request.balance_by = m.balance_by;
   request.ranks = o.ranks;
   request.terms = terms_of(m.machine, "machine", "cpu", m.head_dim == 0 ? m.dim / m.heads : m.head_dim, 4);
+  if (o.hosts) request.terms = on_hosts(request.terms, *o.hosts);
   std::string layout = layout_reason(m, o.ranks);
   if (o.any_layout) {
     const LayoutChoice chosen = choose_layout(request);

@@ -4,11 +4,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "attention/modules/multihead_attention.h"
+#include "comm/hosts.h"
 
 namespace annulus {
 
@@ -20,6 +22,8 @@ struct AttentionFactoryOptions {
   int ranks = 1;
   // Whether `auto` chooses the layout as well, by which the caller then cuts rows: that of AttentionChoice::options.
   bool any_layout = false;
+  std::optional<RankHosts> hosts = std::nullopt;  // of the ranks (Communicator::hosts), for `auto`; none: the machine's
+  // For the dilated names. As in that library, branches are averaged.
   DilatedSpec dilated = {.segment_lengths = {2048, 4096, 8192},
                          .dilation_rates = {1, 2, 4},
                          .offsets = DilatedSpec::Offsets::kModulo,

@@ -12,6 +12,7 @@
 #include <ostream>
 #include <string>
 
+#include "attention/execution/terms_in_job.h"
 #include "attention/modules/projected_attention.h"
 #include "attention/modules/rotary.h"
 #include "attention/plan/choice.h"
@@ -179,10 +180,12 @@ at::Tensor MultiheadAttentionImpl::attend(const at::Tensor& x, const at::Tensor&
   const SequenceParts parts = agree_on_call(
       [&]() -> CallTerms {
         check_inputs(x, memory);
-        return {x.size(1),
-                memory.size(1),
-                {{"layout", std::string(to_string(o.layout)) + (o.balance_by ? " by " + o.balance_by->text() : "")},
-                 {"module", o.text()}}};
+        return {.queries = x.size(1),
+                .keys = memory.size(1),
+                .alike = {{"layout",
+                           std::string(to_string(o.layout)) + (o.balance_by ? " by " + o.balance_by->text() : "")},
+                          {"module", o.text()}},
+                .free_bytes = o.schedule == ScheduleKind::kAuto ? free_bytes(scope.comm, x.device()) : 0};
       },
       scope.comm, {call.label, 0});
   call.request.shape = {.batch = x.size(0),
@@ -196,7 +199,8 @@ at::Tensor MultiheadAttentionImpl::attend(const at::Tensor& x, const at::Tensor&
   if (o.schedule == ScheduleKind::kAuto) {
     const TermsPointer terms = terms_of(o.machine, "machine", x.is_cuda() ? "cuda" : "cpu", o.head_dim,
                                         x.element_size(), at::GradMode::is_enabled());
-    call.request.terms = on_hosts(terms, scope.comm.hosts());
+    call.request.terms = terms_in_job(terms, scope.comm, parts.free_bytes);
+    take_leanest_if_none_fits(call.request);
   }
   call.comm = &scope.comm;
   call.kernel = o.kernel;

@@ -12,7 +12,8 @@
 namespace annulus {
 namespace {
 
-constexpr int64_t kKeepLast = 1, kLseGradient = 2;  // bits of the third number that ranks exchange
+// Bits of the third number that ranks exchange; those above kLseGradient are MiB of free memory.
+constexpr int64_t kKeepLast = 1, kLseGradient = 2, kMebibyte = 4;
 
 std::string list(const std::vector<int64_t>& lengths) {
   std::string text;
@@ -26,7 +27,9 @@ SequenceParts agree_on_call(const std::function<CallTerms()>& find, Communicator
   const auto terms = [&]() -> Terms {
     CallTerms found = find();
     return {std::move(found.alike),
-            {found.queries, found.keys, (found.keep_last ? kKeepLast : 0) | (found.lse_gradient ? kLseGradient : 0)}};
+            {found.queries, found.keys,
+             (found.keep_last ? kKeepLast : 0) | (found.lse_gradient ? kLseGradient : 0) |
+                 (found.free_bytes >> 20) * kMebibyte}};
   };
   SequenceParts parts;
   for (const auto& [queries, keys, flags] : agree_together(comm, label, terms)) {
@@ -34,6 +37,8 @@ SequenceParts agree_on_call(const std::function<CallTerms()>& find, Communicator
     parts.keys.push_back(keys);
     parts.keep_last = parts.keep_last && (flags & kKeepLast) != 0;
     parts.lse_gradient = parts.lse_gradient || (flags & kLseGradient) != 0;
+    const int64_t free = flags / kMebibyte << 20;
+    if (free > 0 && (parts.free_bytes == 0 || free < parts.free_bytes)) parts.free_bytes = free;
   }
   return parts;
 }

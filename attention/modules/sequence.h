@@ -21,6 +21,7 @@ struct SequenceParts {
   std::vector<int64_t> keys;
   bool keep_last = true;      // PlanRequest::keep_last, if every rank allows it
   bool lse_gradient = false;  // some rank needs the gradient of lse
+  int64_t free_bytes = 0;     // what terms_in_job() takes: the least of all ranks, to a MiB; 0: not known, or not asked
 };
 
 // A rank's contribution to the agreement.
@@ -29,6 +30,7 @@ struct CallTerms {
   std::vector<Field> alike;       // must be equal on all ranks
   bool keep_last = true;          // PlanRequest::keep_last is possible on this rank
   bool lse_gradient = false;      // this rank needs the gradient of lse
+  int64_t free_bytes = 0;         // of this rank (attention/execution/terms_in_job.h), where `auto` chooses
 };
 
 // Collective. `find` validates this rank's arguments. If it raises on any rank, all ranks raise (agree_together).

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <tuple>
@@ -127,8 +128,9 @@ void price(PlanCandidate& candidate, const PlanRequest& request, Needs& needs, c
   candidate.backward = slowest(sweep(backward, request.ranks, terms.machine));
   const double most = terms.memory == kLeanest ? 0 : terms.most_bytes();
   if (most > 0 && candidate.bytes > most) {
-    candidate.refused = "a rank would hold " + bytes_text(candidate.bytes) + ", more than the " + bytes_text(most) +
-                        " that it has on " + terms.machine.name;
+    candidate.refused = "a rank would hold " + bytes_text(candidate.bytes) + ", " + bytes_text(candidate.bytes - most) +
+                        " more than the " + bytes_text(most) +
+                        (terms.memory > 0 ? " that are free" : " that it has on " + terms.machine.name);
   }
 }
 
@@ -165,12 +167,13 @@ void refuse_all_but_the_leanest(std::vector<PlanCandidate>& candidates) {
   }
   if (least == nullptr) throw Error(ErrorKind::kPlan, "plan", candidates.front().refused);
   const double most = request.terms->most_bytes();
+  const bool free = request.terms->memory > 0;
   throw Error(
       ErrorKind::kPlan, "plan",
       (request.schedule == ScheduleKind::kAuto ? "no schedule fits" : least->name() + " does not fit") +
-          std::string(" the memory of ") + request.terms->machine.name + ": with " + least->name() + " " +
-          (request.schedule == ScheduleKind::kAuto ? "a rank holds least, " : "a rank holds ") +
-          bytes_text(least->bytes) + ", and it has " + bytes_text(most) +
+          (free ? " the memory that is free" : " the memory of " + request.terms->machine.name) + ": with " +
+          least->name() + " " + (request.schedule == ScheduleKind::kAuto ? "a rank holds least, " : "a rank holds ") +
+          bytes_text(least->bytes) + ", and " + (free ? "" : "it has ") + bytes_text(most) + (free ? " are free" : "") +
           (request.schedule == ScheduleKind::kAuto
                ? "; use about " + counted(static_cast<int64_t>(least->bytes / most * request.ranks) + 1, "rank") +
                      ", or a shorter sequence"
@@ -224,6 +227,13 @@ TermsPointer on_hosts(const TermsPointer& terms, const RankHosts& hosts) {
   return moved;
 }
 
+TermsPointer within_memory(const TermsPointer& terms, double bytes) {
+  if (terms->memory == kLeanest || (terms->most_bytes() > 0 && terms->most_bytes() <= bytes)) return terms;
+  PlanTerms bounded = *terms;
+  bounded.memory = bytes;
+  return bounded;
+}
+
 std::string seconds_text(double seconds) {
   if (seconds >= 1 || seconds == 0) return significant(seconds, 3) + " s";
   return seconds >= 1e-3 ? significant(seconds * 1e3, 3) + " ms" : significant(seconds * 1e6, 3) + " us";
@@ -257,23 +267,10 @@ int64_t choice_bytes(const PlanChoice& choice) {
 
 }  // namespace
 
-PlanChoice choose_plan(const PlanRequest& request, const std::vector<LayoutKind>& layouts) {
-  static auto& cache = *new NamedCache<PlanChoice, ChoiceKey>("choices");  // never destroyed, as cached_pattern's
-  validate(request);
-  return *cache.get(
-      {request, layouts},
-      [&] {
-        if (!is_adaptive(request.pattern)) return choose_plan(request, *cached_pattern(request), layouts);
-        PlanRequest nearest = request;
-        nearest.pattern = with_nearest_blocks(with_causal_members(request.pattern), request.shape);
-        PlanChoice choice = choose_plan(nearest, *cached_pattern(nearest), layouts);
-        choice.request.pattern = request.pattern;
-        return choice;
-      },
-      choice_bytes);
-}
+namespace {
 
-PlanChoice choose_plan(const PlanRequest& request, const Pattern& pattern, const std::vector<LayoutKind>& layouts) {
+// Compares the candidates. If none can be chosen, the first one is refused.
+PlanChoice compare(const PlanRequest& request, const Pattern& pattern, const std::vector<LayoutKind>& layouts) {
   PlanChoice choice;
   for (const LayoutKind layout : layouts.empty() ? std::vector{request.layout} : layouts) {
     PlanRequest placed = request;
@@ -314,12 +311,50 @@ PlanChoice choose_plan(const PlanRequest& request, const Pattern& pattern, const
   }
   if (request.terms->memory == kLeanest) refuse_all_but_the_leanest(choice.candidates);
   sort_candidates(choice.candidates);
-  if (!choice.chosen().refused.empty()) refuse_all(request, choice.candidates);
   choice.request = request;
   choice.request.schedule = choice.chosen().schedule;
   choice.request.within = choice.chosen().within;
   choice.request.layout = choice.chosen().layout;
   return choice;
+}
+
+std::shared_ptr<const PlanChoice> cached_comparison(const PlanRequest& request,
+                                                    const std::vector<LayoutKind>& layouts) {
+  static auto& cache = *new NamedCache<PlanChoice, ChoiceKey>("choices");  // never destroyed, as cached_pattern's
+  validate(request);
+  return cache.get(
+      {request, layouts},
+      [&] {
+        if (!is_adaptive(request.pattern)) return compare(request, *cached_pattern(request), layouts);
+        PlanRequest nearest = request;
+        nearest.pattern = with_nearest_blocks(with_causal_members(request.pattern), request.shape);
+        PlanChoice choice = compare(nearest, *cached_pattern(nearest), layouts);
+        choice.request.pattern = request.pattern;
+        return choice;
+      },
+      choice_bytes);
+}
+
+}  // namespace
+
+PlanChoice choose_plan(const PlanRequest& request, const std::vector<LayoutKind>& layouts) {
+  const std::shared_ptr<const PlanChoice> choice = cached_comparison(request, layouts);
+  if (!choice->chosen().refused.empty()) refuse_all(request, choice->candidates);
+  return *choice;
+}
+
+PlanChoice choose_plan(const PlanRequest& request, const Pattern& pattern, const std::vector<LayoutKind>& layouts) {
+  PlanChoice choice = compare(request, pattern, layouts);
+  if (!choice.chosen().refused.empty()) refuse_all(request, choice.candidates);
+  return choice;
+}
+
+void take_leanest_if_none_fits(PlanRequest& request) {
+  if (request.schedule != ScheduleKind::kAuto || request.ranks == 1 || request.terms->memory <= 0) return;
+  if (cached_comparison(request, {})->chosen().refused.empty()) return;
+  PlanTerms leanest = *request.terms;
+  leanest.memory = kLeanest;
+  request.terms = std::move(leanest);
 }
 
 const std::vector<LayoutKind>& layouts_of_auto() {

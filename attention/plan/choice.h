@@ -91,6 +91,14 @@ TermsPointer terms_of(const std::string& machine, std::string_view where, std::s
 // machine says. Hosts that differ, or whose ranks are not consecutive, leave the machine's number.
 TermsPointer on_hosts(const TermsPointer& terms, const RankHosts& hosts);
 
+// The same terms where attention may hold at most so many bytes on a rank, or as many as the machine has if that is
+// less. Terms by which the leanest is taken stay as they are.
+TermsPointer within_memory(const TermsPointer& terms, double bytes);
+
+// Lets a request with kAuto that fits no memory have the leanest schedule instead of an error, for callers who know
+// only what was free before. Raises as validate does. Cached as choices are.
+void take_leanest_if_none_fits(PlanRequest& request);
+
 // A number of seconds for people: "2.1 ms".
 std::string seconds_text(double seconds);
 

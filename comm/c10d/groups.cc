@@ -88,6 +88,19 @@ std::shared_ptr<Communicator> c10d_communicator(const std::string& group_name, a
   return entry->comm;
 }
 
+std::shared_ptr<Communicator> made_communicator(const std::string& group_name, at::Device device) {
+  const GroupPtr group = named_group(group_name);
+  std::shared_ptr<Entry> entry;
+  {
+    const std::lock_guard lock(groups().mutex);
+    const auto found = groups().entries.find({group_name, device.str()});
+    if (found == groups().entries.end() || found->second->group != group) return nullptr;
+    entry = found->second;
+  }
+  const std::unique_lock lock(entry->mutex, std::try_to_lock);
+  return lock ? entry->comm : nullptr;
+}
+
 void release_ended_groups() {
   groups().take_ended();
   c10d_internal::forget_ended_groups();

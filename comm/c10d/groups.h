@@ -28,6 +28,9 @@ c10::intrusive_ptr<c10d::ProcessGroup> named_group(const std::string& name);
 // Raises Error(kUsage) if no group has this name, and otherwise what make_c10d_communicator raises.
 std::shared_ptr<Communicator> c10d_communicator(const std::string& group_name, at::Device device, Seconds timeout);
 
+// The communicator that c10d_communicator() has made for a device; null if it has not, or is making it. Thread safe.
+std::shared_ptr<Communicator> made_communicator(const std::string& group_name, at::Device device);
+
 // Drops the communicators of all groups that are no longer registered, and so the last references to these groups. It
 // waits for the threads of their backends. A program calls it before the interpreter is finalized: gloo's threads may
 // hold tensors of Python for a while after their work is done, and abort the process if they release them later

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests torch.ops.annulus over process groups of gloo: starts the ranks of torch_groups.py with torchrun.
+"""Tests torch.ops.annulus over process groups of gloo: starts the ranks of torch_groups.py and torch_hosts.py with torchrun.
 
     torch_groups_test.py CASE RANKS TORCH_ROOT
 """
@@ -22,10 +22,21 @@ RANK = os.path.join(HERE, "torch_groups.py")
 DEADLINE = 60  # seconds until the remaining ranks must have raised
 
 
-def by_torchrun(case, ranks):
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", RANK, case]
+def by_torchrun(ranks, *program):
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *program]
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
     return subprocess.run(run, env=env).returncode
+
+
+def hosts(ranks):
+    """Gives each two ranks a host name of their own, by which annulus tells hosts apart."""
+    spaces = ["unshare", "--uts", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
+    if subprocess.run([*spaces, "hostname", "host0"], capture_output=True).returncode:
+        print("SKIPPED: the system does not let a test have host names of its own")
+        return 0
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # no address has these names
+    named = ["sh", "-c", 'hostname "host$((LOCAL_RANK / 2))" && exec "$0" "$@"', sys.executable]
+    return by_torchrun(ranks, "--no-python", *spaces, *named, os.path.join(HERE, "torch_hosts.py"))
 
 
 def killed(ranks):
@@ -47,4 +58,5 @@ def killed(ranks):
 
 if __name__ == "__main__":
     case, ranks = sys.argv[1], int(sys.argv[2])
-    sys.exit(killed(ranks) if case == "killed" else by_torchrun(case, ranks))
+    run = {"killed": killed, "hosts": hosts}.get(case, lambda ranks: by_torchrun(ranks, RANK, case))
+    sys.exit(run(ranks))

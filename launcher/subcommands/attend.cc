@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 
+#include "attention/execution/terms_in_job.h"
 #include "attention/pattern/pattern.h"
 #include "common/names.h"
 #include "common/text.h"
@@ -101,8 +102,9 @@ class AttendSubcommand : public Subcommand {
     std::optional<AttendJob> attend;
     const DeviceChoice choice = choose_devices(job, device_);
     options_.device = choice.device.is_cuda() ? "cuda" : "cpu";
+    const int64_t free = least_free_bytes(*job.world, choice.device, {"attend, finding the free memory"});
     job.run_together({"attend, checking the input", 0}, [&] {
-      attend.emplace(options_, AttendRanks{job.world->hosts(), job.rank});
+      attend.emplace(options_, AttendRanks{job.world->hosts(), free, job.rank});
     });
     job.require_agreement(attend->fields(), {"attend, comparing the input", 0});
     if (!options_.layout && options_.lengths.empty()) warn_of_default_layout("attend", job);

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/execution/terms_in_job.h"
 #include "attention/modules/sequence.h"
 #include "attention/plan/choice.h"
 #include "attention/plan/layout.h"
@@ -210,6 +211,11 @@ void place_parts(PlanRequest& request, const std::vector<int64_t>& lengths) {
 // Not by device guards: torch.compile registers one for CUDA where there is no GPU.
 bool sees_gpus() { return at::detail::getCUDAHooks().hasCUDA(); }
 
+at::Device usual_device() {
+  if (!sees_gpus()) return at::kCPU;
+  return {at::kCUDA, at::detail::getCUDAHooks().getCurrentDevice()};
+}
+
 TermsPointer usual_terms(bool gpu) { return terms_of("", "ANNULUS_MACHINE", gpu ? "cuda" : "cpu", 128, 2); }
 
 int64_t number_of(const Tensor& number) {
@@ -285,9 +291,18 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
                                     list_text(std::vector<int64_t>{q.size(0), q.size(2), k.size(2), q.size(3)})},
                                    {"sinks", call.sinks ? "given" : "none"},
                                    {"dtype", c10::toString(q.scalar_type())}});
-        return {q.size(1), k.size(1), std::move(alike), keep_last, direction.lse_gradient};
+        const bool chooses = call.request.schedule == ScheduleKind::kAuto;
+        return {q.size(1),
+                k.size(1),
+                std::move(alike),
+                keep_last,
+                direction.lse_gradient,
+                chooses ? free_bytes(comm, q.device()) : 0};
       },
       comm, label);
+  if (call.request.schedule == ScheduleKind::kAuto) {
+    call.request.terms = terms_in_job(call.request.terms, comm, parts.free_bytes);
+  }
   call.request.shape = {.batch = q.size(0),
                         .heads = q.size(2),
                         .kv_heads = k.size(2),
@@ -299,7 +314,10 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
   call.request.shape = aligned(call.request.shape);
   if (packed) require_end(documents, call.request.shape);  // the same on every rank
   call.request.pattern = with_known_masks(std::move(given));
-  if (!reads_a_file(call.request.pattern)) return call;
+  if (!reads_a_file(call.request.pattern)) {
+    take_leanest_if_none_fits(call.request);
+    return call;
+  }
   agree_on_call(
       [&]() -> CallTerms {
         const std::vector<Span> own = query_layout(call.request).spans.at(static_cast<size_t>(comm.rank()));
@@ -307,6 +325,7 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
         return {};
       },
       comm, label);
+  take_leanest_if_none_fits(call.request);
   return call;
 }
 

@@ -73,10 +73,13 @@ void place_parts(PlanRequest& request, const std::vector<int64_t>& lengths);
 
 // The terms by which schedule "auto" chooses, of the machine that ANNULUS_MACHINE names, or else of a GPU's host if
 // tensors are on a GPU. They stand for bf16 and heads of 128, so that plan_ahead, which sees no tensors, plans what
-// attention runs. Ranks that differ in them raise Error(kMismatch).
+// attention runs. Ranks that differ in them raise Error(kMismatch). What the ranks of a group know of their hosts and
+// free memory is added by terms_in_job (attention/execution/terms_in_job.h).
 TermsPointer usual_terms(bool gpu);
-// Whether this process sees a GPU, where there are no tensors to tell.
+// Whether this process sees a GPU, where there are no tensors to tell, and the device that tensors are then assumed on:
+// the current GPU, or the CPU.
 bool sees_gpus();
+at::Device usual_device();
 
 // Returns the call's number from the int64 scalar tensor that its forward returned. Raises Error(kUsage) for another
 // tensor.

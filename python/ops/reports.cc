@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "attention/execution/plan_report.h"
+#include "attention/execution/terms_in_job.h"
 #include "attention/kernels/choose_kernel.h"
 #include "attention/kernels/detect.h"
 #include "attention/modules/sequence.h"
@@ -93,8 +94,12 @@ void plan_ahead(std::string pattern, int64_t length, int64_t heads, int64_t kv_h
   const Place place = place_in(group);
   PlanRequest request = request_of(pattern, length, place.size, heads, kv_heads, batch, layout, schedule, within,
                                    query_offset, key_length, lengths, cu_seqlens, keep);
-  if (request.schedule == ScheduleKind::kAuto) request.terms = usual_terms(sees_gpus());
+  if (request.schedule == ScheduleKind::kAuto) {
+    request.terms = usual_terms(sees_gpus());
+    if (const auto comm = used_communicator(group, usual_device())) request.terms = terms_in_job(request.terms, *comm);
+  }
   require_plannable(request);
+  take_leanest_if_none_fits(request);
   plan_ahead(request, static_cast<int>(place.rank), proves_by_default());
 }
 
@@ -104,17 +109,19 @@ std::tuple<std::string, std::string> choose_layout(std::string pattern, int64_t 
   const Turn turn = take_turn(group, at::Tensor());
   PlanRequest request;
   std::string balanced;
-  agree_on_call(
+  const SequenceParts parts = agree_on_call(
       [&]() -> CallTerms {
         const std::string unmasked = without_masks(*pattern_of(pattern)).text();
         balanced = balanced_by(unmasked, std::nullopt);
         request = request_of(unmasked, length, turn.comm->size(), heads, kv_heads, batch, "zigzag", schedule, within,
                              /*query_offset=*/0, std::nullopt, std::nullopt, std::nullopt, /*keep=*/true);
         request.terms = usual_terms(sees_gpus());
-        return {.alike = {{"problem", request.text()}, {"machine", request.terms.text()}}};
+        return {.alike = {{"problem", request.text()}, {"machine", request.terms.text()}},
+                .free_bytes = free_bytes(*turn.comm, usual_device())};
       },
       *turn.comm, {"torch.ops.annulus.choose_layout", 0});
-  request.terms = on_hosts(request.terms, turn.comm->hosts());
+  request.terms = within_memory(on_hosts(request.terms, turn.comm->hosts()), parts.free_bytes);
+  take_leanest_if_none_fits(request);
   const LayoutChoice choice = choose_layout(request);
   return {choice.layout == LayoutKind::kBalanced ? balanced : std::string(to_string(choice.layout)), choice.reason};
 }

@@ -104,6 +104,10 @@ Place place_in(const std::string& group) {
   return {ranks.comm->rank(), ranks.comm->size()};
 }
 
+std::shared_ptr<Communicator> used_communicator(const std::string& group, at::Device device) {
+  return group.empty() ? ranks_without_a_name().comm : made_communicator(group, device);
+}
+
 void set_timeout(double seconds) {
   if (!(seconds >= kShortest && seconds <= kLongest)) {
     throw Error(ErrorKind::kUsage, "comm",

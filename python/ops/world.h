@@ -33,6 +33,10 @@ struct Place {
 };
 Place place_in(const std::string& group);
 
+// Returns the communicator that operators over tensors on this device have used for a group, for what it knows without
+// communication; null if there was none yet. For the group "" it finds the ranks as take_turn does.
+std::shared_ptr<Communicator> used_communicator(const std::string& group, at::Device device);
+
 // Sets the deadline in seconds of each later operation between ranks; the default is ANNULUS_TIMEOUT, or 300 s. Does
 // not look for other ranks. Raises Error(kUsage) unless the number is from 0.1 to 31536000 (a year).
 void set_timeout(double seconds);

@@ -150,6 +150,7 @@ AttendJob::AttendJob(const AttendOptions& options, const AttendRanks& ranks) : o
   request_.terms = on_hosts(
       terms_of(options.machine, "--machine", options.device, head_dim_, at::elementSize(dtype_), options.backward),
       ranks.hosts);
+  if (ranks.free_bytes > 0) request_.terms = within_memory(request_.terms, static_cast<double>(ranks.free_bytes));
   request_.ranks = ranks.hosts.ranks();
   request_.even = options_.even;
   request_.uneven_lengths = options_.lengths;
@@ -163,6 +164,7 @@ AttendJob::AttendJob(const AttendOptions& options, const AttendRanks& ranks) : o
   }
   request_.pattern = read_block_maps(request_.pattern, request_.shape, queries_with_bits(ranks.rank));
   validate(request_);
+  if (request_.schedule == ScheduleKind::kAuto && request_.terms->most_bytes() > 0) resolve_schedule(request_);
   if (options.check && !draw_) {
     check_oracle_size(request_.shape, head_dim_);
   }

@@ -55,6 +55,7 @@ struct AttendOptions {
 // What of the ranks a job depends on.
 struct AttendRanks {
   RankHosts hosts;                         // of all ranks: Communicator::hosts()
+  int64_t free_bytes = 0;                  // for `auto`: what is free on the rank with the least; 0: not known
   std::optional<int> rank = std::nullopt;  // which of them this is
 };
 

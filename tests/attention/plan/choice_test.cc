@@ -12,6 +12,7 @@
 #include "attention/testing/any_request.h"
 #include "comm/hosts.h"
 #include "common/error.h"
+#include "common/text.h"
 
 namespace annulus::choice_test {
 namespace {
@@ -214,7 +215,12 @@ TEST(Choice, RefusesWhatDoesNotFitTheMemory) {
   bounded(held(ScheduleKind::kRing));
   const PlanChoice some = choose_plan(request);
   EXPECT_EQ(some.chosen().schedule, ScheduleKind::kRing);
-  EXPECT_NE(some.reason().find("all-gather: a rank would hold "), std::string::npos) << some.reason();
+  const double over = held(ScheduleKind::kAllGather) - held(ScheduleKind::kRing);
+  EXPECT_NE(some.reason().find("all-gather: a rank would hold " + bytes_text(held(ScheduleKind::kAllGather)) + ", " +
+                               bytes_text(over) + " more than the " + bytes_text(held(ScheduleKind::kRing)) +
+                               " that are free"),
+            std::string::npos)
+      << some.reason();
   const auto refused = [&](const std::string& expected) {
     try {
       choose_plan(request);
@@ -225,10 +231,40 @@ TEST(Choice, RefusesWhatDoesNotFitTheMemory) {
     }
   };
   bounded(2e6);
+  refused("no schedule fits the memory that is free: with ");
+  refused(", and 2.0 MB are free; use about ");
+  PlanRequest lenient = request;
+  take_leanest_if_none_fits(lenient);
+  EXPECT_EQ(lenient.terms->memory, kLeanest);
+  EXPECT_NE(resolve_schedule(lenient).schedule, ScheduleKind::kAuto);
+  request.schedule = ScheduleKind::kRing;
+  refused("ring does not fit the memory that is free: with ring a rank holds ");
+  bounded(0);
+  MachineProfile small = built_in_machine("h100");
+  small.memory = 2e6;
+  request.schedule = ScheduleKind::kAuto;
+  request.terms = PlanTerms{.machine = small, .head_dim = 128, .element_bytes = 2, .backward = true, .memory = 0};
   refused("no schedule fits the memory of h100: with ");
   refused(", and it has 2.0 MB; use about ");
-  request.schedule = ScheduleKind::kRing;
-  refused("ring does not fit the memory of h100: with ring a rank holds ");
+}
+
+// What is free bounds a choice where the machine has more; the leanest is taken without a bound.
+TEST(Choice, TheLesserOfFreeAndTheMachinesMemoryBounds) {
+  PlanTerms terms{
+      .machine = built_in_machine("h100"), .head_dim = 128, .element_bytes = 2, .backward = true, .memory = 0};
+  terms.machine.memory = 80e9;
+  EXPECT_EQ(within_memory(terms, 10e9)->most_bytes(), 10e9);
+  EXPECT_EQ(within_memory(terms, 90e9), TermsPointer(terms));
+  terms.machine.memory = 0;
+  EXPECT_EQ(within_memory(terms, 90e9)->most_bytes(), 90e9);
+  terms.memory = kLeanest;
+  EXPECT_EQ(within_memory(terms, 10e9), TermsPointer(terms));
+  PlanRequest request = request_of("{ kind = \"full\" }", 65536, 8);
+  request.terms = TermsPointer(PlanTerms{
+      .machine = built_in_machine("h100"), .head_dim = 128, .element_bytes = 2, .backward = true, .memory = 1e12});
+  const PlanRequest as_it_was = request;
+  take_leanest_if_none_fits(request);
+  EXPECT_EQ(request, as_it_was) << "something fits";
 }
 
 TEST(Choice, TermsArePartOfWhatRanksCompare) {

@@ -41,7 +41,7 @@ AttendOptions random_options(const std::string& pattern, const std::string& size
 }
 
 void attend(const AttendOptions& options, int ranks) {
-  run_ranks(ranks, [&](Communicator& world) { AttendJob(options, {world.hosts(), world.rank()}).run(world); });
+  run_ranks(ranks, [&](Communicator& world) { AttendJob(options, {world.hosts(), 0, world.rank()}).run(world); });
 }
 
 // Runs the job, which raises an error if its results are not those of the oracle, and says what it has compared.
@@ -178,13 +178,15 @@ TEST(Attend, MasksOfTokensAreThoseOfTheFile) {
   set_mask_limit(int64_t{8} * (1 + 1) * 2 * 83 + 8 * 2 * 2 * (4 + 4));
   expect_checked(o, 2, "checked: 4 of 664 rows");
   o.check_rows = "";
-  AttendJob(o, {RankHosts(2), 1});
-  expect_error(ErrorKind::kResource, {"whose bits would take "}, [&] { AttendJob(o, {RankHosts(2), 0}); });  // it compares all
+  AttendJob(o, {RankHosts(2), 0, 1});
+  expect_error(ErrorKind::kResource, {"whose bits would take "}, [&] {
+    AttendJob(o, {RankHosts(2), 0, 0});
+  });  // it compares all
   set_mask_limit(limit);
   o.check = false;
-  run_ranks(3, [&](Communicator& world) { AttendJob(o, {world.hosts(), world.rank()}).run(world); });
+  run_ranks(3, [&](Communicator& world) { AttendJob(o, {world.hosts(), 0, world.rank()}).run(world); });
   o.layout = "auto";  // chosen before a rank knows which bits it needs
-  run_ranks(3, [&](Communicator& world) { AttendJob(o, {world.hosts(), world.rank()}).run(world); });
+  run_ranks(3, [&](Communicator& world) { AttendJob(o, {world.hosts(), 0, world.rank()}).run(world); });
   o.output = path;
   expect_refused(o, 1, ErrorKind::kUsage, "the mask's file of --pattern");
 }
@@ -205,7 +207,7 @@ TEST(Attend, LayoutAutoIsTheOneOfTheLeastPredictedTime) {
     ::testing::internal::CaptureStdout();
     run_ranks(4, [&](Communicator& world) {
       world.set_hosts(hosts);
-      AttendJob(o, {world.hosts(), world.rank()}).run(world);
+      AttendJob(o, {world.hosts(), 0, world.rank()}).run(world);
     });
     const std::string said = ::testing::internal::GetCapturedStdout();
     EXPECT_NE(said.find(", " + std::string(to_string(expected.layout)) + ", "), std::string::npos) << said;
