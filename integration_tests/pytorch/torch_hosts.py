@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 MACHINE = """
 name = "far hosts"
+source = "assumed"
 overlap = false
 copy = 1e12
 ranks_per_host = {ranks_per_host}
