@@ -48,9 +48,8 @@ class LayoutsBenchmark : public Benchmark {
     }
     out << "\n"
         << drawn_ << " rows: pairs above " << kEven << " of the mean in " << uneven_ << ", rows above " << kRows
-        << " of zigzag's in " << above_ << ", in " << needless_
-        << " of which a layout as even could have had fewer; planned in " << line("%.1f", slowest_)
-        << " ms of CPU time at most at up to 64 ranks (goal: " << kMilliseconds << ")\n";
+        << " of zigzag's in " << above_ << ", in " << needless_ << " of which that least allows fewer; planned in "
+        << line("%.1f", slowest_) << " ms of CPU time at most at up to 64 ranks (goal: " << kMilliseconds << ")\n";
     return {};
   }
 

@@ -9,24 +9,11 @@
 #include <utility>
 
 #include "attention/pattern/block_map.h"
+#include "attention/plan/part_dealer.h"
 #include "common/error.h"
 
 namespace annulus {
 namespace {
-
-struct Piece {  // of the sequence, [begin, end)
-  int64_t begin = 0, end = 0;
-};
-using Pieces = std::vector<Piece>;
-
-void append(Pieces& pieces, Piece piece) {
-  if (piece.begin >= piece.end) return;
-  if (!pieces.empty() && pieces.back().end == piece.begin) {
-    pieces.back().end = piece.end;
-  } else {
-    pieces.push_back(piece);
-  }
-}
 
 // Pieces that lie one after the other. Places are counted in tokens from the beginning of the first piece.
 class Line {
@@ -363,11 +350,10 @@ Layout balanced_layout(const Pattern& pattern, int ranks) {
     };
     std::stable_sort(parts.begin(), parts.end(),
                      [&](const Piece& a, const Piece& b) { return density(a) < density(b); });
-    const Pieces rising = parts;
-    std::reverse(parts.begin(), parts.end());
     auto best = worth(dealt);
-    for (std::vector<Pieces>& other :
-         std::vector{dealer.from_both_ends(rising), dealer.halved(rising), dealer.halved(parts)}) {
+    std::vector<std::vector<Pieces>> others = deal_parts(work.before, parts, ranks);
+    others.push_back(dealer.from_both_ends(parts));
+    for (std::vector<Pieces>& other : others) {
       const auto found = worth(other);
       if (found < best) best = found, dealt = std::move(other);
     }

@@ -8,6 +8,9 @@
 // most 2 (P - 1) times, about two pieces for each rank (Goldberg and West, "Bisection of circle colorings", 1985; Alon,
 // "Splitting necklaces", 1987). For a causal row this gives the sets of zigzag. Among the arcs whose work is near
 // enough, that one is taken whose ends separate the fewest keys from queries that need them.
+//
+// A sequence of parts that need nothing of each other, such as packed documents, is also dealt part by part
+// (part_dealer.h). Of all that are even enough the one that sends the fewest rows is taken.
 #pragma once
 
 #include <cstdint>

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention/plan/needs.h"
+#include "attention/plan/part_dealer.h"
 #include "attention/plan/plan.h"
 #include "attention/testing/any_pattern.h"
 #include "common/error.h"
@@ -164,6 +165,76 @@ TEST(Balance, ACausalRowIsDealtAsByZigzag) {
     EXPECT_LE(pieces, 2 * static_cast<size_t>(ranks));
     Needs mine(pattern, layout, layout), theirs(pattern, zigzag, zigzag);
     EXPECT_LE(static_cast<double>(mine.foreign_rows()), 1.10 * static_cast<double>(theirs.foreign_rows()));
+  }
+}
+
+// Lengths as those of packed rows, drawn without the library, because its draws differ from seed to seed: `some` of
+// them from 100 on, and of each `every` one from `long_from` on.
+std::vector<int64_t> fixed_lengths(int64_t length, uint64_t seed, int64_t some, int64_t every, int64_t long_from,
+                                   int64_t more) {
+  std::vector<int64_t> lengths;
+  uint64_t x = seed;
+  for (int64_t left = length; left > 0; left -= lengths.back()) {
+    x = x * 6364136223846793005u + 1442695040888963407u;
+    const auto u = static_cast<int64_t>(x >> 40);
+    const int64_t n =
+        every > 0 && u % every == 0 ? long_from + u / every % more : 100 + u / std::max<int64_t>(1, every) % some;
+    lengths.push_back(std::min(n, left));
+  }
+  return lengths;
+}
+
+// Returns the rows that a group-cast sends with the balanced layout, over those with zigzag.
+double rows_over_zigzag(const std::vector<int64_t>& lengths, int64_t length, int ranks) {
+  const AttentionShape shape = shape_of(length);
+  const Pattern pattern = make_pattern(packed({lengths}), shape);
+  const Layout layout = balanced_layout(pattern, ranks), zigzag = make_layout(LayoutKind::kZigzag, length, ranks);
+  EXPECT_LE(most_over_mean(layout, position_work(pattern)), 1.05);
+  Needs mine(pattern, layout, layout), theirs(pattern, zigzag, zigzag);
+  return static_cast<double>(mine.foreign_rows()) / static_cast<double>(theirs.foreign_rows());
+}
+
+// Documents that are much shorter than a rank's part are packed whole, up to a few tokens.
+TEST(Balance, ShortDocumentsAreHardlyCut) {
+  for (const int ranks : {8, 16, 64}) {
+    const int64_t length = int64_t{ranks} * 2048;
+    EXPECT_LE(rows_over_zigzag(fixed_lengths(length, 1, 900, 0, 0, 1), length, ranks), 0.05) << ranks;
+  }
+}
+
+// Documents with more work than a rank are cut at their ends, and the rest is packed. Other layouts that are as even,
+// such as arcs of a circle, send more rows than zigzag here, whose most loaded rank has twice the mean.
+TEST(Balance, LongDocumentsAmongShortOnesSendNoMoreThanZigzag) {
+  for (const int ranks : {8, 32, 64}) {
+    const int64_t length = int64_t{ranks} * 2048;
+    EXPECT_LE(rows_over_zigzag(fixed_lengths(length, 2, 700, 8, 1500, 3000), length, ranks), 1.0) << ranks;
+  }
+}
+
+// However parts lie, every way to deal them gives each position to one rank, and each rank its share.
+RC_GTEST_PROP(Balance, EveryWayToDealPartsCoversThemOnce, ()) {
+  const int64_t length = *rc::gen::inRange<int64_t>(1, 3000);
+  const int ranks = *rc::gen::inRange(2, 18);
+  const std::vector<int64_t> lengths = drawn_lengths(length, length);
+  const PositionWork work = position_work(make_pattern(packed({lengths}), shape_of(length)));
+  Pieces parts;
+  int64_t begin = 0;
+  for (const int64_t n : lengths) parts.push_back({begin, begin + n}), begin += n;
+  for (const std::vector<Pieces>& way : deal_parts(work.before, parts, ranks)) {
+    RC_ASSERT(way.size() == static_cast<size_t>(ranks));
+    Pieces all;
+    for (int r = 0; r < ranks; ++r) {
+      int64_t tokens = 0;
+      for (const Piece& p : way[static_cast<size_t>(r)]) tokens += p.end - p.begin, all.push_back(p);
+      RC_ASSERT(tokens == (r + 1) * length / ranks - r * length / ranks);
+    }
+    std::sort(all.begin(), all.end(), [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+    int64_t end = 0;
+    for (const Piece& p : all) {
+      RC_ASSERT(p.begin == end && p.end > p.begin);
+      end = p.end;
+    }
+    RC_ASSERT(end == length);
   }
 }
 
