@@ -211,9 +211,9 @@ class TokenizeTest(cli.CliTest):
         self.assertEqual(out.splitlines(), ["tokenizer", "tokenize", "--tokenizer=a b", "--input=*.txt", "--input=$(x)", "--output=-o",
                                             "--begin=<s>", "--shard-tokens=100000000", "--processes=3", "--no-special-tokens"])
         code, out, _ = self.annulus("tokenize", "--tokenizer", "t", "--input", "i", "--output", "o", "--loss", "completion", "--chat",
-                                    "--prompt", "q", "--field", "a", "--weight", "w")
-        self.assertEqual(out.splitlines()[5:], ["--field=a", "--loss=completion", "--prompt=q", "--weight=w",
-                                                "--shard-tokens=100000000", "--processes=0", "--chat"])
+                                    "--prompt", "q", "--field", "a", "--weight", "w", "--group", "g", "--trees")
+        self.assertEqual(out.splitlines()[5:], ["--field=a", "--loss=completion", "--prompt=q", "--weight=w", "--group=g",
+                                                "--shard-tokens=100000000", "--processes=0", "--trees", "--chat"])
 
     def test_bench_compares_with_the_library(self):
         code, out, err = self.annulus("tokenize", "--bench", "--tokenizer", support.tokenizer("llama3"), "--input", "in.jsonl",

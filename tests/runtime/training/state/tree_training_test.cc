@@ -32,6 +32,7 @@ Config epoch_config(const TestFolder& folder, const std::string& name, const std
   c.data.packing = "best-fit";
   c.data.documents = true;
   c.data.positions = "restart";
+  c.attention.even = false;
   c.run.steps = 1;
   c.optimizer.clip = 0;
   c.optimizer.weight_decay = 0;
