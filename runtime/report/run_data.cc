@@ -141,7 +141,7 @@ Json facts_of(const RunConfiguration& config, const MetricsFile& metrics, const 
     if (!start.is_object() || !start.contains(key)) return std::string();
     const MetricsFile::Json& value = start[key];
     if (value.is_string()) return value.get<std::string>();
-    return value.is_number() ? with_commas(static_cast<int64_t>(value.get<double>())) : std::string();
+    return value.is_number() ? with_commas(std::llround(std::clamp(value.get<double>(), -9e15, 9e15))) : std::string();
   };
   const auto begun = text("time");
   add("started",
