@@ -58,7 +58,8 @@ def attention(
         `annulus.sharding_of(tokens)` for `tokens` that `annulus.shard` returned.
     group: a ProcessGroup, a one-dimensional DeviceMesh or the name of a group. None means the ranks of mpirun if it
         started Python, otherwise this process alone.
-    layout: "contiguous", "zigzag", "striped", or that of a balanced `annulus.Sharding`; "auto" where the rows say what was chosen: how the sequence was sharded (`annulus.shard`). Over several ranks it is
+    layout: "contiguous", "zigzag", "striped", or that of a balanced `annulus.Sharding`: how the sequence was sharded
+        (`annulus.shard`); "auto" stands for what the sharding, or q, k or v, says was chosen. Over several ranks it is
         required without `sharding`, unless q, k or v is itself a tensor that `annulus.shard` returned, because others do not
         carry it.
     schedule: "ring", "all-gather", "group-cast", "double-ring", "ulysses", "ulysses-ring", "mesh", or "auto": the one predicted to
@@ -91,9 +92,9 @@ def attention(
     """
     if sharding is not None:
         sharding.require(q)
-    if layout == "auto":  # what was chosen where the rows were cut
-        layout = None if any(known is not None for known in (sharding, cut_of(q), cut_of(k), cut_of(v))) else chosen_layout(layout, group)
     known = {"sharding": sharding, "q": cut_of(q), "k": cut_of(k), "v": cut_of(v)}
+    if layout == "auto":  # what was chosen where the rows were cut
+        layout = chosen_layout(layout, group) if all(cut is None for cut in known.values()) else None
     group, layout = settled(known, group, layout)
     settings = dict(layout=layout or "", schedule=schedule, within=within, scale=scale)
     settings |= dict(dropout=dropout, seed=seed, step=step, layer=layer)

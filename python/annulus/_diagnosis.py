@@ -42,11 +42,12 @@ def plan(
     """Returns the output of `annulus plan --json` for attention over `length` positions and `ranks` ranks: what each rank
     sends, holds and computes, and under "proof" whether every pair is computed exactly once, without a deadlock.
 
-    layout: zigzag by default; "auto": the one predicted to take least time, which "layout" of the result names. kv_heads: 0 means `heads`. key_length: the number of keys, if not `length`. lengths: the
-    lengths of contiguous parts, by rank, in place of a layout. keep: False for a call under torch.compile, whose backward
-    receives again the keys and values that the forward held last. prove: False omits the proof. machine: "h100", "h200", "a100",
-    "b200", "cpu" or the path of a profile, by which schedule "auto" chooses; empty: that of ANNULUS_MACHINE, or else "cpu".
-    "candidates" has what it chose from, with their predicted seconds.
+    layout: zigzag by default; "auto": the one predicted to take least time, which "layout" of the result names. kv_heads: 0
+    means `heads`. key_length: the number of keys, if not `length`. lengths: the lengths of contiguous parts, by rank, in place
+    of a layout. keep: False for a call under torch.compile, whose backward receives again the keys and values that the forward
+    held last. prove: False omits the proof. machine: "h100", "h200", "a100", "b200", "cpu" or the path of a profile, by which
+    schedule "auto" chooses; empty: that of ANNULUS_MACHINE, or else "cpu". "candidates" has what it chose from, with their
+    predicted seconds.
 
     Raises AnnulusError for invalid arguments.
     """
