@@ -2,6 +2,7 @@
 """Tests `annulus logits` against transformers: every family and scaling of the rotary embedding, on one rank and over a
 zigzag ring, in bf16, and errors."""
 
+import itertools
 import os
 import sys
 
@@ -61,16 +62,17 @@ class Logits(cli.CliTest):
                 self.assertLessEqual(distance(got[name], value), allowed, (what, name))
 
     def match(self, names):
-        for name in names:
+        # In fp64 each model is compared over ranks, to 1e-12. What fp32 adds are other kernels and roundings, so each model runs
+        # in it either alone or over four ranks.
+        for name, ranks in zip(names, itertools.cycle((4, 1))):
             data = models.batch(vocab=models.CONFIGS[name].vocab_size)
             folder = models.save(models.make(name), self.path(name.replace(" ", "_")))
             exact = models.expected(models.make_exact(name), data)
             nudged = models.expected(models.nudge_tables(models.make_exact(name)), data)
             self.assert_exact(self.logits(folder, data, "--backward", "--dtype", "fp64", ranks=2), exact, nudged, name)
             theirs = models.expected(models.make(name), data)
-            for ranks in (1, 4):
-                got = self.logits(folder, data, "--backward", ranks=ranks)
-                self.assert_close(got, exact, theirs, 2**-24, (name, ranks))
+            got = self.logits(folder, data, "--backward", ranks=ranks)
+            self.assert_close(got, exact, theirs, 2**-24, (name, ranks))
 
     def test_llamas_of_every_scaling_match_transformers(self):
         self.match(models.LLAMAS)
