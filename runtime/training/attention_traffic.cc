@@ -38,7 +38,7 @@ AttentionTraffic attention_traffic(const Config& config, const std::vector<Stage
   AttentionTraffic most;
   for (const Stage& stage : stages) {
     std::vector<AttentionTraffic> distinct;
-    for (const PlanRequest& request : stage.layers.of_rows(0, stage.batch / config.mesh.data)) {
+    for (const PlanRequest& request : plannable_rows(stage.layers, stage.batch / config.mesh.data, rank)) {
       distinct.push_back(sent_by(request, rank, head_dim, element, wide));
     }
     const auto batches = static_cast<double>(stage.accumulate);

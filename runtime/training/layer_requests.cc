@@ -136,6 +136,14 @@ void hold_bits(const Config& config, LayerRequests& layers, const Span& rows, in
   hold_bits(layers.distinct, held_queries(config, layers, rows, rank));
 }
 
+std::vector<PlanRequest> plannable_rows(LayerRequests layers, int64_t rows, int rank) {
+  const auto masked = [](const PlanRequest& request) { return has_mask(request.pattern); };
+  if (std::any_of(layers.distinct.begin(), layers.distinct.end(), masked)) {
+    hold_bits(layers.distinct, query_layout(layers.of_rows(0, rows)[0]).spans.at(static_cast<size_t>(rank)));
+  }
+  return layers.of_rows(0, rows);
+}
+
 // The masks of the rows of all ranks, and of its own where these are others.
 int64_t mask_bytes(const Config& config, const LayerRequests& layers, int64_t rows, int rank) {
   const auto masked = [](const PlanRequest& request) { return has_mask(request.pattern); };

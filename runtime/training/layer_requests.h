@@ -48,6 +48,9 @@ void hold_bits(std::vector<PlanRequest>& requests, const std::vector<Span>& quer
 // follows the documents of each batch, its queries are those of none in particular, and it holds the bits of all.
 void hold_bits(const Config& config, LayerRequests& layers, const Span& rows, int rank);
 
+// Returns layers.of_rows(0, rows) with the bits without which the programs of this rank are not planned.
+std::vector<PlanRequest> plannable_rows(LayerRequests layers, int64_t rows, int rank);
+
 // Returns the bytes of the masks that a rank then holds, for its first `rows` rows.
 int64_t mask_bytes(const Config& config, const LayerRequests& layers, int64_t rows, int rank);
 

@@ -117,7 +117,7 @@ std::vector<AttentionCharges> layer_charges(const LayerRequests& layers, int64_t
   const KernelKind planned = planned_kernel(kind, device, call.type, call.head_dim, call.dropout, call.softcap);
   const std::unique_ptr<Kernel> kernel = make_chosen_kernel(planned, device, call.type);
   std::vector<std::array<AttentionCharges, 2>> distinct;  // without and with sinks
-  for (const PlanRequest& request : layers.of_rows(0, rows)) {
+  for (const PlanRequest& request : plannable_rows(layers, rows, rank)) {
     const bool has_program = !is_adaptive(request.pattern) && request.ranks > 1;
     const std::shared_ptr<const RankPlan> plan = has_program ? cached_plan(request, rank) : nullptr;
     std::array<AttentionCharges, 2>& both = distinct.emplace_back();
