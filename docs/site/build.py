@@ -144,10 +144,16 @@ def with_included(headers):
     return found
 
 
+def forwarded(header):
+    """Returns the header that another one only includes, under a second name; itself for all others."""
+    code = re.sub(r"(?m)//.*$", "", read(header)).split()
+    return code[3].strip('"').removeprefix("annulus/") if code[:3] == ["#pragma", "once", "#include"] and len(code) == 4 else header
+
+
 def cpp_pages(pages):
     targets = public_headers()
     public = [h for headers in targets.values() for h in headers]
-    headers = with_included(public)
+    headers = [h for h in with_included(public) if forwarded(h) == h]
     names = [os.path.basename(h) for h in headers]
     if len(set(names)) < len(names):
         sys.exit("build.py: public headers need different names: " + ", ".join(sorted({n for n in names if names.count(n) > 1})))
@@ -160,7 +166,7 @@ def cpp_pages(pages):
         text = "# %s\n\n```{doxygenfile} %s\n```\n" % (header, os.path.basename(header))
         pages.write("reference/cpp/%s.md" % name(header), text)
     text = "# C++\n\nThe headers of the targets that programs depend on, made from their comments.\n\n| header | target |\n|---|---|\n"
-    text += "".join("| [%s](%s.md) | `@annulus%s` |\n" % (h, name(h), t) for t, hs in targets.items() for h in hs)
+    text += "".join("| [%s](%s.md) | `@annulus%s` |\n" % (h, name(forwarded(h)), t) for t, hs in targets.items() for h in hs)
     text += "\nHeaders that these include, for the types that they name:\n\n"
     text += "".join("- [%s](%s.md)\n" % (h, name(h)) for h in headers if h not in public)
     text += "\n```{toctree}\n:hidden:\n\n%s\n```\n" % "\n".join(name(h) for h in headers)

@@ -13,9 +13,11 @@
 docs_test.py PATH/docs/index.md.
 """
 
+import importlib.util
 import os
 import re
 import sys
+import types
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(sys.argv.pop(1))))
@@ -262,6 +264,17 @@ class Documents(unittest.TestCase):
 
     def test_pages_are_short(self):
         self.none(too_long(PAGES))
+
+    def test_public_headers_have_a_reference(self):
+        """./annulus docs needs Doxygen and Sphinx; which pages it makes of headers does not."""
+        spec = importlib.util.spec_from_file_location("site_build", os.path.join(ROOT, "docs", "site", "build.py"))
+        build = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(build)
+        written = {}
+        headers = build.cpp_pages(types.SimpleNamespace(write=written.__setitem__))
+        self.assertEqual(len(written), len(headers) + 1)
+        self.assertIn("attention/oracle/oracle.h", headers)
+        self.assertIn("[attention/testing/oracle.h](attention-oracle-oracle.md)", written["reference/cpp/index.md"])
 
 
 class Planted(unittest.TestCase):
