@@ -82,7 +82,7 @@ class MpiRunnerTest(unittest.TestCase):
             self.assertEqual((code, words in said), (1 if words else 0, True), said)
 
     def test_a_hang_is_a_failure_with_the_place_of_each_rank(self):
-        code, said = self.run_job("echo begins; [ $OMPI_COMM_WORLD_RANK = 0 ] || exec sleep 1000", "--np=2", "--timeout=5")
+        code, said = self.run_job("echo begins; [ $OMPI_COMM_WORLD_RANK = 0 ] || exec tail -f /dev/null", "--np=2", "--timeout=5")
         self.assertEqual(code, 1, said)
         self.assertIn("exit code is 110 (not done within 5 s), expected 0", said)
         self.assertRegex(said, r"rank 0, process \d+: (has ended|State: Z)")
@@ -91,9 +91,9 @@ class MpiRunnerTest(unittest.TestCase):
 
     def test_what_a_job_leaves_behind_is_ended_and_named(self):
         left = os.path.join(os.path.dirname(self.report), "left")
-        code, said = self.run_job("setsid sleep 1234 </dev/null >/dev/null 2>&1 & echo $! >%s" % left, "--np=1")
+        code, said = self.run_job("setsid tail -f /dev/null </dev/null >/dev/null 2>&1 & echo $! >%s" % left, "--np=1")
         self.assertEqual(code, 1, said)
-        self.assertIn("these processes went on: sleep 1234", said)
+        self.assertIn("these processes went on: tail -f /dev/null", said)
         with open(left) as f:
             self.assertFalse(os.path.exists("/proc/%s" % f.read().strip()))
 
