@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <mutex>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "tests/runtime/data/shards/written_trees.h"
 #include "tests/runtime/model/flat_parameters.h"
 #include "tests/runtime/training/kept_state.h"
+#include "tests/runtime/training/state/one_step.h"
 #include "tests/runtime/training/tiny_run.h"
 
 namespace annulus::tree_training_test {
@@ -41,27 +41,9 @@ Config epoch_config(const TestFolder& folder, const std::string& name, const std
   return c;
 }
 
-struct Learned {
-  StepResult step;
-  at::Tensor gradients;
-};
-
-Learned learn(const Config& config, int ranks) {
-  const Dataset data(config.data, config.run.seed, config.model.vocab);
-  EXPECT_EQ(data.epochs(0, 1), 1);
-  std::mutex mutex;
-  Learned learned;
-  run_ranks(ranks, [&](Communicator& world) {
-    Training training(config, world, data, at::kCPU);
-    Learned mine;
-    mine.step = training.step();
-    EXPECT_TRUE(mine.step.applied) << mine.step.note;
-    mine.gradients = flat(training.model().parameters().views(
-        [&](size_t unit) { return training.model_state().updated()[unit].gradients; }));
-    const std::lock_guard lock(mutex);
-    learned = std::move(mine);
-  });
-  return learned;
+OneStep learn(const Config& config, int ranks) {
+  EXPECT_EQ(Dataset(config.data, config.run.seed, config.model.vocab).epochs(0, 1), 1);
+  return one_step(config, ranks);
 }
 
 TEST(TreeTraining, LossAndGradientsAreThoseOfRolloutsApart) {
@@ -70,7 +52,7 @@ TEST(TreeTraining, LossAndGradientsAreThoseOfRolloutsApart) {
     const std::vector<Group> groups = drawn_groups({1, 0.5F, 2}, prompts);
     const WrittenTrees trees(groups);
     const Config documents = epoch_config(folder, "apart.tokens", shard_of_documents(groups), 64);
-    const Learned apart = learn(documents, 1);
+    const OneStep apart = learn(documents, 1);
     for (const int64_t context : {37, 64, 128}) {  // the first divides trees among rows
       Config config = epoch_config(folder, "trees.tokens", trees.shard(), context);
       for (const auto& [ranks, layout, schedule] :
@@ -82,7 +64,7 @@ TEST(TreeTraining, LossAndGradientsAreThoseOfRolloutsApart) {
                                                                   {4, "auto", "ring"}}) {
         config.attention.layout = layout;
         config.attention.schedule = schedule;
-        const Learned learned = learn(config, ranks);
+        const OneStep learned = learn(config, ranks);
         const std::string what = "rows of " + std::to_string(context) + ", " + std::to_string(ranks) + " ranks, " +
                                  layout + ", " + schedule + (prompts ? ", prompts count" : "");
         EXPECT_NEAR(learned.step.weight, apart.step.weight, 1e-12 * apart.step.weight) << what;
@@ -101,14 +83,14 @@ TEST(TreeTraining, TreesAndDocumentsMix) {
   const TestFolder folder;
   const std::vector<Group> all = drawn_groups({1, 2}, true);
   const std::vector<Group> some(all.begin(), all.begin() + 4), others(all.begin() + 4, all.end());
-  const Learned apart = learn(epoch_config(folder, "apart.tokens", shard_of_documents(all), 64), 1);
+  const OneStep apart = learn(epoch_config(folder, "apart.tokens", shard_of_documents(all), 64), 1);
   Config config = epoch_config(folder, "trees.tokens", WrittenTrees(some).shard(), 64);
   const Config plain = epoch_config(folder, "others.tokens", shard_of_documents(others), 64);
   config.data.train = std::vector<SourceConfig>{{.files = {folder.path() + "/trees.tokens"}},
                                                 {.files = {folder.path() + "/others.tokens"}}};
   config.data.batch += plain.data.batch;
   for (const int ranks : {1, 2}) {
-    const Learned mixed = learn(config, ranks);
+    const OneStep mixed = learn(config, ranks);
     EXPECT_NEAR(mixed.step.weight, apart.step.weight, 1e-12 * apart.step.weight);
     expect_equal_losses({mixed.step.loss}, {apart.step.loss}, "mixed");
     expect_equal_losses({mixed.step.gradient_norm}, {apart.step.gradient_norm}, "mixed, norm");

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <mutex>
 #include <numeric>
 #include <string>
 #include <tuple>
@@ -22,6 +21,7 @@
 #include "tests/runtime/model/dense_attention.h"
 #include "tests/runtime/model/flat_parameters.h"
 #include "tests/runtime/training/kept_state.h"
+#include "tests/runtime/training/state/one_step.h"
 #include "tests/runtime/training/tiny_run.h"
 
 namespace annulus::weighted_targets_test {
@@ -76,32 +76,6 @@ Config weighted_config(const TestFolder& folder, const std::vector<float>& weigh
   c.optimizer.lr = 1e-30;  // validation has the weights of the first step
   c.optimizer.warmup = 0;
   return c;
-}
-
-struct Learned {
-  StepResult step;
-  at::Tensor gradients;
-  double validation = 0;
-  std::vector<SourceUse> uses;
-};
-
-Learned learn(const Config& config, int ranks) {
-  const Dataset data(config.data, config.run.seed, config.model.vocab);
-  std::mutex mutex;
-  Learned learned;
-  run_ranks(ranks, [&](Communicator& world) {
-    Training training(config, world, data, at::kCPU);
-    Learned mine;
-    mine.step = training.step();
-    EXPECT_TRUE(mine.step.applied) << mine.step.note;
-    mine.gradients = flat(training.model().parameters().views(
-        [&](size_t unit) { return training.model_state().updated()[unit].gradients; }));
-    if (data.has_validation()) mine.validation = training.validate([] { return false; }).loss;
-    mine.uses = training.uses();
-    const std::lock_guard lock(mutex);
-    learned = std::move(mine);
-  });
-  return learned;
 }
 
 struct ByHand {
@@ -183,7 +157,7 @@ TEST(WeightedTargets, LossesAndGradientsAreThoseByHand) {
                                                                   {4, 1, "contiguous"}}) {
             config.mesh.data = data_axis;
             config.attention.layout = layout;
-            const Learned learned = learn(config, ranks);
+            const OneStep learned = one_step(config, ranks);
             const std::string what = packing + (documents ? ", documents apart, " : ", ") + positions + ", " +
                                      std::to_string(ranks) + " ranks, " + layout;
             EXPECT_EQ(learned.step.targets, hand.targets) << what;
@@ -212,11 +186,11 @@ TEST(WeightedTargets, OnlyRatiosOfWeightsMatter) {
     config.data.batch = 11;
     config.data.accumulate = 1;
     EXPECT_EQ(Dataset(config.data, config.run.seed, config.model.vocab).epochs(0, 1), 1);
-    return learn(config, 2);
+    return one_step(config, 2);
   };
-  const Learned once = epoch();
+  const OneStep once = epoch();
   for (float& weight : weights) weight *= 2;
-  const Learned twice = epoch();
+  const OneStep twice = epoch();
   EXPECT_EQ(twice.step.targets, once.step.targets);
   EXPECT_EQ(twice.step.weight, 2 * once.step.weight);
   expect_equal_losses({twice.step.loss}, {once.step.loss}, "doubled weights");
