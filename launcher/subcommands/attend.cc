@@ -98,7 +98,7 @@ class AttendSubcommand : public Subcommand {
   }
   int run() override {
     Job job = start_job({{"command", shell_quote(command_arguments())}});
-    const Works works;
+    const WatchedWork watched;
     std::optional<AttendJob> attend;
     const DeviceChoice choice = choose_devices(job, device_);
     options_.device = choice.device.is_cuda() ? "cuda" : "cpu";

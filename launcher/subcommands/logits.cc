@@ -76,7 +76,7 @@ class LogitsSubcommand : public Subcommand {
   }
   int run() override {
     Job job = start_job({{"command", shell_quote(command_arguments())}});
-    const Works works;
+    const WatchedWork watched;
     std::optional<LogitsJob> logits;
     job.run_together({"logits, checking the model and the input", 0}, [&] { logits.emplace(options_, job.size); });
     job.require_agreement(logits->fields(), {"logits, comparing the model and the input", 0});

@@ -65,7 +65,7 @@ class SampleSubcommand : public Subcommand {
   int run() override {
     install_interrupt_handlers();
     const Job job = start_job({{"command", shell_quote(command_arguments())}});
-    const Works works;
+    const WatchedWork watched;
     // What the tokenizer's process says of its failure need not be said again.
     options_.encode = [this](const std::string& folder, const std::string& prompt) {
       return tokenizer_.call([&] { return encode_prompt(folder, prompt); });

@@ -17,7 +17,7 @@ Job start_job(std::vector<Field> fields, const std::string& device = "cpu");
 
 // While it exists, the watch of this host expects the rank to make progress (common/trace/beat.h), with the time that
 // loading may take. Subcommands other than train, which says more, have one from start_job() to their end.
-struct Works {
+struct WatchedWork {
   ExpectProgress expected;
   LongPhase lasts;
 };
