@@ -2,13 +2,12 @@
 
     report.py measure FILE NAME COMMAND ...   runs a command and adds a line of JSON to FILE: seconds, CPU seconds, and the
                                               most memory that one of its processes held
-    report.py steps ANNULUS RUN PATTERN       prints how many steps with a pattern take as many operations as RUN took
+    report.py steps ANNULUS RUN PATTERN SHARE prints how many steps with a pattern take this share of the operations of RUN
     report.py print FOLDER                    prints what run.sh has left in FOLDER, and writes FOLDER/summary.md
 """
 
 import json
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -31,7 +30,7 @@ def read(command):
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
-def steps(annulus, run, pattern):
+def steps(annulus, run, pattern, of_all):
     """The operations of a token are those of the matrices, and those of attention, which are as many as pairs are counted."""
     model = read([annulus, "inspect", run, "--json"])
     with open(os.path.join(run, "metrics.jsonl"), encoding="utf-8") as f:
@@ -43,7 +42,7 @@ def steps(annulus, run, pattern):
 
     share = pairs(pattern) / pairs('{ kind = "causal" }')
     whole, attention = model["flops_per_token"], model["attention_flops_per_token"]
-    print(round(last * whole / (whole - attention + attention * share)))
+    print(round(float(of_all) * last * whole / (whole - attention + attention * share)))
 
 
 def table(head, rows):
@@ -64,11 +63,15 @@ def exact(results, length, depth=None):
     return f"{sum(c['exact'] for c in cells) / sum(c['trials'] for c in cells):.2f}" if cells else "-"
 
 
-def planned(run):
-    """The bytes that a training plans for a rank, as it says in its log."""
-    with open(os.path.join(run, "logs", "rank-0.log"), encoding="utf-8") as f:
-        size, unit = re.search(r"memory: ([\d.]+) (\w+) planned for each rank", f.read()).groups()
-    return float(size) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+def tensors(run):
+    """The bytes of a training's weights, gradients, optimizer and activations on a rank, as planned and, most of all ranks, as
+    measured at the last step."""
+    with open(os.path.join(run, "metrics.jsonl"), encoding="utf-8") as f:
+        lines = [json.loads(line) for line in f]
+    kinds = ("weights", "gradients", "optimizer", "activations")
+    plan = next(line["memory_plan"] for line in lines if "memory_plan" in line)
+    held = [line["ranks"] for line in lines if "ranks" in line][-1]
+    return sum(plan[kind] for kind in kinds), sum(held[kind + "_bytes"]["most"] for kind in kinds)
 
 
 def number(value):
@@ -101,32 +104,32 @@ def summary(folder):
 
     rows = []
     for name, line in measured.items():
-        tokens, plan = 0, "-"
+        tokens, plan, held = 0, "-", "-"
         if name.startswith("train "):
             run = os.path.join(folder, "runs", name.split()[1] + "-001")
-            plan = f"{planned(run) / 1e6:,.0f}"
+            plan, held = (f"{size / 1e6:,.1f}" for size in tensors(run))
             with open(os.path.join(run, "metrics.jsonl"), encoding="utf-8") as f:
                 tokens = [m["tokens"] for m in map(json.loads, f) if "loss" in m][-1]
         elif name.startswith("evaluate "):
             tokens = results(name.split()[1])["forward_tokens"]
         rows.append([name, f"{line['seconds']:,.0f}", f"{line['cpu_seconds']:,.0f}",
                      f"{tokens:,}" if tokens else "-", f"{1e6 * line['cpu_seconds'] / tokens:,.0f}" if tokens else "-",
-                     plan, f"{line['peak_bytes'] / 1e6:,.0f}"])
-    lines += ["", "What it took. MB planned are those of a rank; MB held are the most that one process held, with the program and its",
-              "libraries:", ""]
-    lines += table(["command", "seconds", "CPU seconds", "tokens", "CPU us a token", "MB planned", "MB held"], rows)
+                     plan, held, f"{line['peak_bytes'] / 1e6:,.0f}"])
+    lines += ["", "What it took. MB planned and MB held are a rank's weights, gradients, optimizer and activations; MB resident are the most",
+              "that one process had, with the program, its libraries and caches:", ""]
+    lines += table(["command", "seconds", "CPU seconds", "tokens", "CPU us a token", "MB planned", "MB held", "MB resident"], rows)
 
     ranks = [n for n in ("ranks-1", "ranks-2", "ranks-4") if os.path.exists(os.path.join(folder, "results", n + ".json"))]
     if ranks:
         losses = {n: [b["loss"] for b in results(n)["sources"][0]["document_doubling"] if b["targets"]] for n in ranks}
         most = max(abs(a - b) for n in ranks for a, b in zip(losses[n], losses[ranks[0]]))
         lines += ["", f"On 1, 2 and 4 ranks the losses by position differ by {most:.1e} at most."]
-        patterns = ["after"] + [n for n in ("window", "dilated", "bigbird", "strided") if f"evaluate {n}" in measured]
+        patterns = [n for n in ("full", "window", "dilated", "bigbird", "strided") if f"evaluate {n}" in measured]
         rows = []
         for name in patterns:
-            one, train = results(name), measured["train " + ("long" if name == "after" else name)]
+            one, train = results(name), measured["train " + name]
             curve = perplexities(one)
-            rows.append(["full" if name == "after" else name, f"{train['cpu_seconds']:,.0f}",
+            rows.append([name, f"{train['cpu_seconds']:,.0f}",
                          f"{1e6 * one['cpu_seconds'] / one['forward_tokens']:,.1f}", number(curve[max(curve)])]
                         + [exact(one, length) for length in lengths if length <= 2048])
         lines += ["", "Patterns, trained from the same short model with equally many operations; values retrieved exactly:", ""]
@@ -138,7 +141,7 @@ def summary(folder):
 def main(arguments):
     if arguments[:1] == ["measure"] and len(arguments) > 3:
         measure(arguments[1], arguments[2], arguments[3:])
-    elif arguments[:1] == ["steps"] and len(arguments) == 4:
+    elif arguments[:1] == ["steps"] and len(arguments) == 5:
         steps(*arguments[1:])
     elif arguments[:1] == ["print"] and len(arguments) == 2:
         lines = summary(arguments[1])

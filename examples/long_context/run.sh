@@ -6,7 +6,8 @@
 #   run.sh [--short | --all] [FOLDER]
 #
 #   --short  a few steps of everything, in less than two minutes: every command runs, and nothing is learned
-#   --all    also 4,096 tokens, the same curve on 1, 2 and 4 ranks, and other attention patterns at equal compute
+#   --all    also 4,096 tokens, the same curve on 1, 2 and 4 ranks, and attention patterns compared at equal compute, a
+#            quarter of what the model above took
 #
 # FOLDER (by default long-context) must be new. It gets text/, runs/, the folder of the short model in Hugging Face's
 # layout, results/ with an evaluation's JSON and pictures each, measured.jsonl and summary.md.
@@ -73,8 +74,9 @@ if [[ $size == all ]]; then
   echo "== The same numbers on 1, 2 and 4 ranks"
   for ranks in 1 2 4; do evaluate "ranks-$ranks" "$ranks" long-001 2048; done
 
-  echo "== Other patterns, trained with as many operations as full attention"
+  echo "== Patterns, each trained with a quarter of the operations of the model above"
   patterns=(
+    full '{ kind = "causal" }'
     window '{ kind = "window", left = 255, right = 0 }'
     dilated '{ kind = "dilated", segment_lengths = [256, 1024, 2048], dilation_rates = [1, 4, 8], causal = true }'
     bigbird '{ kind = "blocks", map = "bigbird", block = 32, window_blocks = 4, global_blocks = 1, random_blocks = 4, causal = true }'
@@ -82,7 +84,7 @@ if [[ $size == all ]]; then
   )
   for ((i = 0; i < ${#patterns[@]}; i += 2)); do
     name=${patterns[i]} pattern=${patterns[i + 1]}
-    steps=$(python3 -B "$here/report.py" steps "$annulus" "$out/runs/long-001" "$pattern")
+    steps=$(python3 -B "$here/report.py" steps "$annulus" "$out/runs/long-001" "$pattern" 0.25)
     train "$name" 2 long.toml long --init "$out/short" --set "model.pattern=$pattern" --set "run.steps=$steps"
     evaluate "$name" 2 "$name-001" 2048
   done
