@@ -70,6 +70,15 @@ class ReportPagesTest(unittest.TestCase):
              ["1500", "the link from rank 1 on node1 to rank 2 is slow: ranks wait 34 % of their time since step 1,480"],
              ["1700", "the link from rank 1 to rank 2 keeps the ranks waiting no longer"]])
 
+    def test_measures_of_ranks_have_names_and_an_order(self):
+        self.show(self.whole)
+        names = self.page.value("""[...[...document.querySelectorAll(".card")].find(c => c.querySelector("h3")?.textContent.startsWith("All ranks"))
+          .querySelectorAll("tbody tr")].map(r => r.children[0].textContent)""")
+        self.assertEqual(names[0], "computing")
+        self.assertNotIn("_", "".join(names), "a key of metrics.jsonl is not a name")
+        parts = [i for i, name in enumerate(names) if name.startswith("of it, ")]
+        self.assertEqual([names.index("memory") + 1 + i for i in range(len(parts))], parts)
+
     def test_what_is_held_stands_beside_what_is_planned(self):
         self.show(self.whole)
         self.page.value("document.querySelectorAll('figure details').forEach(d => d.open = true)")

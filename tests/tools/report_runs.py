@@ -74,6 +74,7 @@ def write(root, name, steps=2000, every=10, end=None, resume_at=1200, seed=1, br
                 "seconds": clock, "model_flops_utilization": 0.43 * 0.9 / most,
                 "ranks": {"compute_seconds": spread([every * ranks[order[i]] for i in (0, 4, 7)], order[-1]), "memory_bytes": spread(memory, 3),
                           "weights_bytes": spread([4.9 * GB, 4.9 * GB, 5 * GB], 2), "activations_bytes": spread([30 * GB, 31 * GB, 37 * GB], 7),
+                          "exposed_communication_seconds": spread([0.2, 0.8, 2.1], 0),
                           "exposed_ring_seconds": spread([0.1, 0.6, 1.9], 0), "clock_mhz": spread([1755, 1980, 1980], 0)},
                 "rank_compute_seconds": [every * r for r in ranks]}
         lines.append(line)

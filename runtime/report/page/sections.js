@@ -94,8 +94,10 @@ const KINDS = {
   planning: 'planning',
   offload: 'waiting for offloaded memory'
 };
+// In the order of their table.
 const MEASURES = {
   compute_seconds: 'computing',
+  exposed_communication_seconds: 'waiting for ranks',
   exposed_ring_seconds: KINDS.ring,
   exposed_reduce_seconds: KINDS.reduce,
   exposed_gather_seconds: KINDS.gather,
@@ -205,7 +207,9 @@ function ranks() {
   return section('Ranks', runs.flatMap(run => {
     const {measures, x, rows, of} = run.ranks, name = many ? ': ' + run.label : '', out = [];
     out.push(rankMap({title: 'Computing, rank by rank' + name, unit: 'a step', text: seconds, x, rows, run, of}));
-    const body = Object.entries(measures).map(([measure, v]) => {
+    const names = Object.keys(MEASURES), unknown = Object.keys(measures).filter(m => !names.includes(m));
+    const body = names.filter(m => measures[m]).concat(unknown).map(measure => {
+      const v = measures[measure];
       const text = measure.endsWith('_seconds') ? seconds :
           measure.endsWith('_bytes')            ? bytes :
           measure === 'clock_mhz'               ? n => figure(n) + ' MHz' :
