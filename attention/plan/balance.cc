@@ -15,11 +15,11 @@
 namespace annulus {
 namespace {
 
-// Pieces that lie one after the other. Places are counted in tokens from the beginning of the first piece.
+// Stretches that lie one after the other. Places are counted in tokens from the beginning of the first piece.
 class Line {
  public:
-  Line(const PositionWork& work, const Pieces& pieces) : work_(work), pieces_(pieces) {
-    for (const Piece& p : pieces) {
+  Line(const PositionWork& work, const Stretches& pieces) : work_(work), pieces_(pieces) {
+    for (const Stretch& p : pieces) {
       begins_.push_back(tokens_);
       befores_.push_back(pairs_);
       tokens_ += p.end - p.begin;
@@ -29,7 +29,7 @@ class Line {
 
   int64_t tokens() const { return tokens_; }
   int64_t pairs() const { return pairs_; }
-  const Pieces& pieces() const { return pieces_; }
+  const Stretches& pieces() const { return pieces_; }
   int64_t begin(size_t piece) const { return begins_[piece]; }
 
   // The pairs before a place, and the rows that a cut there costs; none where the pieces are apart anyway.
@@ -45,10 +45,10 @@ class Line {
   }
 
   // Appends the pieces between two places.
-  void take(int64_t first, int64_t past, Pieces& to) const {
+  void take(int64_t first, int64_t past, Stretches& to) const {
     if (first >= past) return;
     for (size_t i = piece_of(first); i < pieces_.size() && begins_[i] < past; ++i) {
-      const Piece& p = pieces_[i];
+      const Stretch& p = pieces_[i];
       append(to, {p.begin + std::max<int64_t>(0, first - begins_[i]), std::min(p.end, p.begin + past - begins_[i])});
     }
   }
@@ -57,7 +57,7 @@ class Line {
   template <typename F>
   void for_each_place(const std::vector<int64_t>& positions, const F& f) const {
     for (size_t i = 0; i < pieces_.size(); ++i) {
-      const Piece& p = pieces_[i];
+      const Stretch& p = pieces_[i];
       for (auto x = std::lower_bound(positions.begin(), positions.end(), p.begin); x != positions.end() && *x < p.end;
            ++x) {
         f(begins_[i] + *x - p.begin);
@@ -72,7 +72,7 @@ class Line {
   }
 
   const PositionWork& work_;
-  const Pieces& pieces_;
+  const Stretches& pieces_;
   std::vector<int64_t> begins_, befores_;  // by piece: tokens and pairs before it
   int64_t tokens_ = 0, pairs_ = 0;
 };
@@ -104,8 +104,8 @@ class Dealer {
   }
 
   // Halves the ranks again and again.
-  std::vector<Pieces> halved(const Pieces& circle) {
-    std::vector<Pieces> dealt(static_cast<size_t>(ranks_));
+  std::vector<Stretches> halved(const Stretches& circle) {
+    std::vector<Stretches> dealt(static_cast<size_t>(ranks_));
     halve(circle, 0, ranks_, 0, dealt);
     return dealt;
   }
@@ -113,16 +113,16 @@ class Dealer {
   // Gives each rank some of the end of the line, which has the most work for a token, and as much of its beginning,
   // which has the least, as is needed for the rank's tokens; from the rank at which this does not come out even on,
   // the rest is halved. So ranks have few pieces of long documents, and short ones beside them.
-  std::vector<Pieces> from_both_ends(const Pieces& pieces) {
-    std::vector<Pieces> dealt(static_cast<size_t>(ranks_));
+  std::vector<Stretches> from_both_ends(const Stretches& pieces) {
+    std::vector<Stretches> dealt(static_cast<size_t>(ranks_));
     const Line line(work_, pieces);
     int64_t first = 0, past = line.tokens();
     for (int r = 0; r < ranks_; ++r) {
-      Pieces& own = dealt[static_cast<size_t>(r)];
+      Stretches& own = dealt[static_cast<size_t>(r)];
       const int64_t tokens = share(r);
       const Best best = r + 1 < ranks_ ? best_ends(line, first, past, tokens, ranks_ - r) : Best{tokens, 0, 1};
       if (!best.within()) {
-        Pieces rest;
+        Stretches rest;
         line.take(first, past, rest);
         halve(rest, r, ranks_ - r, levels_ - 1, dealt);
         break;
@@ -160,11 +160,12 @@ class Dealer {
                  (ending > 0 ? high.rows : 0) + (ending < tokens ? low.rows : 0));
     };
     consider(tokens);
-    for (const Piece& p : {Piece{first, std::min(past, first + tokens)}, Piece{std::max(first, past - tokens), past}}) {
-      Pieces near;
+    for (const Stretch& p :
+         {Stretch{first, std::min(past, first + tokens)}, Stretch{std::max(first, past - tokens), past}}) {
+      Stretches near;
       line.take(p.begin, p.end, near);
       int64_t place = p.begin;
-      for (const Piece& piece : near) {
+      for (const Stretch& piece : near) {
         const auto offer = [&](int64_t x) {
           const int64_t at = place + x - piece.begin;
           consider(p.begin == first ? tokens - (at - first) : past - at);
@@ -185,7 +186,7 @@ class Dealer {
   }
 
   // Deals `circle` to the ranks first, ..., first + ranks - 1.
-  void halve(const Pieces& circle, int first, int ranks, int level, std::vector<Pieces>& dealt) const {
+  void halve(const Stretches& circle, int first, int ranks, int level, std::vector<Stretches>& dealt) const {
     if (ranks == 1) {
       dealt[static_cast<size_t>(first)] = circle;
       return;
@@ -196,14 +197,14 @@ class Dealer {
     int64_t tokens = 0;
     for (int r = first; r < first + some; ++r) tokens += share(r);
     const int64_t begin = best_arc(line, tokens, some, ranks, level), end = begin + tokens;
-    Pieces arc, rest;
+    Stretches arc, rest;
     line.take(begin, std::min(end, all), arc);
     line.take(0, end - all, arc);
     line.take(std::max<int64_t>(0, end - all), begin, rest);
     // The rest begins after the arc, so that what was cut off last stays apart from its neighbours.
-    Pieces around;
+    Stretches around;
     line.take(end, all, around);
-    for (const Piece& p : rest) append(around, p);
+    for (const Stretch& p : rest) append(around, p);
     halve(arc, first, some, level + 1, dealt);
     halve(around, first + some, ranks - some, level + 1, dealt);
   }
@@ -235,7 +236,7 @@ class Dealer {
     line.for_each_place(borders_, begin_or_end);
     for (int64_t step = kBalanceChunk; step >= 1; step /= 2) {
       for (size_t i = 0; i < line.pieces().size(); ++i) {
-        const Piece& p = line.pieces()[i];
+        const Stretch& p = line.pieces()[i];
         for (int64_t x = (p.begin / step + 1) * step; x < p.end; x += step) consider(line.begin(i) + x - p.begin);
       }
       if (best.within()) break;
@@ -252,9 +253,9 @@ class Dealer {
 };
 
 // Returns the parts of the sequence that no query crosses to a key, joined to at least `least` tokens.
-Pieces parts_apart(const PositionWork& work, int64_t least) {
+Stretches parts_apart(const PositionWork& work, int64_t least) {
   const auto length = static_cast<int64_t>(work.before.size()) - 1;
-  Pieces parts;
+  Stretches parts;
   int64_t begin = 0;
   for (int64_t x = 1; x <= length; ++x) {
     if (x < length && (work.crossing[static_cast<size_t>(x)] != 0 || x - begin < least)) continue;
@@ -269,9 +270,9 @@ struct Quality {
   int64_t rows = 0;  // that ranks need of others, as far as one slice tells
 };
 
-Quality quality(const Pattern& pattern, const PositionWork& work, const std::vector<Pieces>& dealt) {
+Quality quality(const Pattern& pattern, const PositionWork& work, const std::vector<Stretches>& dealt) {
   struct Owned {
-    Piece piece;
+    Stretch piece;
     size_t rank = 0;
     int64_t before = 0;  // the rank's positions before it
   };
@@ -280,7 +281,7 @@ Quality quality(const Pattern& pattern, const PositionWork& work, const std::vec
   std::vector<std::vector<Owned>> by_rank(dealt.size());
   for (size_t r = 0; r < dealt.size(); ++r) {
     int64_t pairs = 0, positions = 0;
-    for (const Piece& p : dealt[r]) {
+    for (const Stretch& p : dealt[r]) {
       pairs += work.before[static_cast<size_t>(p.end)] - work.before[static_cast<size_t>(p.begin)];
       by_rank[r].push_back({p, r, positions});
       positions += p.end - p.begin;
@@ -329,41 +330,41 @@ Layout balanced_layout(const Pattern& pattern, int ranks) {
   const int64_t length = pattern.shape.q_len;
   const PositionWork work = position_work(pattern);
   Dealer dealer(work, ranks);
-  std::vector<Pieces> dealt = dealer.halved({{0, length}});
+  std::vector<Stretches> dealt = dealer.halved({{0, length}});
   // Parts that need nothing of each other may lie on the circle in any order: by their work for a token.
-  Pieces parts = pattern.shape.k_len == length
-                     ? parts_apart(work, std::clamp<int64_t>(length / ranks / 8, 1, kBalanceChunk))
-                     : Pieces{};
+  Stretches parts = pattern.shape.k_len == length
+                        ? parts_apart(work, std::clamp<int64_t>(length / ranks / 8, 1, kBalanceChunk))
+                        : Stretches{};
   if (parts.size() > 1 && ranks > 1) {
     constexpr double kEven = 1.05;  // beyond this, evenness counts before bytes
-    const auto worth = [&](const std::vector<Pieces>& candidate) {
-      std::vector<Pieces> sorted = candidate;
-      for (Pieces& own : sorted) {
-        std::sort(own.begin(), own.end(), [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+    const auto worth = [&](const std::vector<Stretches>& candidate) {
+      std::vector<Stretches> sorted = candidate;
+      for (Stretches& own : sorted) {
+        std::sort(own.begin(), own.end(), [](const Stretch& a, const Stretch& b) { return a.begin < b.begin; });
       }
       const Quality q = quality(pattern, work, sorted);
       return std::pair(std::max(kEven, q.most / dealer.mean()), q.rows);
     };
-    const auto density = [&](const Piece& p) {
+    const auto density = [&](const Stretch& p) {
       return static_cast<double>(work.before[static_cast<size_t>(p.end)] - work.before[static_cast<size_t>(p.begin)]) /
              static_cast<double>(p.end - p.begin);
     };
     std::stable_sort(parts.begin(), parts.end(),
-                     [&](const Piece& a, const Piece& b) { return density(a) < density(b); });
+                     [&](const Stretch& a, const Stretch& b) { return density(a) < density(b); });
     auto best = worth(dealt);
-    std::vector<std::vector<Pieces>> others = deal_parts(work.before, parts, ranks);
+    std::vector<std::vector<Stretches>> others = deal_parts(work.before, parts, ranks);
     others.push_back(dealer.from_both_ends(parts));
-    for (std::vector<Pieces>& other : others) {
+    for (std::vector<Stretches>& other : others) {
       const auto found = worth(other);
       if (found < best) best = found, dealt = std::move(other);
     }
   }
   Layout layout{length, std::vector<std::vector<Span>>(static_cast<size_t>(ranks))};
   for (size_t r = 0; r < dealt.size(); ++r) {
-    std::sort(dealt[r].begin(), dealt[r].end(), [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
-    Pieces joined;
-    for (const Piece& p : dealt[r]) append(joined, p);
-    for (const Piece& p : joined) layout.spans[r].push_back(Span::range(p.begin, p.end));
+    std::sort(dealt[r].begin(), dealt[r].end(), [](const Stretch& a, const Stretch& b) { return a.begin < b.begin; });
+    Stretches joined;
+    for (const Stretch& p : dealt[r]) append(joined, p);
+    for (const Stretch& p : joined) layout.spans[r].push_back(Span::range(p.begin, p.end));
   }
   return layout;
 }

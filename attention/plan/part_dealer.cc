@@ -22,14 +22,14 @@ struct Left {
 
 class PartDealer {
  public:
-  PartDealer(const std::vector<int64_t>& before, const Pieces& parts, int ranks)
+  PartDealer(const std::vector<int64_t>& before, const Stretches& parts, int ranks)
       : before_(before),
         parts_(parts),
         ranks_(ranks),
         mean_(std::max(1e-9, static_cast<double>(before.back()) / ranks)) {}
 
   // Deals rank after rank: the longest part whole where it fits, or its end.
-  std::vector<Pieces> in_turn() {
+  std::vector<Stretches> in_turn() {
     begin();
     for (int r = 0; r + 1 < ranks_; ++r) {
       const double needed = rest_ - (ranks_ - 1 - r) * mean_ * kRestOfCut;
@@ -53,7 +53,7 @@ class PartDealer {
   // Cuts parts that have more than `whole` of the mean work, or more tokens than a rank, until there are none, and
   // packs the rest whole into the ranks that are left, up to `most` of the mean work for each where this comes out
   // even.
-  std::vector<Pieces> packed(double whole, double most) {
+  std::vector<Stretches> packed(double whole, double most) {
     begin();
     int r = 0;
     for (; r + 1 < ranks_; ++r) {
@@ -79,7 +79,7 @@ class PartDealer {
  private:
   void begin() {
     left_.clear();
-    for (const Piece& part : parts_) left_.push_back({part.begin, part.begin, part.end});
+    for (const Stretch& part : parts_) left_.push_back({part.begin, part.begin, part.end});
     std::stable_sort(left_.begin(), left_.end(), [](const Left& a, const Left& b) { return a.reach() > b.reach(); });
     dealt_.assign(static_cast<size_t>(ranks_), {});
     rest_ = static_cast<double>(before_.back());
@@ -383,17 +383,17 @@ class PartDealer {
   }
 
   const std::vector<int64_t>& before_;
-  const Pieces& parts_;
+  const Stretches& parts_;
   const int ranks_;
   const double mean_;
   std::vector<Left> left_;  // by falling reach
-  std::vector<Pieces> dealt_;
+  std::vector<Stretches> dealt_;
   double rest_ = 0;  // work that is left
 };
 
 }  // namespace
 
-void append(Pieces& pieces, Piece piece) {
+void append(Stretches& pieces, Stretch piece) {
   if (piece.begin >= piece.end) return;
   if (!pieces.empty() && pieces.back().end == piece.begin) {
     pieces.back().end = piece.end;
@@ -402,9 +402,9 @@ void append(Pieces& pieces, Piece piece) {
   }
 }
 
-std::vector<std::vector<Pieces>> deal_parts(const std::vector<int64_t>& before, const Pieces& parts, int ranks) {
+std::vector<std::vector<Stretches>> deal_parts(const std::vector<int64_t>& before, const Stretches& parts, int ranks) {
   PartDealer dealer(before, parts, ranks);
-  std::vector<std::vector<Pieces>> ways = {dealer.in_turn()};
+  std::vector<std::vector<Stretches>> ways = {dealer.in_turn()};
   struct Way {
     double whole, most;
   };

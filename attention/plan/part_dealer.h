@@ -14,17 +14,17 @@
 
 namespace annulus {
 
-struct Piece {  // of the sequence, [begin, end)
+struct Stretch {  // of the sequence, [begin, end)
   int64_t begin = 0, end = 0;
 };
-using Pieces = std::vector<Piece>;
+using Stretches = std::vector<Stretch>;
 
 // Appends a piece, joined to the last one if it continues it.
-void append(Pieces& pieces, Piece piece);
+void append(Stretches& pieces, Stretch piece);
 
 // Returns several ways to deal `parts`, which cover the sequence, each with the pieces of every rank. `before` is as in
 // PositionWork. A rank has as many tokens as in the layout contiguous. Few of the ways are even if parts are large: the
 // caller looks. The time is bounded by counted steps.
-std::vector<std::vector<Pieces>> deal_parts(const std::vector<int64_t>& before, const Pieces& parts, int ranks);
+std::vector<std::vector<Stretches>> deal_parts(const std::vector<int64_t>& before, const Stretches& parts, int ranks);
 
 }  // namespace annulus

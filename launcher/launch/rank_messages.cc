@@ -18,7 +18,7 @@ RankMessage rank_message_of(std::string_view line, int ranks) {
     return RankRecord{message.at("record").text(kLongestMessage), message.at("shown").boolean(),
                       message.at("of_one").boolean()};
   }
-  if (message.has("step")) return RankStep{message.at("step").integer(0, INT64_MAX)};
+  if (message.has("step")) return RankProgress{message.at("step").integer(0, INT64_MAX)};
   if (message.has("checkpoint")) {
     const CheckedJson checkpoint = message.at("checkpoint");
     return RankCheckpoint{checkpoint.at("step").integer(0, INT64_MAX), checkpoint.at("folder").text(kLongestMessage),

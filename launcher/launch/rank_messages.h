@@ -31,7 +31,7 @@ struct RankRecord {
 };
 
 // The newest step of training that is done.
-struct RankStep {
+struct RankProgress {
   int64_t step = 0;
 };
 
@@ -54,7 +54,8 @@ struct RankExit {
   int code = 0;
 };
 
-using RankMessage = std::variant<RankNumber, RankStarted, RankRecord, RankStep, RankCheckpoint, RankFailure, RankExit>;
+using RankMessage =
+    std::variant<RankNumber, RankStarted, RankRecord, RankProgress, RankCheckpoint, RankFailure, RankExit>;
 
 // Reads a message, a line, of a rank in a job of so many. Throws Error(kInput) if it is none.
 RankMessage rank_message_of(std::string_view line, int ranks);

@@ -256,7 +256,7 @@ class Supervisor {
   void take_message(int rank, const RankMessage& message) {
     if (const auto* of_log = std::get_if<RankRecord>(&message)) {
       take_record(rank, of_log->text, of_log->shown, of_log->of_one);
-    } else if (const auto* done = std::get_if<RankStep>(&message)) {
+    } else if (const auto* done = std::get_if<RankProgress>(&message)) {
       step_ = done->step;
     } else if (const auto* saved = std::get_if<RankCheckpoint>(&message)) {
       checkpoint_ = *saved;

@@ -219,7 +219,7 @@ void EvaluationJob::evaluate_data(Forward& forward, size_t source, EvaluationRes
     const int64_t count = std::min(at_once, rows - first);
     results.stopped = results.stopped || forward.stopped({label + ", asking whether to stop"});
     if (results.stopped) break;
-    Rows of{.tokens = at::empty({count, length}, at::kLong)};
+    ForwardRows of{.tokens = at::empty({count, length}, at::kLong)};
     at::Tensor targets = at::empty({count, length}, at::kLong);
     const at::Tensor weights = weighs ? at::empty({count, length}, at::kFloat) : at::Tensor();
     const auto weights_of = [&](int64_t i) { return weighs ? weights.data_ptr<float>() + i * length : nullptr; };

@@ -65,7 +65,7 @@ struct EvaluationJob::Forward {
   };
 
   // `targets` are those of all positions. Collective.
-  TokenScores score(const Rows& of, const at::Tensor& targets, const std::string& label) {
+  TokenScores score(const ForwardRows& of, const at::Tensor& targets, const std::string& label) {
     const c10::AutoGradMode no_grad(false);
     const Timed timed(*this);
     const LayerRequests layers =

@@ -23,7 +23,6 @@
 #include "runtime/huggingface/byte_tokenizer.h"
 #include "runtime/huggingface/text_ids.h"
 #include "runtime/inference/generator.h"
-#include "runtime/run/run_folder.h"
 #include "runtime/tasks/task.h"
 
 namespace annulus {
@@ -105,7 +104,7 @@ EvaluationJob::Decoder EvaluationJob::decoder() const {
   Decoder decoder;
   if (opened_.run()) {
     if (!opened_.tokens_are_ids()) return decoder;
-    const std::string folder = tokenizer_folder(opened_.path());
+    const std::string folder = opened_.tokenizer_folder();
     decoder.table = TokenTable::load(folder + "/tokens.table");
     const std::shared_ptr<const Tokenization> made = Tokenizations().of_folder(folder);
     if (made && made->end) decoder.ends.push_back(*made->end);
@@ -159,7 +158,7 @@ void EvaluationJob::evaluate_cell(Forward& forward, const Cell& cell, const Task
     });
     std::vector<int64_t> numbers(sent.size() / sizeof(int64_t));
     std::memcpy(numbers.data(), sent.data(), sent.size());
-    const Rows of{.tokens = at::zeros({count, cell.length}, at::kLong)};
+    const ForwardRows of{.tokens = at::zeros({count, cell.length}, at::kLong)};
     const at::Tensor targets = at::full({count, cell.length}, kNoTarget, at::kLong);
     const int64_t* at = numbers.data();
     for (int64_t i = 0; i < count; ++i) {
@@ -228,7 +227,7 @@ EvaluationOptions::Encode EvaluationJob::text_encoder() const {
   if (!options_.tokenizer) {
     throw Error(ErrorKind::kUnavailable, "evaluate", "this program has no tokenizer (annulus evaluate has one)");
   }
-  if (opened_.run()) return options_.tokenizer(tokenizer_folder(opened_.path()));
+  if (opened_.run()) return options_.tokenizer(opened_.tokenizer_folder());
   const EvaluationOptions::Encode encode = options_.tokenizer(opened_.path());
   // sentencepiece adds no begin token by itself, although Llama 2 and Mistral were trained with one.
   const std::optional<int64_t> begin = read_text_ids(opened_.path()).begin;
@@ -255,7 +254,7 @@ void EvaluationJob::require_tokens_of_the_model() const {
           "(annulus tokenize)");
     }
     if (!opened_.run() || bytes || corpus.tokenizer().empty()) continue;
-    const std::string table = tokenizer_folder(opened_.path()) + "/tokens.table";
+    const std::string table = opened_.tokenizer_folder() + "/tokens.table";
     if (is_file(table) && TokenTable::load(table).tokenizer() != corpus.tokenizer()) {
       refuse("it was made with the tokenizer " + corpus.tokenizer() + ", but the model was trained with another");
     }

@@ -107,6 +107,8 @@ OpenedModel::OpenedModel(const std::string& which, const std::string& root, std:
   context_ = run_->data.context.longest();
 }
 
+std::string OpenedModel::tokenizer_folder() const { return annulus::tokenizer_folder(path_); }
+
 void OpenedModel::load(Parameters& parameters, const Note& note) {
   for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
     parameters.values(unit).take();

@@ -28,6 +28,8 @@ class OpenedModel {
   const std::string& path() const { return path_; }
   const ModelSection& model() const { return model_; }
   int64_t context() const { return context_; }  // the maximum sequence length of its training
+  // Returns the folder in which a run keeps its tokenizer, whether it has one or not.
+  std::string tokenizer_folder() const;
   // Returns a run's configuration; nullopt for a folder in Hugging Face's layout.
   const std::optional<Config>& run() const { return run_; }
 

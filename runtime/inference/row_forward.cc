@@ -27,7 +27,7 @@ at::Tensor restarted(const std::vector<RowParts>& rows, const std::vector<Span>&
 }
 
 // The requests of these rows.
-std::vector<PlanRequest> requests_of(const LayerRequests& layers, const Rows& rows) {
+std::vector<PlanRequest> requests_of(const LayerRequests& layers, const ForwardRows& rows) {
   std::vector<PlanRequest> requests = layers.distinct;
   if (rows.apart) set_documents(requests, rows.parts);
   return requests;
@@ -65,9 +65,11 @@ LayerRequests row_requests(const ModelSection& model, const RowOptions& o, int64
   return layers;
 }
 
-Layout row_layout(const LayerRequests& layers, const Rows& rows) { return query_layout(requests_of(layers, rows)[0]); }
+Layout row_layout(const LayerRequests& layers, const ForwardRows& rows) {
+  return query_layout(requests_of(layers, rows)[0]);
+}
 
-at::Tensor RowForward::hidden(const LayerRequests& layers, const Rows& rows, const std::string& label,
+at::Tensor RowForward::hidden(const LayerRequests& layers, const ForwardRows& rows, const std::string& label,
                               const Around& around) const {
   const Layout layout = row_layout(layers, rows);
   const std::vector<Span>& spans = layout.spans[static_cast<size_t>(ring_.rank())];

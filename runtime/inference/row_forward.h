@@ -38,7 +38,7 @@ LayerRequests row_requests(const ModelSection& model, const RowOptions& options,
                            int ranks, const char* module);
 
 // Rows [B, S] that pass through the model together, equal on all ranks.
-struct Rows {
+struct ForwardRows {
   at::Tensor tokens;  // int64 [B, S], on the CPU
   // For each row the parts that it is made of; may be empty if neither of the following is set.
   std::vector<RowParts> parts = {};
@@ -47,7 +47,7 @@ struct Rows {
 };
 
 // Returns which positions of such rows each rank computes. A balanced layout follows the documents if they are apart.
-Layout row_layout(const LayerRequests& layers, const Rows& rows = {});
+Layout row_layout(const LayerRequests& layers, const ForwardRows& rows = {});
 
 // Not thread safe. The model and the communicator must outlive this, and a std::shared_ptr must own the communicator.
 class RowForward {
@@ -62,7 +62,7 @@ class RowForward {
   // Returns the hidden states of this rank's positions, [B * n, dim], in the order of row_layout. Collective.
   // Differentiable. `layers` are the requests of rows of this shape; `label` names the call in messages. Raises the
   // errors of planning and of attention.
-  at::Tensor hidden(const LayerRequests& layers, const Rows& rows, const std::string& label,
+  at::Tensor hidden(const LayerRequests& layers, const ForwardRows& rows, const std::string& label,
                     const Around& around = nullptr) const;
 
  private:

@@ -8,6 +8,7 @@ The test checks that
 - a target depends directly on the targets whose headers it includes, so that Bazel checks their visibility, and on
   nothing of its own package that is not there;
 - a target is visible only to packages that layers.bzl allows, or is public if docs/reference/cpp.md offers it to users;
+- no two types of the product have one name in one namespace, which a program that links both could not tell apart;
 - the targets WITHOUT_LIBTORCH reach no LibTorch through their dependencies;
 - the files that CONTRIBUTING.md names under "Where is ...?" exist;
 - no package has more than 25 names (a header with its sources is one), no file that is written by hand more than 500
@@ -24,7 +25,7 @@ import unittest
 
 LAYERS = "bazel/layers.bzl"
 USERS = "users()"  # a function of layers.bzl: the packages that it allows
-MOST_USES = 112
+MOST_USES = 110
 OFFER = "docs/reference/cpp.md"
 GUIDE = "CONTRIBUTING.md"
 MOST_FILES = 25
@@ -264,6 +265,27 @@ def check_named_files(files):
             if name not in files and not any(path.startswith(name) for path in files if name.endswith("/"))]
 
 
+def check_types(files):
+    """Returns the types that are defined in more than one file of the product, outside of unnamed namespaces. Types inside other
+    types do not count."""
+    layers, places = Layers(files[LAYERS]), {}
+    for path, text in files.items():
+        if not path.endswith((".cc", ".h", ".cu")) or path.split("/")[0] not in layers.levels:
+            continue
+        inside = []
+        for line in text.split("\n"):
+            begin = re.match(r"namespace\s*([\w:]*)\s*{", line)
+            if begin:
+                inside.append(begin.group(1) or None)
+            elif re.match(r"}\s*// (inline )?namespace", line) and inside:
+                inside.pop()
+            found = re.match(r"(?:template <.*> )?(?:struct|class|enum class|union) (\w+)(?: final)?(?: : [^;]*)? {", line)
+            if found and None not in inside:
+                places.setdefault("::".join(inside + [found.group(1)]), set()).add(path)
+    return ["%s is defined in %s: rename all but one" % (name, " and ".join(sorted(paths)))
+            for name, paths in sorted(places.items()) if len(paths) > 1]
+
+
 def check_sizes(files, large_packages=None, large_files=None):
     large_packages = LARGE_PACKAGES if large_packages is None else large_packages
     large_files = LARGE_FILES if large_files is None else large_files
@@ -294,6 +316,9 @@ class Tree(unittest.TestCase):
 
     def test_includes_follow_the_layers(self):
         self.none(check_includes(FILES))
+
+    def test_types_have_names_of_their_own(self):
+        self.none(check_types(FILES))
 
     def test_includes_come_from_direct_dependencies(self):
         self.none(check_deps(FILES))
@@ -361,6 +386,13 @@ class Planted(unittest.TestCase):
 
     def test_finds_folder_in_no_layer(self):
         self.found(check_includes, {"pools/pool.h": lambda text: "// A pool."}, "pools/ is in no layer")
+
+    def test_finds_second_type_of_a_name(self):
+        line = "namespace annulus {\nstruct Step final : Other {\n"
+        self.assertEqual(check_types({LAYERS: FILES[LAYERS], "comm/a.h": line, "runtime/b.cc": line,
+                                      "comm/c.h": "namespace annulus {\nclass Only {\n",
+                                      "runtime/c.cc": "namespace annulus {\nnamespace {\nclass Only {\n"}),
+                         ["annulus::Step is defined in comm/a.h and runtime/b.cc: rename all but one"])
 
     def test_finds_missing_direct_dependency(self):
         self.found(check_deps, {"attention/modules/BUILD": lambda t: t.replace('        "//memory:', '        "//gone:')},

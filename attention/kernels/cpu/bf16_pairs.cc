@@ -39,7 +39,7 @@ void copy(const StoredRows& x, int64_t n, int64_t dim, float, float* to, int64_t
 
 // Pairs of a row are moved like fp32.
 void transpose(const StoredRows& x, int64_t n, int64_t dim, float* panels, int64_t column) {
-  tile_math<float>().transpose({x.data, x.step / 2, Storage::kFloat}, n, dim / 2, panels, column);
+  tile_math<float>().transpose({x.data, x.step / 2, ElementType::kFloat}, n, dim / 2, panels, column);
 }
 
 // A panel's rows are filled up with zeros for AMX, one panel at a time because that changes where the next one begins.

@@ -31,12 +31,12 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-Storage storage_of(const at::Tensor& tensor) {
+ElementType storage_of(const at::Tensor& tensor) {
   const at::ScalarType type = tensor.scalar_type();
-  return type == at::kDouble     ? Storage::kDouble
-         : type == at::kBFloat16 ? Storage::kBFloat16
-         : type == at::kHalf     ? Storage::kHalf
-                                 : Storage::kFloat;
+  return type == at::kDouble     ? ElementType::kDouble
+         : type == at::kBFloat16 ? ElementType::kBFloat16
+         : type == at::kHalf     ? ElementType::kHalf
+                                 : ElementType::kFloat;
 }
 
 // Rows of one head of a [batch, rows, heads, D] tensor, for reading.
@@ -237,7 +237,7 @@ class CpuKernel : public Kernel {
 
  private:
   static constexpr at::ScalarType kType = std::is_same_v<T, double> ? at::kDouble : at::kFloat;
-  static constexpr Storage kStorage = std::is_same_v<T, double> ? Storage::kDouble : Storage::kFloat;
+  static constexpr ElementType kStorage = std::is_same_v<T, double> ? ElementType::kDouble : ElementType::kFloat;
   // The calling thread polls when it has computed so much, which takes about 4 ms.
   static constexpr double kPolledFlops = 3e8;
   static constexpr double kFlops = 1e10;    // of a thread in a wave; this only keeps lists short

@@ -23,7 +23,8 @@ constexpr T kInfinity = std::numeric_limits<T>::infinity();
 
 // Whether pairs of a row can be read as elements of 32 bits.
 bool holds_pairs(const StoredRows& rows) {
-  return rows.storage == Storage::kBFloat16 && rows.step % 2 == 0 && reinterpret_cast<uintptr_t>(rows.data) % 4 == 0;
+  return rows.storage == ElementType::kBFloat16 && rows.step % 2 == 0 &&
+         reinterpret_cast<uintptr_t>(rows.data) % 4 == 0;
 }
 
 // Returns the functions for pairs of bf16 where the processor, the dtype and the rows allow them, and otherwise those

@@ -38,12 +38,14 @@ struct Rows {
 struct ResultRows {
   void* data = nullptr;
   int64_t step = 0;
-  Storage storage = Storage::kFloat;
+  ElementType storage = ElementType::kFloat;
 
   void* at(int64_t i) const { return static_cast<char*>(data) + i * step * width_of(storage); }
   operator StoredRows() const { return {data, step, storage}; }
   // Returns how to write a row, given whether it has been written. A bf16 row can be written only once.
-  Put put(bool written) const { return storage == Storage::kBFloat16 ? Put::kRound : written ? Put::kAdd : Put::kSet; }
+  Put put(bool written) const {
+    return storage == ElementType::kBFloat16 ? Put::kRound : written ? Put::kAdd : Put::kSet;
+  }
 };
 
 // Flags, `step` apart, of the rows that have been written. Other rows are set instead of added to. Null: all have been

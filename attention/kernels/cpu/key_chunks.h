@@ -156,7 +156,7 @@ struct KeyRows {
 template <typename T>
 void find_rows(const TileMath<T>& math, std::span<const Part<T>> parts, StoredRows KeyPiece<T>::*rows_of, int64_t dim,
                ScratchBuffer<T>& buffer, std::vector<KeyRows<T>>& found) {
-  constexpr Storage kNumbers = std::is_same_v<T, double> ? Storage::kDouble : Storage::kFloat;
+  constexpr ElementType kNumbers = std::is_same_v<T, double> ? ElementType::kDouble : ElementType::kFloat;
   const auto numbers = [&](const Part<T>& part) { return (part.piece->*rows_of).storage == kNumbers; };
   const int64_t columns = columns_of(parts);
   const bool long_parts = columns >= kFewestInPlace * static_cast<int64_t>(parts.size());

@@ -39,22 +39,22 @@ void copy_double(const StoredRows& x, int64_t n, int64_t dim, double scale, doub
   copy_of<double, double>(x, n, dim, scale, to, to_step);
 }
 void copy_float(const StoredRows& x, int64_t n, int64_t dim, float scale, float* to, int64_t to_step) {
-  if (x.storage == Storage::kFloat) return copy_of<float, float>(x, n, dim, scale, to, to_step);
-  if (x.storage == Storage::kHalf) return copy_of<float, hwy::float16_t>(x, n, dim, scale, to, to_step);
+  if (x.storage == ElementType::kFloat) return copy_of<float, float>(x, n, dim, scale, to, to_step);
+  if (x.storage == ElementType::kHalf) return copy_of<float, hwy::float16_t>(x, n, dim, scale, to, to_step);
   copy_of<float, hwy::bfloat16_t>(x, n, dim, scale, to, to_step);
 }
 void dots_double(const StoredRows& x, const StoredRows& y, int64_t n, int64_t dim, double* to, int64_t to_step) {
   dots_of<double, double>(x, y, n, dim, to, to_step);
 }
 void dots_float(const StoredRows& x, const StoredRows& y, int64_t n, int64_t dim, float* to, int64_t to_step) {
-  if (x.storage == Storage::kFloat) return dots_of<float, float>(x, y, n, dim, to, to_step);
-  if (x.storage == Storage::kHalf) return dots_of<float, hwy::float16_t>(x, y, n, dim, to, to_step);
+  if (x.storage == ElementType::kFloat) return dots_of<float, float>(x, y, n, dim, to, to_step);
+  if (x.storage == ElementType::kHalf) return dots_of<float, hwy::float16_t>(x, y, n, dim, to, to_step);
   dots_of<float, hwy::bfloat16_t>(x, y, n, dim, to, to_step);
 }
 bool finite_double(const StoredRows& x, int64_t n, int64_t dim) { return finite_of<double, double>(x, n, dim); }
 bool finite_float(const StoredRows& x, int64_t n, int64_t dim) {
-  if (x.storage == Storage::kFloat) return finite_of<float, float>(x, n, dim);
-  if (x.storage == Storage::kHalf) return finite_of<float, hwy::float16_t>(x, n, dim);
+  if (x.storage == ElementType::kFloat) return finite_of<float, float>(x, n, dim);
+  if (x.storage == ElementType::kHalf) return finite_of<float, hwy::float16_t>(x, n, dim);
   return finite_of<float, hwy::bfloat16_t>(x, n, dim);
 }
 template <typename T>
@@ -70,8 +70,8 @@ void transpose_double(const StoredRows& x, int64_t n, int64_t dim, double* panel
   transpose_of<double, double>(x, n, dim, panels, column);
 }
 void transpose_float(const StoredRows& x, int64_t n, int64_t dim, float* panels, int64_t column) {
-  if (x.storage == Storage::kFloat) return transpose_of<float, float>(x, n, dim, panels, column);
-  if (x.storage == Storage::kHalf) return transpose_of<float, hwy::float16_t>(x, n, dim, panels, column);
+  if (x.storage == ElementType::kFloat) return transpose_of<float, float>(x, n, dim, panels, column);
+  if (x.storage == ElementType::kHalf) return transpose_of<float, hwy::float16_t>(x, n, dim, panels, column);
   transpose_of<float, hwy::bfloat16_t>(x, n, dim, panels, column);
 }
 

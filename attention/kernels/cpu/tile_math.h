@@ -19,18 +19,18 @@
 namespace annulus {
 
 // The dtype of elements in memory. bf16 and fp16 are widened to fp32 when packed.
-enum class Storage { kFloat, kDouble, kBFloat16, kHalf };
+enum class ElementType { kFloat, kDouble, kBFloat16, kHalf };
 
 // Returns the bytes of an element.
-constexpr int64_t width_of(Storage storage) {
-  return storage == Storage::kDouble ? 8 : storage == Storage::kFloat ? 4 : 2;
+constexpr int64_t width_of(ElementType storage) {
+  return storage == ElementType::kDouble ? 8 : storage == ElementType::kFloat ? 4 : 2;
 }
 
 // Rows to read, `step` elements apart.
 struct StoredRows {
   const void* data = nullptr;
   int64_t step = 0;
-  Storage storage = Storage::kFloat;
+  ElementType storage = ElementType::kFloat;
 };
 
 // How `put` writes a row: sets a row of T, adds to one, or sets a row of bf16, rounding to nearest.

@@ -56,7 +56,7 @@ class Bf16Tiles : public Bf16Pairs {
 };
 
 at::Tensor numbers(at::IntArrayRef sizes) { return at::randn(sizes).to(at::kBFloat16); }
-StoredRows rows_of(const at::Tensor& x) { return {x.const_data_ptr(), x.stride(0), Storage::kBFloat16}; }
+StoredRows rows_of(const at::Tensor& x) { return {x.const_data_ptr(), x.stride(0), ElementType::kBFloat16}; }
 int64_t padded(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 float* floats(const at::Tensor& x) { return x.data_ptr<float>(); }
 

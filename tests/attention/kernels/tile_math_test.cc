@@ -51,10 +51,10 @@ class TileMathOf : public ::testing::Test {
   static StoredRows rows(const at::Tensor& x) {
     const at::ScalarType type = x.scalar_type();
     return {x.const_data_ptr(), x.stride(0),
-            type == at::kDouble     ? Storage::kDouble
-            : type == at::kBFloat16 ? Storage::kBFloat16
-            : type == at::kHalf     ? Storage::kHalf
-                                    : Storage::kFloat};
+            type == at::kDouble     ? ElementType::kDouble
+            : type == at::kBFloat16 ? ElementType::kBFloat16
+            : type == at::kHalf     ? ElementType::kHalf
+                                    : ElementType::kFloat};
   }
   std::vector<at::ScalarType> stored() const {
     if (kType == at::kDouble) return {at::kDouble};

@@ -192,10 +192,10 @@ class Scratch : public ::testing::Test {
  protected:
   static constexpr at::ScalarType kType = std::is_same_v<T, double> ? at::kDouble : at::kFloat;
 
-  static Storage storage(const at::Tensor& x) {
-    return x.scalar_type() == at::kDouble  ? Storage::kDouble
-           : x.scalar_type() == at::kFloat ? Storage::kFloat
-                                           : Storage::kBFloat16;
+  static ElementType storage(const at::Tensor& x) {
+    return x.scalar_type() == at::kDouble  ? ElementType::kDouble
+           : x.scalar_type() == at::kFloat ? ElementType::kFloat
+                                           : ElementType::kBFloat16;
   }
   static StoredRows stored(const at::Tensor& x) { return {x.const_data_ptr(), x.size(-1), storage(x)}; }
   static ResultRows results(const at::Tensor& x) { return {x.data_ptr(), x.size(-1), storage(x)}; }

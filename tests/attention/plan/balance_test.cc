@@ -217,20 +217,20 @@ RC_GTEST_PROP(Balance, EveryWayToDealPartsCoversThemOnce, ()) {
   const int ranks = *rc::gen::inRange(2, 18);
   const std::vector<int64_t> lengths = drawn_lengths(length, length);
   const PositionWork work = position_work(make_pattern(packed({lengths}), shape_of(length)));
-  Pieces parts;
+  Stretches parts;
   int64_t begin = 0;
   for (const int64_t n : lengths) parts.push_back({begin, begin + n}), begin += n;
-  for (const std::vector<Pieces>& way : deal_parts(work.before, parts, ranks)) {
+  for (const std::vector<Stretches>& way : deal_parts(work.before, parts, ranks)) {
     RC_ASSERT(way.size() == static_cast<size_t>(ranks));
-    Pieces all;
+    Stretches all;
     for (int r = 0; r < ranks; ++r) {
       int64_t tokens = 0;
-      for (const Piece& p : way[static_cast<size_t>(r)]) tokens += p.end - p.begin, all.push_back(p);
+      for (const Stretch& p : way[static_cast<size_t>(r)]) tokens += p.end - p.begin, all.push_back(p);
       RC_ASSERT(tokens == (r + 1) * length / ranks - r * length / ranks);
     }
-    std::sort(all.begin(), all.end(), [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+    std::sort(all.begin(), all.end(), [](const Stretch& a, const Stretch& b) { return a.begin < b.begin; });
     int64_t end = 0;
-    for (const Piece& p : all) {
+    for (const Stretch& p : all) {
       RC_ASSERT(p.begin == end && p.end > p.begin);
       end = p.end;
     }
