@@ -25,12 +25,12 @@
 #include "launcher/hosts/mpirun.h"
 #include "launcher/hosts/session_dir.h"
 #include "launcher/hosts/sockets.h"
-#include "launcher/launch/host_plan.h"
 #include "launcher/launch/log_folder.h"
 #include "launcher/launch/rank.h"
 #include "launcher/launch/restarts.h"
 #include "launcher/launch/signals.h"
 #include "launcher/launch/supervisor.h"
+#include "launcher/topology/host_plan.h"
 #include "launcher/topology/report.h"
 
 namespace annulus {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "comm/bootstrap/launch_info.h"
-#include "launcher/launch/host_plan.h"
+#include "launcher/topology/host_plan.h"
 #include "launcher/topology/placement.h"
 
 namespace annulus {

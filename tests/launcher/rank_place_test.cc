@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "launcher/launch/host_plan.h"
 #include "launcher/network/network.h"
 #include "launcher/rank_locations.h"
+#include "launcher/topology/host_plan.h"
 #include "launcher/topology/machine.h"
 
 namespace annulus::rank_place_test {

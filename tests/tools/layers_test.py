@@ -42,7 +42,7 @@ LARGE_FILES = {
 ABOVE_ALL = ("tests", "integration_tests", "examples")
 # Plans, configurations and descriptions are also made where there is no LibTorch.
 WITHOUT_LIBTORCH = ("//comm/testing:fault_plan", "//attention/pattern:pattern", "//attention/plan:plan", "//attention/proof:verifier", "//attention/modules:rotary_spec",
-                    "//runtime/model:description", "//runtime/config:config", "//launcher/topology:topology", "//launcher/launch:host_plan",
+                    "//runtime/model:description", "//runtime/config:config", "//launcher/topology:topology",
                     "//runtime/tasks:tasks", "//runtime/report:live_report", "//common/simd:simd", "//memory:storage", "//memory:charge", "//memory:caches")
 NOT_OURS = ("runs",)  # and every folder whose name begins with a dot or with bazel-
 

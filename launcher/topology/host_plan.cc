@@ -1,5 +1,5 @@
 // See host_plan.h.
-#include "launcher/launch/host_plan.h"
+#include "launcher/topology/host_plan.h"
 
 #include <algorithm>
 
