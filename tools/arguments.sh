@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Sourced by ./annulus and the scripts in tools/. Settles what a script inherits, and refuses empty arguments.
+# Sourced by ./annulus and the scripts in tools/. Settles what a script inherits, refuses arguments that it does not take, and
+# adds up the counts that scripts of tests end with.
 
 # A standard stream that is closed leads to /dev/null, as in launcher/program.cc. Otherwise the next file that is opened
 # would get its number.
@@ -22,4 +23,25 @@ refuse_empty_arguments() { # COMMAND ARGUMENTS...
     echo "$command: $number is empty: give it a value, or leave it out (is a variable of the shell not set?)" >&2
     exit 2
   done
+}
+
+# What a script for `./annulus NAME` begins with if it takes no arguments: for --help it prints the comment at its head.
+refuse_arguments() { # NAME ARGUMENTS...
+  refuse_empty_arguments "annulus: $1" "${@:2}"
+  case ${2-} in
+    '') ;;
+    -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "tools/${BASH_SOURCE[1]##*/}" && exit 0 ;;
+    *) echo "./annulus $1 takes no arguments, got: ${*:2}" >&2 && exit 2 ;;
+  esac
+}
+
+# Adds what the last line of tests says, "N passed, N failed", to $passed and $failed. Without that line, or if only their
+# exit code says so, one has failed.
+add_counts() { # LINE EXIT-CODE
+  if [[ $1 =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
+    ((passed += BASH_REMATCH[1], failed += BASH_REMATCH[2])) || true
+    [[ $2 == 0 || ${BASH_REMATCH[2]} != 0 ]] || ((++failed))
+  else
+    ((++failed))
+  fi
 }

@@ -4,12 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . tools/arguments.sh
-refuse_empty_arguments "annulus: docs" "$@"
-case ${1-} in
-  '') ;;
-  -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' tools/docs.sh && exit 0 ;;
-  *) echo "./annulus docs takes no arguments, got: $*" >&2 && exit 2 ;;
-esac
+refuse_arguments docs "$@"
 tools/setup.sh --docs
 . tools/live.sh
 # The reference of the subcommands is what they print, and `bench` is a program of its own.

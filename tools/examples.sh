@@ -30,8 +30,8 @@ if ((rc == 8 || rc == 130)); then exit 130; fi # Ctrl-C
 compiler_messages "$work/log" >"$work/said"
 "$root/tools/test_report.py" --ci --bazel-exit=$rc --said="$work/said" "$work/events.json" >"$work/report"
 sed '$d' "$work/report"
-passed=0 failed=1
-[[ $(tail -n 1 "$work/report") =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]] && passed=${BASH_REMATCH[1]} failed=${BASH_REMATCH[2]}
+passed=0 failed=0
+add_counts "$(tail -n 1 "$work/report")" 0
 
 as_root=()
 ((EUID)) || as_root=(--allow-run-as-root)

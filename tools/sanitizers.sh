@@ -31,12 +31,7 @@ under() { # SANITIZER TARGET...
   echo "-- $1"
   ./annulus test --ci "--config=$1" "${@:2}" 2>&1 | tee "$log"
   local rc=${PIPESTATUS[0]}
-  if [[ $(tail -n 1 "$log") =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
-    ((passed += BASH_REMATCH[1], failed += BASH_REMATCH[2]))
-    if ((rc != 0 && BASH_REMATCH[2] == 0)); then ((++failed)); fi
-  else
-    ((++failed))
-  fi
+  add_counts "$(tail -n 1 "$log")" "$rc"
 }
 under tsan "$collectives" "${shared[@]}" ${all:+"${checkpoints[@]}"} "${all[@]}"
 under asan //tests/common:leaks_are_found_test "$collectives" //tests/memory/pool:pool_test //tests/memory/pool:pool_stress_test \

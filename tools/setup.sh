@@ -66,6 +66,7 @@ all_there() {
 }
 [[ ! $table ]] || live_elsewhere=plain
 . tools/live.sh
+. tools/venv.sh
 if cannot_build "$PWD"; then refuse_to_build "$PWD"; fi
 # The tokenizer libraries and those of TensorBoard have scripts of their own, because many users do not need them.
 tokenizer_wheels() { ((level == 0)) || { tools/tokenizer_wheels.sh && python/follower/wheels.sh --wandb; }; }
@@ -79,7 +80,6 @@ rows=() packages=() missing=() found=() notes=()
 venv_todo='' mpicxx=''
 
 say() { live_end && printf '%s\n' "$@" >&2; }
-fail() { say "$@" && exit 9; }
 row() { rows+=("$(printf '  %-14s %-22s %s' "$1" "$2" "$3")"); }
 have() { # WHAT VERSION WHERE FILES...
   row "$1" "$2" "$3"
@@ -209,13 +209,7 @@ look_for_python() {
 
 # Sets venv_python to a Python that can make the .venv: PYTHON, the system's, or the first on PATH.
 look_for_venv_python() {
-  local p
-  for p in ${PYTHON:-/usr/bin/python3 python3}; do
-    if "$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
-      venv_python=$p
-      return
-    fi
-  done
+  venv_python=$(find_python 10) && return
   [[ ${PYTHON-} ]] && fail "PYTHON=$PYTHON: no Python of version 3.10 or newer with venv and ensurepip. Correct or unset PYTHON."
   missing+=("Python's venv") && packages+=(python3-venv)
 }
@@ -461,12 +455,7 @@ todo=
 ((${#packages[@]})) || [[ $venv_todo ]] && todo=1
 if [[ $table || $todo ]]; then print_table; fi
 if [[ $todo ]]; then
-  exec 9>.bazel/setup.lock
-  if ! flock -n 9; then
-    live "set-up  waiting for another set-up in this folder to end"
-    flock 9
-    look
-  fi
+  hold .bazel/setup.lock || look
   # 9>&-: no process that is started here may keep the lock.
   if ((${#packages[@]})); then
     install_packages 9>&-

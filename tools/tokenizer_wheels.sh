@@ -27,6 +27,7 @@ for word; do
 done
 [[ ! $chat ]] || wheels+=("${chat_wheels[@]}")
 . tools/live.sh
+. tools/venv.sh
 
 # Whether pip has installed all of them; tools/setup.sh may have done so for tests.
 installed() {
@@ -45,41 +46,12 @@ done_here() {
 if there; then done_here; fi
 if cannot_build "$PWD"; then refuse_to_build "$PWD"; fi
 
-fail() { live_end && printf '%s\n' "$@" >&2 && exit 9; }
-
-mkdir -p .bazel
-exec 9>.bazel/setup.lock
-if ! flock -n 9; then
-  live "set-up  waiting for another set-up in this folder to end"
-  flock 9
-  if there; then live_end && done_here; fi
-fi
+if ! hold .bazel/setup.lock && there; then live_end && done_here; fi
 if [[ -e .venv/.incomplete ]]; then
   fail "The set-up in $PWD was interrupted: ./annulus setup finishes it. Then repeat your command."
 fi
-if [[ ! -x .venv/bin/python ]]; then
-  python=''
-  for p in ${PYTHON:-/usr/bin/python3 python3}; do
-    if "$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
-      python=$p
-      break
-    fi
-  done
-  [[ $python ]] || fail "Tokens are made by libraries for Python, and ${PYTHON:-python3} is not of version 3.10 or newer with" \
-    "venv and ensurepip. Install it (apt-get install python3-venv), or name another in PYTHON."
-  "$python" -m venv .venv 9>&- >&2 || fail "Could not make .venv with $python."
-fi
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-live "set-up  tokenizer libraries: downloading"
-# --no-deps, because their dependencies are only needed to download tokenizers.
-pip=(.venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --no-deps)
-if ! "${pip[@]}" "${wheels[@]}" >"$log" 2>&1 </dev/null 9>&-; then
-  live_end
-  { grep '^ERROR' "$log" || tail -n 5 "$log"; } | tail -n 3 >&2
-  fail "Could not install the tokenizer libraries. The command was (in $PWD):" "  ${pip[*]} ${wheels[*]}"
-fi
-live_end
+make_environment .venv 10 "Tokens are made by libraries for Python"
+install_into .venv "the tokenizer libraries" "${wheels[@]}"
 printf '%s\n' "${wheels[*]}" >"$mark.new"
 mv "$mark.new" "$mark"
 done_here

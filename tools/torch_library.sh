@@ -7,12 +7,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . tools/arguments.sh
-refuse_empty_arguments "annulus: torch" "$@"
-case ${1-} in
-  '') ;;
-  -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' tools/torch_library.sh && exit 0 ;;
-  *) echo "./annulus torch takes no arguments, got: $*" >&2 && exit 2 ;;
-esac
+refuse_arguments torch "$@"
 if [[ ${LIBTORCH+set} ]]; then
   tools/setup.sh
 else

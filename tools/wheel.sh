@@ -6,12 +6,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . tools/arguments.sh
-refuse_empty_arguments "annulus: wheel" "$@"
-case ${1-} in
-  '') ;;
-  -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' tools/wheel.sh && exit 0 ;;
-  *) echo "./annulus wheel takes no arguments, got: $*" >&2 && exit 2 ;;
-esac
+refuse_arguments wheel "$@"
 if [[ ${LIBTORCH+set} ]]; then
   echo "annulus: a wheel is built against the torch from PyPI that set-up installs, but LIBTORCH is set: unset it." \
     "To build against this machine's own torch, use ./annulus torch." >&2

@@ -18,6 +18,7 @@ for word; do
   esac
 done
 . tools/live.sh
+. tools/venv.sh
 
 # Each list that is installed lies in the environment as a copy, so that it disappears with the libraries.
 installed() {
@@ -31,38 +32,11 @@ done_here() {
 }
 if installed; then done_here; fi
 if cannot_build "$PWD"; then refuse_to_build "$PWD"; fi
-fail() { live_end && printf '%s\n' "$@" >&2 && exit 9; }
-
-mkdir -p .bazel
-exec 9>.bazel/follower.lock
-if ! flock -n 9; then
-  live "set-up  waiting for another set-up in this folder to end"
-  flock 9
-  if installed; then live_end && done_here; fi
-fi
-if [[ ! -x .venv-follower/bin/python ]]; then
-  python=''
-  for p in ${PYTHON:-/usr/bin/python3 python3}; do
-    if "$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
-      python=$p
-      break
-    fi
-  done
-  [[ $python ]] || fail "TensorBoard's libraries are for Python, and ${PYTHON:-python3} is not of version 3.10 or newer with venv and" \
-    "ensurepip. Install it (apt-get install python3-venv), or name another in PYTHON."
-  "$python" -m venv .venv-follower 9>&- >&2 || fail "Could not make .venv-follower with $python."
-fi
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-live "set-up  libraries of TensorBoard: downloading"
-pip=(.venv-follower/bin/python -m pip install --disable-pip-version-check --progress-bar off --no-deps)
-for list in "${wanted[@]}"; do pip+=(-r "$list"); done
-if ! "${pip[@]}" >"$log" 2>&1 </dev/null 9>&-; then
-  live_end
-  { grep '^ERROR' "$log" || tail -n 5 "$log"; } | tail -n 3 >&2
-  fail "Could not install the libraries of TensorBoard. The command was (in $PWD):" "  ${pip[*]}"
-fi
-live_end
+if ! hold .bazel/follower.lock && installed; then live_end && done_here; fi
+make_environment .venv-follower 10 "TensorBoard's libraries are for Python"
+lists=()
+for list in "${wanted[@]}"; do lists+=(-r "$list"); done
+install_into .venv-follower "the libraries of TensorBoard" "${lists[@]}"
 for list in "${wanted[@]}"; do
   cp "$list" ".venv-follower/${list##*/}.new"
   mv ".venv-follower/${list##*/}.new" ".venv-follower/${list##*/}"
