@@ -51,8 +51,8 @@ def contiguous(position):
     return position * RANKS // TOKENS
 
 
-def zigzag(position):
-    chunk = position * 2 * RANKS // TOKENS
+def zigzag(position, tokens=TOKENS):
+    chunk = position * 2 * RANKS // tokens
     return min(chunk, 2 * RANKS - 1 - chunk)
 
 
@@ -60,8 +60,33 @@ def step_of(query_rank, key_rank):
     return (query_rank - key_rank) % RANKS
 
 
+def svg(width, height, parts, head=(), extra=""):
+    return "\n".join(['<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d"%s>' % (
+        width, height, width, height, extra), *head, ON_PAGE, *parts, "</svg>", ""])
+
+
+def element(name, numbers, extra):
+    return "<%s %s%s" % (name, " ".join('%s="%g"' % (key, round(value, 1)) for key, value in numbers.items()), extra)
+
+
+def rect(x, y, width, height, look):
+    return element("rect", {"x": x, "y": y, "width": width, "height": height}, " %s/>" % look)
+
+
+BOLD = ' font-weight="bold"'
+
+
 def text(x, y, words, anchor="start", extra=""):
-    return '<text x="%d" y="%d" text-anchor="%s"%s>%s</text>' % (x, y, anchor, extra, words)
+    return element("text", {"x": x, "y": y}, ' text-anchor="%s"%s>%s</text>' % (anchor, extra, words))
+
+
+def key(x, y, colour, words, size=12):
+    """A square of a colour (None: masked), and what it stands for."""
+    return rect(x, y, size, size, 'fill="%s"' % colour if colour else 'class="masked"') + text(x + size + 6, y + size - 2, words)
+
+
+def line(points, colour):
+    return '<polyline fill="none" stroke="%s" stroke-width="2" points="%s"/>' % (colour, " ".join("%.1f,%.1f" % p for p in points))
 
 
 def cells(left, top, size, rows):
@@ -83,7 +108,7 @@ def cells(left, top, size, rows):
 
 def panel(left, name, owner):
     """One layout: a row for each query, a column for each key; queries are sorted by their rank."""
-    out = [text(left + TOKENS * CELL // 2, 28, name, "middle", ' font-weight="bold"')]
+    out = [text(left + TOKENS * CELL // 2, 28, name, "middle", BOLD)]
     out.append(text(left + TOKENS * CELL // 2, TOP - 34, "keys", "middle"))
     out.append(text(left - 26, TOP - 6, "queries", "end"))
     order = sorted(range(TOKENS), key=lambda p: (owner(p), p))
@@ -112,19 +137,14 @@ def ring_steps():
     side = TOKENS * CELL
     second = LEFT + side + GAP + LEFT - 20
     width, height = second + side + 20, TOP + side + 50
-    out = ['<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d">' % (
-        width, height, width, height), ON_PAGE]
-    out += panel(LEFT, "contiguous", contiguous) + panel(second, "zigzag", zigzag)
+    out = panel(LEFT, "contiguous", contiguous) + panel(second, "zigzag", zigzag)
     x, y = LEFT, TOP + side + 20
     out.append(text(x, y + 12, "computed at step"))
     x += 122
-    for step, colour in enumerate(STEPS):
-        out.append('<rect x="%d" y="%d" width="%d" height="%d" fill="%s"/>' % (x, y, CELL, CELL, colour))
-        out.append(text(x + CELL + 5, y + 13, str(step)))
+    for words, colour in [*zip("0123", STEPS), ("masked", None)]:
+        out.append(key(x, y, colour, words, CELL))
         x += 54
-    out.append('<rect x="%d" y="%d" width="%d" height="%d" class="masked"/>' % (x, y, CELL, CELL))
-    out.append(text(x + CELL + 5, y + 13, "masked"))
-    return "\n".join(out + ["</svg>", ""])
+    return svg(width, height, out)
 
 
 MASK_TOKENS, MASK_CELL = 24, 7
@@ -142,8 +162,7 @@ MASKS = (("causal", lambda q, k: k <= q), ("window of 6", lambda q, k: q - 6 < k
 
 def owner_of(position):
     """The rank that owns a position in the zigzag layout of MASK_TOKENS tokens."""
-    chunk = position * 2 * RANKS // MASK_TOKENS
-    return min(chunk, 2 * RANKS - 1 - chunk)
+    return zigzag(position, MASK_TOKENS)
 
 
 def rows_needed(mask):
@@ -155,27 +174,21 @@ def rows_needed(mask):
 def masks():
     side, gap, top = MASK_TOKENS * MASK_CELL, 27, 44
     width, height = 26 + len(MASKS) * (side + gap) - gap, top + side + 62
-    out = ['<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d">' % (
-        width, height, width, height), ON_PAGE]
-    every = MASK_TOKENS * (RANKS - 1)
+    out, every = [], MASK_TOKENS * (RANKS - 1)
     for i, (name, mask) in enumerate(MASKS):
         left = 26 + i * (side + gap)
-        out.append('<text x="%d" y="16" text-anchor="middle" font-weight="bold">%s</text>' % (left + side // 2, name))
-        out.append('<text x="%d" y="34" text-anchor="middle">%d of %d rows are sent</text>' % (
-            left + side // 2, rows_needed(mask), every))
+        out.append(text(left + side // 2, 16, name, "middle", BOLD))
+        out.append(text(left + side // 2, 34, "%d of %d rows are sent" % (rows_needed(mask), every), "middle"))
         out += cells(left, top, MASK_CELL, [[STEPS[step_of(owner_of(q), owner_of(k))] if mask(q, k) else None
                                             for k in range(MASK_TOKENS)] for q in range(MASK_TOKENS)])
     chunk = side // (2 * RANKS)
     for i in range(2 * RANKS):
-        out.append('<text x="18" y="%d" text-anchor="end">%d</text>' % (
-            top + i * chunk + chunk // 2 + 4, owner_of(i * MASK_TOKENS // (2 * RANKS))))
+        out.append(text(18, top + i * chunk + chunk // 2 + 4, owner_of(i * MASK_TOKENS // (2 * RANKS)), "end"))
     y = top + side + 20
-    out.append('<text x="26" y="%d">Rows: queries, with the rank that owns them. Columns: keys. A colour is the step of the ring at'
-               ' which a pair is computed:</text>' % y)
-    for step, colour in enumerate(STEPS):
-        out.append('<rect x="%d" y="%d" width="12" height="12" fill="%s"/><text x="%d" y="%d">step %d</text>' % (
-            26 + 76 * step, y + 14, colour, 44 + 76 * step, y + 24, step))
-    return "\n".join(out + ["</svg>", ""])
+    out.append(text(26, y, "Rows: queries, with the rank that owns them. Columns: keys. A colour is the step of the ring at which a pair"
+                           " is computed:"))
+    out += [key(26 + 76 * step, y + 14, colour, "step %d" % step) for step, colour in enumerate(STEPS)]
+    return svg(width, height, out)
 
 
 def blocks(active):
@@ -219,12 +232,11 @@ def patterns():
     side, gap, across, size = MASK_TOKENS * 6, 16, 5, 6
     rows = -(-len(PATTERNS) // across)
     width, height = across * (side + gap) + 8, rows * (side + 34) + 24
-    out = ['<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" role="img">' % (
-        width, height, width, height),
-        "<title>The kinds of patterns</title>",
-        "<desc>A square for each kind, with 24 queries from top to bottom and 24 keys from left to right; coloured: counted pairs. %s.</desc>"
-        % ", ".join("%s: %d pairs" % (name, sum(mask(q, k) for q in range(MASK_TOKENS) for k in range(MASK_TOKENS)))
-                    for name, mask in PATTERNS), ON_PAGE]
+    head = ["<title>The kinds of patterns</title>",
+            "<desc>A square for each kind, with 24 queries from top to bottom and 24 keys from left to right; coloured: counted pairs."
+            " %s.</desc>" % ", ".join("%s: %d pairs" % (name, sum(mask(q, k) for q in range(MASK_TOKENS) for k in range(MASK_TOKENS)))
+                                      for name, mask in PATTERNS)]
+    out = []
     for i, (name, mask) in enumerate(PATTERNS):
         left, top = 8 + i % across * (side + gap), 22 + i // across * (side + 34)
         out.append("<g><title>%s</title>" % name)
@@ -232,7 +244,7 @@ def patterns():
         out += cells(left, top, size, [[STEPS[0] if mask(q, k) else None for k in range(MASK_TOKENS)] for q in range(MASK_TOKENS)])
         out.append("</g>")
     out.append(text(8, height - 8, "Rows: 24 queries. Columns: 24 keys. Coloured: counted. Maps have blocks of 2 tokens and are causal."))
-    return "\n".join(out + ["</svg>", ""])
+    return svg(width, height, out, head, ' role="img"')
 
 
 def loss():
@@ -244,21 +256,17 @@ def loss():
     last, low, high = max(int(r[0]) for r in rows), 2.0, 8.0
     x = lambda step: left + (width - left - right) * step / last
     y = lambda bits: top + (height - top - bottom) * (high - bits) / (high - low)
-    out = ['<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d">' % (
-        width, height, width, height), ON_PAGE]
+    out = []
     for bits in range(int(low), int(high) + 1):
         out.append('<path class="line" stroke-opacity="0.25" d="M%d %.1fH%d"/>' % (left, y(bits), width - right))
-        out.append('<text x="%d" y="%.1f" text-anchor="end">%d</text>' % (left - 8, y(bits) + 4, bits))
+        out.append(text(left - 8, y(bits) + 4, bits, "end"))
     for step in range(0, last + 1, 500):
-        out.append('<text x="%.1f" y="%d" text-anchor="middle">%d</text>' % (x(step), height - 12, step))
+        out.append(text(x(step), height - 12, step, "middle"))
     for column, colour, name in ((1, STEPS[0], "single training batches"), (2, STEPS[3], "validation")):
-        points = [(x(int(r[0])), y(float(r[column]))) for r in rows if r[column]]
-        out.append('<polyline fill="none" stroke="%s" stroke-width="2" points="%s"/>' % (
-            colour, " ".join("%.1f,%.1f" % p for p in points)))
-        out.append('<rect x="%d" y="%d" width="12" height="12" fill="%s"/><text x="%d" y="%d">%s</text>' % (
-            width - 320, top + 18 * column, colour, width - 302, top + 10 + 18 * column, name + ", bits per byte"))
-    out.append('<text x="%.1f" y="%d" text-anchor="middle">steps</text>' % (x(250), height - 12))
-    return "\n".join(out + ["</svg>", ""])
+        out.append(line([(x(int(r[0])), y(float(r[column]))) for r in rows if r[column]], colour))
+        out.append(key(width - 320, top + 18 * column, colour, name + ", bits per byte"))
+    out.append(text(x(250), height - 12, "steps", "middle"))
+    return svg(width, height, out)
 
 
 def table_after(page, words):
@@ -271,17 +279,15 @@ def table_after(page, words):
 
 def bars(left, title, rows, most, line_at):
     """Horizontal bars [(name, colour, value)] from `left` on, with a line at the value 1 that names what it is."""
-    wide, high, out = 200, 17, ['<text x="%d" y="16" font-weight="bold">%s</text>' % (left, title)]
+    wide, high, out = 200, 17, [text(left, 16, title, "start", BOLD)]
     one = left + 150 + wide / most
     for i, (name, colour, value) in enumerate(rows):
         y = 30 + i * (high + 5)
-        out.append('<text x="%d" y="%d" text-anchor="end">%s</text>' % (left + 142, y + 13, name))
-        out.append('<rect x="%d" y="%d" width="%.1f" height="%d" fill="%s"/>' % (left + 150, y, wide * value / most, high, colour))
-        out.append('<text x="%.1f" y="%d">%.2f</text>' % (left + 156 + wide * value / most, y + 13, value))
+        out.append(text(left + 142, y + 13, name, "end"))
+        out.append(rect(left + 150, y, wide * value / most, high, 'fill="%s"' % colour))
+        out.append(text(left + 156 + wide * value / most, y + 13, "%.2f" % value))
     end = 30 + len(rows) * (high + 5)
-    out.append('<path class="line" d="M%.1f 24V%d"/><text x="%.1f" y="%d" text-anchor="middle">%s</text>' % (
-        one, end, one, end + 14, line_at))
-    return out
+    return out + ['<path class="line" d="M%.1f 24V%d"/>' % (one, end), text(one, end + 14, line_at, "middle")]
 
 
 def speed():
@@ -298,14 +304,11 @@ def speed():
             row = next(r for r in table_after(page, words) if r[0] == name)
             ratios = sorted(float(v) for v in row[2].split(","))
             training.append((title if colour == STEPS[0] else "", colour, ratios[len(ratios) // 2]))
-    out = ['<svg xmlns="http://www.w3.org/2000/svg" width="800" height="252" viewBox="0 0 800 252">', ON_PAGE]
-    out += bars(0, "Attention, forward, one core (D): speed over LibTorch's", attention, 3.0, "LibTorch")
+    out = bars(0, "Attention, forward, one core (D): speed over LibTorch's", attention, 3.0, "LibTorch")
     out += bars(410, "Training: CPU seconds over eager PyTorch's, median", training, 1.25, "PyTorch")
-    out.append('<text x="0" y="246">fp32, length x head size; longer is better</text><text x="410" y="170">shorter is better</text>')
-    for i, (name, colour, _) in enumerate(sets):
-        out.append('<rect x="%d" y="200" width="12" height="12" fill="%s"/><text x="%d" y="210">%s</text>' % (
-            560 + 90 * i, colour, 578 + 90 * i, name))
-    return "\n".join(out + ["</svg>", ""])
+    out += [text(0, 246, "fp32, length x head size; longer is better"), text(410, 170, "shorter is better")]
+    out += [key(560 + 90 * i, 200, colour, name) for i, (name, colour, _) in enumerate(sets)]
+    return svg(800, 252, out)
 
 
 def long_rows():
@@ -327,7 +330,7 @@ def growth(left, title, column, rows, colours):
     spans = [(math.floor(math.log10(min(v))), math.ceil(math.log10(max(v)))) for v in (tokens, values)]
     scale = lambda v, span, size: size * (math.log10(v) - span[0]) / (span[1] - span[0])
     x, y = lambda v: left + 50 + scale(v, spans[0], wide), lambda v: top + high - scale(v, spans[1], high)
-    out = [text(left, 16, title, "start", ' font-weight="bold"')]
+    out = [text(left, 16, title, "start", BOLD)]
     for power in range(spans[1][0], spans[1][1] + 1):
         out.append('<path class="line" stroke-opacity="0.25" d="M%d %.1fH%d"/>' % (left + 50, y(10 ** power), left + 50 + wide))
         out.append(text(left + 44, y(10 ** power) + 4, "{:,g}".format(10 ** power), "end"))
@@ -336,21 +339,17 @@ def growth(left, title, column, rows, colours):
         out.append(text(x(10 ** power), top + high + 18, tokens_text, "middle"))
     for (pattern, calls), colour in zip(rows.items(), colours):
         points = [(x(c[0]), y(c[column])) for c in calls]
-        out.append('<polyline fill="none" stroke="%s" stroke-width="2" points="%s"/>' % (
-            colour, " ".join("%.1f,%.1f" % p for p in points)))
+        out.append(line(points, colour))
         out += ['<circle cx="%.1f" cy="%.1f" r="3" fill="%s"/>' % (px, py, colour) for px, py in points]
     return out
 
 
 def long():
     rows, colours = long_rows(), STEPS + ("#805ad5",)
-    out = ['<svg xmlns="http://www.w3.org/2000/svg" width="800" height="290" viewBox="0 0 800 290">', ON_PAGE]
-    out += growth(0, "CPU seconds, forward and backward, by tokens in a row", 1, rows, colours)
+    out = growth(0, "CPU seconds, forward and backward, by tokens in a row", 1, rows, colours)
     out += growth(410, "MB that a process adds, by tokens in a row", 2, rows, colours)
-    for i, (pattern, colour) in enumerate(zip(rows, colours)):
-        out.append('<rect x="%d" y="266" width="12" height="12" fill="%s"/>' % (50 + 150 * i, colour))
-        out.append(text(68 + 150 * i, 276, pattern))
-    return "\n".join(out + ["</svg>", ""])
+    out += [key(50 + 150 * i, 266, colour, pattern) for i, (pattern, colour) in enumerate(zip(rows, colours))]
+    return svg(800, 290, out)
 
 
 # The way of a training step, by the numbers of docs/internals/architecture.md ("The path of a training step").
@@ -389,22 +388,18 @@ def layers():
     levels, packages = read_layers()
     rows = max(sum(len(packages[l]) + 1 for l in level) for level in levels)
     width, height = 20 + COLUMN * len(levels), 60 + ROW * rows
-    out = ['<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d">' % (
-        width, height, width, height), ON_PAGE]
-    out.append(text(20, 22, "Code uses layers to its left, and inside its own layer what bazel/layers.bzl lists, which stands above it."))
+    out = [text(20, 22, "Code uses layers to its left, and inside its own layer what bazel/layers.bzl lists, which stands above it.")]
     at = {}
     for column, level in enumerate(levels):
         x, y = 16 + COLUMN * column, 56
         for layer in level:
             tall = ROW * len(packages[layer])
-            out.append(text(x + BOX_WIDTH // 2, y, layer + "/", "middle", ' font-weight="bold"'))
-            out.append('<rect x="%d" y="%d" width="%d" height="%d" rx="6" class="masked"/>' % (
-                x - 8, y + 8, BOX_WIDTH + 16, tall + 4))
+            out.append(text(x + BOX_WIDTH // 2, y, layer + "/", "middle", BOLD))
+            out.append(rect(x - 8, y + 8, BOX_WIDTH + 16, tall + 4, 'rx="6" class="masked"'))
             for i, package in enumerate(packages[layer]):
                 top = y + 14 + ROW * i
                 at[package] = (x, top + BOX_HEIGHT // 2)
-                out.append('<rect x="%d" y="%d" width="%d" height="%d" rx="4" class="line"/>' % (
-                    x, top, BOX_WIDTH, BOX_HEIGHT))
+                out.append(rect(x, top, BOX_WIDTH, BOX_HEIGHT, 'rx="4" class="line"'))
                 name = package[len(layer) + 1:] + "/" if package != layer else "files of its own"
                 out.append(text(x + 26, top + 17, name))
             y += tall + ROW
@@ -413,9 +408,8 @@ def layers():
         "%d,%d" % point for point in points))
     for (number, _), (x, y) in zip(STEP, points):
         out.append('<circle cx="%d" cy="%d" r="9" fill="#0072b2"/>' % (x, y))
-        out.append('<text x="%d" y="%d" text-anchor="middle" class="on-colour">%s</text>' % (
-            x, y + 4, number))
-    return "\n".join(out + ["</svg>", ""])
+        out.append(text(x, y + 4, number, "middle", ' class="on-colour"'))
+    return svg(width, height, out)
 
 
 PICTURES = {"layers.svg": layers, "long.svg": long, "loss.svg": loss, "masks.svg": masks, "patterns.svg": patterns, "ring-steps.svg": ring_steps,
