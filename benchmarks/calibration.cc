@@ -2,10 +2,8 @@
 #include "benchmarks/calibration.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/randn_like.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -23,6 +21,7 @@
 #include "benchmarks/attention_calls.h"
 #include "benchmarks/benchmark.h"
 #include "benchmarks/measure.h"
+#include "comm/agreement.h"
 #include "common/simd/instruction_set.h"
 
 namespace annulus {
@@ -211,17 +210,6 @@ double fit_to_calls(const CalibrationSettings& s, MachineProfile& machine, at::S
   return std::clamp(per_byte, 1e-13, 1e-8);
 }
 
-// What rank 0 has, on all ranks.
-MachineProfile shared(Communicator& world, const MachineProfile& machine) {
-  std::string text = world.rank() == 0 ? machine.text() : "";
-  at::Tensor size = at::tensor({static_cast<int64_t>(text.size())}, at::kLong);
-  world.broadcast(size, 0, {"bench", 0});
-  text.resize(static_cast<size_t>(size.const_data_ptr<int64_t>()[0]));
-  at::Tensor bytes = at::from_blob(text.data(), {static_cast<int64_t>(text.size())}, at::kByte);
-  world.broadcast(bytes, 0, {"bench", 0});
-  return parse_machine(text, "the measured profile");
-}
-
 }  // namespace
 
 MachineProfile calibrate(Communicator& world, const CalibrationSettings& settings,
@@ -257,7 +245,8 @@ MachineProfile calibrate(Communicator& world, const CalibrationSettings& setting
   machine.inside = machine.between = link;
   machine.source = line("annulus bench calibrate: CPU seconds of a rank, %lld threads each, head size %lld, %s",
                         at::get_num_threads(), settings.head_dim, instruction_set_name(instruction_set()));
-  return shared(world, machine);
+  return parse_machine(from_first(world, {"the measured profile"}, [&] { return machine.text(); }),
+                       "the measured profile");
 }
 
 }  // namespace annulus

@@ -47,10 +47,13 @@ int launch_ranks(int ranks, std::vector<std::string> arguments) {
   return run_launch(launch);
 }
 
-ScratchFolder::ScratchFolder() : path_((std::filesystem::temp_directory_path() / "annulus-bench-XXXXXX").string()) {
+ScratchFolder::ScratchFolder(const std::string& in)
+    : path_((in.empty() ? std::filesystem::temp_directory_path() : std::filesystem::path(in)) /
+            "annulus-bench-XXXXXX") {
   if (mkdtemp(path_.data()) == nullptr) {
     throw Error(ErrorKind::kResource, "bench",
-                "cannot make the folder " + path_ + "; set TMPDIR to a folder that can be written");
+                "cannot make the folder " + path_ + "; expected a folder that can be written" +
+                    (in.empty() ? ", which TMPDIR names" : ""));
   }
 }
 

@@ -1,5 +1,5 @@
 // What benchmarks need that start ranks of their own: the job, and a folder for files that its ranks write. Used by
-// comm.cc, seeds/ and program/bench_subcommand.cc.
+// comm.cc, seeds/, program/bench_subcommand.cc and program/save.cc.
 #pragma once
 
 #include <string>
@@ -11,14 +11,16 @@ namespace annulus {
 // The environment is as before afterwards.
 int launch_ranks(int ranks, std::vector<std::string> arguments);
 
-// A temporary folder. Its destructor removes it. The constructor raises Error(kResource).
+// A temporary folder in the folder `in`, or where temporary files are. Its destructor removes it. The constructor
+// raises Error(kResource).
 class ScratchFolder {
  public:
-  ScratchFolder();
+  explicit ScratchFolder(const std::string& in = "");
   ~ScratchFolder();
   ScratchFolder(const ScratchFolder&) = delete;
   ScratchFolder& operator=(const ScratchFolder&) = delete;
 
+  const std::string& path() const { return path_; }
   std::string file(const char* name) const { return path_ + "/" + name; }
 
  private:

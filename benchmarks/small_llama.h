@@ -1,6 +1,5 @@
 // The configuration that benchmarks of training steps use: a Llama over the bytes of the default corpus, on the CPU.
-// Used by train.cc, shard.cc, comm.cc, program/save.cc, program/trace.cc and
-// program/faults.cc.
+// Used by train.cc, shard.cc, comm.cc, program/save.cc and program/observation.cc.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// `annulus bench train`: tokens trained for each CPU second on one rank, the share of CPU time spent outside matrix
-// products and attention, and what the metrics of all ranks add to a step.
+// `annulus bench train`: tokens trained for each CPU second on one rank, and the share of CPU time spent outside matrix
+// products and attention.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -17,15 +17,10 @@
 #include "common/error.h"
 #include "common/text.h"
 #include "runtime/data/dataset.h"
-#include "runtime/run/metrics.h"
-#include "runtime/run/stragglers.h"
-#include "runtime/training/rank_metrics.h"
 #include "runtime/training/training.h"
 
 namespace annulus {
 namespace {
-
-constexpr size_t kRanks = 64;
 
 // The baseline's CPU seconds for 1,000 tokens.
 double run_baseline(const std::string& command) {
@@ -74,11 +69,8 @@ class TrainBenchmark : public Benchmark {
     Training training(config, world, data, at::kCPU);
     training.step();  // touches memory for the first time
 
-    RankMetrics ranks(config, world, training, at::kCPU);
-    const TrainingClock origin = TrainingClock::now(world, training);
-    Stragglers stragglers({config.run.slow_share, config.run.slow_steps});
-    std::vector<double> cpu, wall, outside, metrics;  // of each step
-    double products = 0, attention = 0;               // of the step with the least CPU seconds
+    std::vector<double> cpu, wall, outside;  // of each step
+    double products = 0, attention = 0;      // of the step with the least CPU seconds
     for (int64_t i = 0; i < steps_; ++i) {
       // The profiling hooks cost less than a thousandth of a step, so there are no steps without them.
       const OperatorsSeen seen;
@@ -87,16 +79,6 @@ class TrainBenchmark : public Benchmark {
       cpu.push_back(cpu_seconds() - cpu_begin);
       wall.push_back(wall_seconds() - wall_begin);
       outside.push_back(cpu.back() - seen.product_seconds() - seen.attention_seconds());
-      // What rank 0 of a job of kRanks does after a step that is logged; its numbers are those of this rank.
-      add_cost(metrics, true, [&] {
-        const Training::Carried own = ranks.sample(TrainingClock::now(world, training) - origin);
-        MetricsWriter::Fields fields;
-        ranks.step(training.steps_done(), {own});
-        ranks.add_fields(fields);
-        std::vector<RankStep> others(kRanks, {wall.back(), 1, 1});
-        for (size_t rank = 0; rank < kRanks; ++rank) others[rank].seconds += 1e-3 * static_cast<double>(rank);
-        stragglers.add(training.steps_done(), others);
-      });
       if (cpu.back() > least(cpu)) continue;
       products = seen.product_seconds();
       attention = seen.attention_seconds();
@@ -124,10 +106,8 @@ class TrainBenchmark : public Benchmark {
     report("CPU seconds per 1k tokens", 4, "cpu_seconds_per_1k_tokens", 1000 * cpu[best] / tokens);
     report("GFLOP per CPU second", 1, "gflop_per_cpu_second", gflop / cpu[best]);
     report("tokens per second", 1, "tokens_per_second", tokens / wall[best]);
-    report("microseconds of metrics", 1, "metrics_microseconds", 1e6 * median(metrics));
-    report("share of a step", 6, "share_metrics", median(metrics) / cpu[best]);
     const std::string settings = "a Llama of " + sizes;
-    std::vector<BenchRatio> ratios = {ratio_of("train/metrics of all ranks", settings, metrics, cpu, 0.005)};
+    std::vector<BenchRatio> ratios;
     if (whole) {
       report("share in matrix products", 3, "share_products", products / cpu[best]);
       report("share in attention", 3, "share_attention", attention / cpu[best]);

@@ -1,51 +1,25 @@
 // `annulus bench save`: for how long training stands still while a checkpoint is written, with training waiting for it
 // and behind training (checkpoint.background).
 #include <ATen/Parallel.h>
-#include <stdlib.h>
 
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "benchmarks/benchmark.h"
+#include "benchmarks/launched.h"
 #include "benchmarks/measure.h"
 #include "benchmarks/small_llama.h"
 #include "comm/agreement.h"
-#include "common/error.h"
 #include "runtime/data/dataset.h"
 #include "runtime/run/checkpoint_save.h"
 #include "runtime/training/training.h"
 
 namespace annulus {
 namespace {
-
-namespace fs = std::filesystem;
-
-// Makes a folder on rank 0 and removes it there at the end.
-class SharedFolder {
- public:
-  SharedFolder(Communicator& world, const std::string& in) : first_(world.rank() == 0) {
-    path_ = from_first(world, {"making a folder"}, [&] {
-      std::string name = in + "/annulus-bench-save-XXXXXX";
-      if (mkdtemp(name.data()) == nullptr) throw Error(ErrorKind::kResource, "bench", "cannot make a folder in " + in);
-      return name;
-    });
-  }
-  ~SharedFolder() {
-    std::error_code ignored;
-    if (first_) fs::remove_all(path_, ignored);
-  }
-  SharedFolder(const SharedFolder&) = delete;
-  SharedFolder& operator=(const SharedFolder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  bool first_;
-  std::string path_;
-};
 
 class SaveBenchmark : public Benchmark {
  public:
@@ -68,8 +42,8 @@ class SaveBenchmark : public Benchmark {
     const Dataset data(config.data, config.run.seed, config.model.vocab);
     Training training(config, world, data, at::kCPU);
     training.step();  // touches memory for the first time
-    const SharedFolder folder(world, folder_);
-    CheckpointStore store(folder.path(), 1);
+    std::optional<ScratchFolder> of_first;
+    CheckpointStore store(from_first(world, {"making a folder"}, [&] { return of_first.emplace(folder_).path(); }), 1);
     std::vector<double> waiting, behind, until_there;
     const auto most = [&](double mine) { return over_ranks(world, {mine}, ReduceOp::kMax)[0]; };
     for (int64_t round = 0; round <= rounds_; ++round) {  // the first one takes memory, and does not count
@@ -132,7 +106,7 @@ class SaveBenchmark : public Benchmark {
                        .steps = 0,
                        .text_bytes = 1 << 20};
   int64_t rounds_ = 10;
-  std::string folder_ = fs::temp_directory_path().string();
+  std::string folder_ = std::filesystem::temp_directory_path().string();
 };
 
 }  // namespace
