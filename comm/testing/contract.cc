@@ -60,6 +60,11 @@ void expect_error(ErrorKind kind, const std::vector<std::string>& parts, const s
   ADD_FAILURE() << "no error";
 }
 
+void finish(Work& work) {
+  work.wait();
+  while (!work.test()) sched_yield();
+}
+
 void meet(Communicator& comm, int a, int b) {
   if (comm.rank() != a && comm.rank() != b) return;
   const int peer = comm.rank() == a ? b : a;

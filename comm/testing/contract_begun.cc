@@ -60,19 +60,13 @@ Begun begin_scatter(Communicator& comm, int64_t n, at::ScalarType dtype, int see
 // A number of elements, of all pieces together, that takes at least three rounds for any number of ranks.
 int64_t of_several_rounds() { return backend().large_rounds ? 9'000'000 : 100'000; }
 
-// On a GPU wait() does not block, so that errors are found by polling.
-void finish(Work& work) {
-  work.wait();
-  while (!work.test()) sched_yield();
-}
-
 // After this, a backend that connects ranks at their first collective has done so.
 void meet_all(Communicator& comm) { finish(*begin_gather(comm, 1, at::kFloat, 0, {"meeting", 0}).work); }
 
 TEST_P(CommSuite, BegunCollectivesOfRandomSizesAmongOtherTraffic) {
   ranks([&](Communicator& comm) {
     std::mt19937 random(11);  // the same on every rank
-    const int next = (comm.rank() + 1) % comm.size(), previous = (comm.rank() + comm.size() - 1) % comm.size();
+    const int next = next_of(comm), previous = previous_of(comm);
     const auto half = comm.split(comm.rank() % 2, comm.rank());
     for (int round = 0; round < 12; ++round) {
       std::vector<Begun> all;
@@ -335,19 +329,17 @@ TEST_P(CommPairs, BegunCollectiveNamesTheMissingRanks) {
 }
 
 TEST_P(CommPairs, ExceptionAbandonsBegunCollectives) {
-  ranks([&](Communicator& comm) {
-    const auto apart = comm.split(0, comm.rank());
-    meet_all(*apart);
+  with_faults([&](Communicator& comm, Communicator& apart, int) {
+    meet_all(apart);
     if (comm.rank() == 0) {
       try {
-        const Begun begun = begin_gather(*apart, 100, at::kFloat, 0, {"weights", 0});
+        const Begun begun = begin_gather(apart, 100, at::kFloat, 0, {"weights", 0});
         throw std::runtime_error("a kernel failed");  // no other rank begins it, so this must not wait for them
       } catch (const std::runtime_error& e) {
         EXPECT_STREQ(e.what(), "a kernel failed");
       }
-      expect_error(ErrorKind::kComm, {"dead", "abandoned"}, [&] { apart->barrier({"after", 1}); });
+      expect_error(ErrorKind::kComm, {"dead", "abandoned"}, [&] { apart.barrier({"after", 1}); });
     }
-    comm.barrier({"end", 0});
   });
 }
 
@@ -410,9 +402,7 @@ TEST_P(CommOnCpus, ReportsWaitsByPurpose) {
     waits(kOther, [&] { comm.split(0, 0); });
     waits(kExchange, [&] {
       at::Tensor in = at::empty({10}, options(at::kFloat));
-      comm.exchange({{tensor, (comm.rank() + 1) % comm.size()}}, {{in, (comm.rank() + comm.size() - 1) % comm.size()}},
-                    {"waits", 3})
-          ->wait();
+      comm.exchange({{tensor, next_of(comm)}}, {{in, previous_of(comm)}}, {"waits", 3})->wait();
     });
     waits(kReduce, [&] { comm.begin_reduce_scatter(tensor, all, {"waits", 4})->wait(); });
     waits(kGather, [&] { comm.begin_all_gather(all, tensor, {"waits", 5})->wait(); });

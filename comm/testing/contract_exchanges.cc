@@ -36,18 +36,15 @@ TEST_P(CommSuite, ReportsSizeRankAndBackend) {
 
 TEST_P(CommSuite, RingOfEveryDtype) {
   ranks([&](Communicator& comm) {
-    const int size = comm.size();
     for (const at::ScalarType dtype : kDtypes) {
       at::Tensor held = pattern(1000, dtype, comm.rank());
       at::Tensor next = at::empty({1000}, options(dtype));
-      for (int step = 0; step < size; ++step) {
-        auto work = comm.exchange({{held, (comm.rank() + 1) % size}}, {{next, (comm.rank() + size - 1) % size}},
-                                  {"ring", step});
+      for (int step = 0; step < comm.size(); ++step) {
+        auto work = comm.exchange({{held, next_of(comm)}}, {{next, previous_of(comm)}}, {"ring", step});
         comm.progress();
-        work->wait();
-        while (!work->test()) sched_yield();  // on a GPU wait() does not block
+        finish(*work);
         std::swap(held, next);
-        const int owner = (comm.rank() - step - 1 + 2 * size) % size;
+        const int owner = (comm.rank() - step - 1 + 2 * comm.size()) % comm.size();
         EXPECT_TRUE(at::equal(held, pattern(1000, dtype, owner))) << dtype << " step " << step;
       }
     }
@@ -112,22 +109,18 @@ TEST_P(CommSuite, TestCompletesWithoutWait) {
   ranks([&](Communicator& comm) {
     at::Tensor out = pattern(200000, at::kFloat, comm.rank());
     at::Tensor in = at::empty({200000}, options(at::kFloat));
-    const int next = (comm.rank() + 1) % comm.size();
-    const int previous = (comm.rank() + comm.size() - 1) % comm.size();
-    auto work = comm.exchange({{out, next}}, {{in, previous}}, {"test", 0});
+    auto work = comm.exchange({{out, next_of(comm)}}, {{in, previous_of(comm)}}, {"test", 0});
     while (!work->test()) comm.progress();
     work->wait();  // already complete
-    EXPECT_TRUE(at::equal(in, pattern(200000, at::kFloat, previous)));
+    EXPECT_TRUE(at::equal(in, pattern(200000, at::kFloat, previous_of(comm))));
   });
 }
 
 TEST_P(CommSuite, WorkWaitsWhenDestroyed) {
   ranks([&](Communicator& comm) {
     at::Tensor in = at::empty({70000}, options(at::kLong));
-    const int previous = (comm.rank() + comm.size() - 1) % comm.size();
-    comm.exchange({{pattern(70000, at::kLong, comm.rank()), (comm.rank() + 1) % comm.size()}}, {{in, previous}},
-                  {"dropped", 0});
-    EXPECT_TRUE(at::equal(in, pattern(70000, at::kLong, previous)));
+    comm.exchange({{pattern(70000, at::kLong, comm.rank()), next_of(comm)}}, {{in, previous_of(comm)}}, {"dropped", 0});
+    EXPECT_TRUE(at::equal(in, pattern(70000, at::kLong, previous_of(comm))));
   });
 }
 
@@ -136,9 +129,7 @@ TEST_P(CommSuite, EmptyExchangesComplete) {
     EXPECT_TRUE(comm.exchange({}, {}, {"nothing", 0})->test());
     at::Tensor none = at::empty({0, 3}, options(at::kFloat));
     at::Tensor none2 = at::empty({0, 3}, options(at::kFloat));
-    comm.exchange({{none, (comm.rank() + 1) % comm.size()}}, {{none2, (comm.rank() + comm.size() - 1) % comm.size()}},
-                  {"nothing", 1})
-        ->wait();
+    comm.exchange({{none, next_of(comm)}}, {{none2, previous_of(comm)}}, {"nothing", 1})->wait();
     comm.all_reduce(none, ReduceOp::kSum, {"nothing", 2});
     comm.broadcast(none, comm.size() - 1, {"nothing", 3});
     at::Tensor all = at::empty({comm.size(), 0, 3}, options(at::kFloat));
@@ -158,8 +149,7 @@ TEST_P(CommSuite, CountsMessagesAndBytes) {
     const CommStats before = comm.stats();
     at::Tensor in = at::empty({30}, options(at::kDouble));
     at::Tensor none = at::empty({0}, options(at::kDouble));
-    const int next = (comm.rank() + 1) % comm.size();
-    const int previous = (comm.rank() + comm.size() - 1) % comm.size();
+    const int next = next_of(comm), previous = previous_of(comm);
     for (int step = 0; step < 5; ++step) {
       comm.exchange({{pattern(30, at::kDouble, step), next}, {none, next}}, {{in, previous}, {none, previous}},
                     {"count", step})
@@ -192,11 +182,9 @@ TEST_P(CommSuite, LargeMessages) {
   ranks([&](Communicator& comm) {
     constexpr int64_t kLength = 3'000'001;
     at::Tensor in = at::empty({kLength}, options(at::kFloat));
-    const int previous = (comm.rank() + comm.size() - 1) % comm.size();
-    comm.exchange({{pattern(kLength, at::kFloat, comm.rank()), (comm.rank() + 1) % comm.size()}}, {{in, previous}},
-                  {"large", 0})
+    comm.exchange({{pattern(kLength, at::kFloat, comm.rank()), next_of(comm)}}, {{in, previous_of(comm)}}, {"large", 0})
         ->wait();
-    EXPECT_TRUE(at::equal(in, pattern(kLength, at::kFloat, previous)));
+    EXPECT_TRUE(at::equal(in, pattern(kLength, at::kFloat, previous_of(comm))));
   });
 }
 
@@ -212,22 +200,15 @@ at::Tensor lendable(Communicator& comm, at::ScalarType dtype, int seed) {
 at::Tensor without_memory(at::ScalarType dtype = at::kFloat) {
   return tensor_without_memory({kLength}, options(dtype));
 }
-int next_of(const Communicator& comm) { return (comm.rank() + 1) % comm.size(); }
-int previous_of(const Communicator& comm) { return (comm.rank() + comm.size() - 1) % comm.size(); }
-
-void complete(std::unique_ptr<Work> work) {
-  work->wait();
-  while (!work->test()) sched_yield();  // on a GPU wait() does not block
-}
 
 TEST_P(CommSuite, ReceivesIntoTensorsWithoutMemory) {
   ranks([&](Communicator& comm) {
     EXPECT_EQ(comm.lends_to(next_of(comm)), backend().lends);
     for (const at::ScalarType dtype : kDtypes) {
       const at::Tensor lent = without_memory(dtype), copied = without_memory(dtype);
-      complete(comm.exchange({{lendable(comm, dtype, comm.rank()), next_of(comm)},
-                              {pattern(kLength, dtype, comm.rank() + 10), next_of(comm)}},
-                             {{lent, previous_of(comm)}, {copied, previous_of(comm)}}, {"both", 1}));
+      finish(*comm.exchange({{lendable(comm, dtype, comm.rank()), next_of(comm)},
+                             {pattern(kLength, dtype, comm.rank() + 10), next_of(comm)}},
+                            {{lent, previous_of(comm)}, {copied, previous_of(comm)}}, {"both", 1}));
       EXPECT_TRUE(at::equal(lent, pattern(kLength, dtype, previous_of(comm)))) << dtype;
       EXPECT_TRUE(at::equal(copied, pattern(kLength, dtype, previous_of(comm) + 10))) << dtype;
     }
@@ -240,8 +221,8 @@ TEST_P(CommSuite, LentTensorsAreTheSendersMemory) {
     const at::Tensor mine = lendable(comm, at::kFloat, 1), came = without_memory();
     const at::Tensor mine_too = lendable(comm, at::kFloat, 2), copy = at::empty({kLength}, options(at::kFloat));
     const CommStats before = comm.stats();
-    complete(comm.exchange({{mine, next_of(comm)}, {mine_too, next_of(comm)}},
-                           {{came, previous_of(comm)}, {copy, previous_of(comm)}}, {"lent", 1}));
+    finish(*comm.exchange({{mine, next_of(comm)}, {mine_too, next_of(comm)}},
+                          {{came, previous_of(comm)}, {copy, previous_of(comm)}}, {"lent", 1}));
     EXPECT_EQ(comm.stats().bytes_sent - before.bytes_sent, 2 * 4 * kLength);
     EXPECT_EQ(comm.stats().bytes_lent - before.bytes_lent, backend().lends ? 2 * 4 * kLength : 0);
     EXPECT_TRUE(at::equal(copy, pattern(kLength, at::kFloat, 2)));
@@ -280,9 +261,8 @@ TEST_P(CommSuite, PartsOfALendableTensorAreLent) {
     const at::Tensor mine = lendable(comm, at::kFloat, comm.rank());
     const at::Tensor first = tensor_without_memory({30'000}, options(at::kFloat));
     const at::Tensor rest = tensor_without_memory({70'000}, options(at::kFloat));
-    complete(
-        comm.exchange({{mine.narrow(0, 70'000, 30'000), next_of(comm)}, {mine.narrow(0, 0, 70'000), next_of(comm)}},
-                      {{first, previous_of(comm)}, {rest, previous_of(comm)}}, {"parts", 1}));
+    finish(*comm.exchange({{mine.narrow(0, 70'000, 30'000), next_of(comm)}, {mine.narrow(0, 0, 70'000), next_of(comm)}},
+                          {{first, previous_of(comm)}, {rest, previous_of(comm)}}, {"parts", 1}));
     const at::Tensor whole = pattern(kLength, at::kFloat, previous_of(comm));
     EXPECT_TRUE(at::equal(first, whole.narrow(0, 70'000, 30'000)));
     EXPECT_TRUE(at::equal(rest, whole.narrow(0, 0, 70'000)));
@@ -295,7 +275,7 @@ TEST_P(CommSuite, SmallAndEmptyTensorsNeedNoMemoryEither) {
       const at::Tensor mine = comm.lendable({length}, options(at::kLong));
       mine.copy_(pattern(length, at::kLong, comm.rank()));
       const at::Tensor came = tensor_without_memory({length}, options(at::kLong));
-      complete(comm.exchange({{mine, next_of(comm)}}, {{came, previous_of(comm)}}, {"small", 1}));
+      finish(*comm.exchange({{mine, next_of(comm)}}, {{came, previous_of(comm)}}, {"small", 1}));
       EXPECT_TRUE(at::equal(came, pattern(length, at::kLong, previous_of(comm)))) << length;
     }
   });
@@ -312,7 +292,7 @@ TEST_P(CommSuite, LendsOnlyWithinAHostAndOnlyIfWanted) {
       for (Communicator* c : {apart.get(), part.get()}) {
         EXPECT_FALSE(c->lends_to(next_of(comm)) && (off || comm.size() > 1));
         const at::Tensor mine = lendable(*c, at::kFloat, 1), came = without_memory();
-        complete(c->exchange({{mine, next_of(comm)}}, {{came, previous_of(comm)}}, {"not lent", 1}));
+        finish(*c->exchange({{mine, next_of(comm)}}, {{came, previous_of(comm)}}, {"not lent", 1}));
         came.fill_(7);
         comm.barrier({"written", 2});
         if (off || comm.size() > 1) {
@@ -349,41 +329,35 @@ void lend_too_much(Communicator& comm, const std::function<void()>& then) {
 }
 
 TEST_P(CommLending, MismatchedLentTensorsAreAnError) {
-  ranks([&](Communicator& comm) {
-    const int last = comm.size() - 1;
-    const auto apart = comm.split(0, comm.rank());
+  with_faults([&](Communicator& comm, Communicator& apart, int last) {
     if (comm.rank() == 0) {
       expect_error(ErrorKind::kMismatch, {"layer 1", "step 4", rank_text(last), "400000", "200000"}, [&] {
-        complete(apart->exchange({}, {{tensor_without_memory({kLength / 2}, options(at::kFloat)), last}},
-                                 {"layer 1", 4, "step"}));
+        finish(*apart.exchange({}, {{tensor_without_memory({kLength / 2}, options(at::kFloat)), last}},
+                               {"layer 1", 4, "step"}));
       });
-      expect_error(ErrorKind::kComm, {"dead"}, [&] { apart->barrier({"later", 5}); });
+      expect_error(ErrorKind::kComm, {"dead"}, [&] { apart.barrier({"later", 5}); });
     } else if (comm.rank() == last) {
-      lend_too_much(*apart, [] {});
+      lend_too_much(apart, [] {});
     }
-    comm.barrier({"end", 0});
   });
 }
 
 // While a rank computes, it only calls progress(), which raises nothing: the exchange itself must say later that it
 // failed.
 TEST_P(CommLending, FailuresThatProgressFindsAreRaisedByTheExchange) {
-  ranks([&](Communicator& comm) {
-    const int last = comm.size() - 1;
-    const auto apart = comm.split(0, comm.rank());
+  with_faults([&](Communicator& comm, Communicator& apart, int last) {
     if (comm.rank() == 0) {
-      const auto work = apart->exchange({}, {{tensor_without_memory({kLength / 2}, options(at::kFloat)), last}},
-                                        {"layer 1", 4, "step"});
+      const auto work = apart.exchange({}, {{tensor_without_memory({kLength / 2}, options(at::kFloat)), last}},
+                                       {"layer 1", 4, "step"});
       comm.barrier({"the message has been sent", 0});
-      for (int i = 0; i < 1000; ++i) apart->progress();
+      for (int i = 0; i < 1000; ++i) apart.progress();
       expect_error(ErrorKind::kMismatch, {"layer 1", "step 4", rank_text(last), "400000", "200000"},
                    [&] { work->wait(); });
     } else if (comm.rank() == last) {
-      lend_too_much(*apart, [&] { comm.barrier({"the message has been sent", 0}); });
+      lend_too_much(apart, [&] { comm.barrier({"the message has been sent", 0}); });
     } else {
       comm.barrier({"the message has been sent", 0});
     }
-    comm.barrier({"end", 0});
   });
 }
 
@@ -401,7 +375,7 @@ TEST_P(CommLending, LendingIsNotCompleteBeforeTheReceiverTakesPart) {
     }
     if (comm.rank() == last) {
       at::Tensor got = without_memory();
-      complete(comm.exchange({}, {{got, 0}}, {"layer 1", 4, "step"}));
+      finish(*comm.exchange({}, {{got, 0}}, {"layer 1", 4, "step"}));
       EXPECT_TRUE(at::equal(got, pattern(kLength, at::kFloat, 1)));
     }
     comm.barrier({"end", 0});

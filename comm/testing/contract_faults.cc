@@ -153,9 +153,7 @@ TEST_P(CommPairs, MismatchedMessagesAreAnError) {
       at::Tensor out = at::zeros({c.sent}, options(c.sent_dtype));
       if (comm.rank() == 0) {
         expect_error(ErrorKind::kMismatch, {"layer 1", "step 4", rank_text(last), c.text}, [&] {
-          auto work = apart->exchange({}, {{in, last}}, {"layer 1", 4, "step"});
-          work->wait();
-          while (!work->test()) sched_yield();  // on a GPU wait() does not block
+          finish(*apart->exchange({}, {{in, last}}, {"layer 1", 4, "step"}));
         });
         expect_error(ErrorKind::kComm, {"dead"}, [&] { apart->barrier({"later", 5}); });
       } else if (comm.rank() == last) {
@@ -171,26 +169,21 @@ TEST_P(CommPairs, MismatchedMessagesAreAnError) {
 }
 
 TEST_P(CommPairs, MissingPeerMissesTheDeadline) {
-  ranks([&](Communicator& comm) {
-    const int last = comm.size() - 1;
-    auto apart = comm.split(0, comm.rank());
-    EXPECT_EQ(apart->timeout(), comm.timeout());
-    meet(*apart, 0, last);
+  with_faults([&](Communicator& comm, Communicator& apart, int last) {
+    EXPECT_EQ(apart.timeout(), comm.timeout());
+    meet(apart, 0, last);
     if (comm.rank() == 0) {
-      apart->set_timeout(Seconds(0.2));
+      apart.set_timeout(Seconds(0.2));
       at::Tensor in = at::empty({512}, options(at::kDouble));
       at::Tensor out = at::empty({512}, options(at::kDouble));
-      std::unique_ptr<Work> work = apart->exchange({{out, last}}, {{in, last}}, {"attention backward", 7, "step"});
-      expect_error(ErrorKind::kComm, {"attention backward", "step 7", rank_text(last), "4096 bytes", "0.2 s"}, [&] {
-        work->wait();
-        while (!work->test()) sched_yield();  // on a GPU wait() does not block
-      });
+      std::unique_ptr<Work> work = apart.exchange({{out, last}}, {{in, last}}, {"attention backward", 7, "step"});
+      expect_error(ErrorKind::kComm, {"attention backward", "step 7", rank_text(last), "4096 bytes", "0.2 s"},
+                   [&] { finish(*work); });
       expect_error(ErrorKind::kComm, {"attention forward", "step 8", "dead"}, [&] {
-        apart->exchange({{out, last}}, {}, {"attention forward", 8, "step"});
+        apart.exchange({{out, last}}, {}, {"attention forward", 8, "step"});
       });
-      expect_error(ErrorKind::kComm, {"dead"}, [&] { apart->barrier({"after", 9}); });
+      expect_error(ErrorKind::kComm, {"dead"}, [&] { apart.barrier({"after", 9}); });
     }
-    comm.barrier({"end", 0});
   });
 }
 
@@ -198,15 +191,13 @@ TEST_P(CommPairs, MissingPeerMissesTheDeadline) {
 // much later, and the wait ends without the expected error.
 TEST_P(CommPairs, WaitForABusyPeerMissesTheDeadline) {
   if (!backend().device.is_cpu()) GTEST_SKIP() << "wait() does not block there";
-  ranks([&](Communicator& comm) {
-    const int last = comm.size() - 1;
-    auto apart = comm.split(0, comm.rank());
-    meet(*apart, 0, last);
+  with_faults([&](Communicator& comm, Communicator& apart, int last) {
+    meet(apart, 0, last);
     at::Tensor rows = at::zeros({512}, options(at::kDouble));
     at::Tensor word = at::zeros({1}, options(at::kLong));
     if (comm.rank() == 0) {
-      apart->set_timeout(Seconds(0.2));
-      std::unique_ptr<Work> work = apart->exchange({}, {{rows, last}}, {"attention backward", 7, "step"});
+      apart.set_timeout(Seconds(0.2));
+      std::unique_ptr<Work> work = apart.exchange({}, {{rows, last}}, {"attention backward", 7, "step"});
       expect_error(ErrorKind::kComm, {"attention backward", "step 7", rank_text(last), "4096 bytes", "0.2 s"},
                    [&] { work->wait(); });
       for (int again = 0; again < 2; ++again) {  // it is not complete because it was waited for in vain
@@ -218,46 +209,39 @@ TEST_P(CommPairs, WaitForABusyPeerMissesTheDeadline) {
       const auto never = std::chrono::steady_clock::now() + std::chrono::seconds(15);
       std::unique_ptr<Work> told = comm.exchange({}, {{word, 0}}, {"told", 8});
       while (!told->test() && std::chrono::steady_clock::now() < never) sched_yield();
-      if (!told->test()) apart->exchange({{rows, 0}}, {}, {"attention backward", 7, "step"})->wait();
+      if (!told->test()) apart.exchange({{rows, 0}}, {}, {"attention backward", 7, "step"})->wait();
       told->wait();
     }
-    comm.barrier({"end", 0});
   });
 }
 
 // A rank that never waits but calls test() repeatedly gets the error as well.
 TEST_P(CommPairs, TestReportsAMissedDeadline) {
-  ranks([&](Communicator& comm) {
-    const int last = comm.size() - 1;
-    auto apart = comm.split(0, comm.rank());
-    meet(*apart, 0, last);
+  with_faults([&](Communicator& comm, Communicator& apart, int last) {
+    meet(apart, 0, last);
     if (comm.rank() == 0) {
-      apart->set_timeout(Seconds(0.2));
+      apart.set_timeout(Seconds(0.2));
       const auto never = std::chrono::steady_clock::now() + std::chrono::seconds(15);
       at::Tensor in = at::empty({512}, options(at::kDouble));
-      std::unique_ptr<Work> work = apart->exchange({}, {{in, last}}, {"attention backward", 7, "step"});
+      std::unique_ptr<Work> work = apart.exchange({}, {{in, last}}, {"attention backward", 7, "step"});
       expect_error(ErrorKind::kComm, {"attention backward", "step 7", rank_text(last), "4096 bytes", "0.2 s"}, [&] {
         while (!work->test() && std::chrono::steady_clock::now() < never) sched_yield();
       });
-      expect_error(ErrorKind::kComm, {"dead"}, [&] { apart->barrier({"after", 8}); });
+      expect_error(ErrorKind::kComm, {"dead"}, [&] { apart.barrier({"after", 8}); });
     }
-    comm.barrier({"end", 0});
   });
 }
 
 TEST_P(CommPairs, CollectiveNamesTheMissingRanks) {
-  ranks([&](Communicator& comm) {
-    const int last = comm.size() - 1;
-    auto apart = comm.split(0, comm.rank());
+  with_faults([&](Communicator& comm, Communicator& apart, int last) {
     if (comm.rank() != last) {
-      apart->set_timeout(Seconds(0.3));
+      apart.set_timeout(Seconds(0.3));
       at::Tensor tensor = at::zeros({8}, options(at::kFloat));
       expect_error(ErrorKind::kComm, {"gradients", "step 11", rank_text(last)}, [&] {
-        apart->all_reduce(tensor, ReduceOp::kSum, {"gradients", 11, "step"});
+        apart.all_reduce(tensor, ReduceOp::kSum, {"gradients", 11, "step"});
       });
-      expect_error(ErrorKind::kComm, {"dead"}, [&] { apart->barrier({"after", 12}); });
+      expect_error(ErrorKind::kComm, {"dead"}, [&] { apart.barrier({"after", 12}); });
     }
-    comm.barrier({"end", 0});
   });
 }
 
@@ -277,9 +261,7 @@ TEST_P(CommPairs, RanksOfASplitAreNamedByTheirNumbersInTheJob) {
     if (comm.rank() == 0) {
       at::Tensor in = at::empty({8}, options(at::kFloat));
       expect_error(ErrorKind::kComm, {"bytes from " + absent}, [&] {
-        auto work = apart->exchange({}, {{in, 0}}, {"ring", 1, "hop"});
-        work->wait();
-        while (!work->test()) sched_yield();  // on a GPU wait() does not block
+        finish(*apart->exchange({}, {{in, 0}}, {"ring", 1, "hop"}));
       });
     }
     comm.barrier({"next", 1});
@@ -308,20 +290,18 @@ TEST_P(CommPairs, RanksOfASplitAreNamedByTheirNumbersInTheJob) {
 }
 
 TEST_P(CommPairs, ExceptionAbandonsTheTransfer) {
-  ranks([&](Communicator& comm) {
-    auto apart = comm.split(0, comm.rank());
-    meet(*apart, 0, 1);
+  with_faults([&](Communicator& comm, Communicator& apart, int) {
+    meet(apart, 0, 1);
     if (comm.rank() == 0) {
       at::Tensor in = at::empty({9}, options(at::kFloat));
       try {
-        auto work = apart->exchange({}, {{in, 1}}, {"abandoned", 0});
+        auto work = apart.exchange({}, {{in, 1}}, {"abandoned", 0});
         throw std::runtime_error("a kernel failed");  // the transfer cannot complete, so this must not wait for it
       } catch (const std::runtime_error& e) {
         EXPECT_STREQ(e.what(), "a kernel failed");
       }
-      expect_error(ErrorKind::kComm, {"dead", "abandoned"}, [&] { apart->barrier({"after", 1}); });
+      expect_error(ErrorKind::kComm, {"dead", "abandoned"}, [&] { apart.barrier({"after", 1}); });
     }
-    comm.barrier({"end", 0});
   });
 }
 

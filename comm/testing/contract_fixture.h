@@ -37,6 +37,15 @@ class CommPairs : public CommSuite {
     CommSuite::SetUp();
     if (!IsSkipped() && GetParam() < 2) GTEST_SKIP() << backend().alone;
   }
+  // Calls `body` on each rank with a communicator of its own for faults, and with the number of the last rank. All
+  // ranks meet at the end, without that communicator, which may be dead by then.
+  void with_faults(const std::function<void(Communicator& comm, Communicator& apart, int last)>& body) {
+    ranks([&](Communicator& comm) {
+      const auto apart = comm.split(0, comm.rank());
+      body(comm, *apart, comm.size() - 1);
+      comm.barrier({"end", 0});
+    });
+  }
 };
 
 // Tests of what only backends promise that lend memory, and of what only backends for CPU tensors promise. Other
@@ -57,6 +66,12 @@ void expect_error(ErrorKind kind, const std::vector<std::string>& parts, const s
 
 // Ranks a and b exchange a word and wait for it, so that a backend that connects at the first message is connected.
 void meet(Communicator& comm, int a, int b);
+
+// Waits until it is complete. On a GPU wait() does not block, so that errors are found by polling.
+void finish(Work& work);
+
+inline int next_of(const Communicator& comm) { return (comm.rank() + 1) % comm.size(); }
+inline int previous_of(const Communicator& comm) { return (comm.rank() + comm.size() - 1) % comm.size(); }
 
 inline std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 

@@ -259,15 +259,14 @@ TEST_P(CommOnCpus, SplitsKnowTheirHosts) {
 
 TEST_P(CommSuite, CountsMessagesToOtherHosts) {
   ranks([&](Communicator& comm) {
-    const int size = comm.size(), rank = comm.rank();
     std::vector<int> of;
-    for (int r = 0; r < size; ++r) of.push_back(r / 2);
+    for (int r = 0; r < comm.size(); ++r) of.push_back(r / 2);
     const auto apart = on_hosts(comm, of);
-    const int next = (rank + 1) % size, previous = (rank + size - 1) % size;
+    const int next = next_of(comm), previous = previous_of(comm);
     const at::Tensor in = at::empty({10}, options(at::kFloat));
     apart->exchange({{at::zeros({10}, options(at::kFloat)), next}}, {{in, previous}}, {"ring", 0})->wait();
     EXPECT_EQ(apart->stats().bytes_sent, 40);
-    EXPECT_EQ(apart->stats().bytes_to_other_hosts, next / 2 != rank / 2 ? 40 : 0);
+    EXPECT_EQ(apart->stats().bytes_to_other_hosts, next / 2 != comm.rank() / 2 ? 40 : 0);
   });
 }
 
