@@ -2,8 +2,6 @@
 #include "launcher/python_programs/follower.h"
 
 #include <fcntl.h>
-#include <signal.h>
-#include <spawn.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -29,9 +27,6 @@ std::string start_follower(const std::string& run) {
   } catch (const Error& error) {
     return std::string(error.message());
   }
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
   const std::string logs = run + "/logs", log = logs + "/tensorboard.log";
   if (mkdir(logs.c_str(), 0777) != 0 && errno != EEXIST) return logs + ": " + std::strerror(errno);
 
@@ -41,16 +36,8 @@ std::string start_follower(const std::string& run) {
   posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0666);
   posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
   posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  sigset_t none;
-  sigemptyset(&none);
-  posix_spawnattr_setsigmask(&attributes, &none);  // this process blocks Ctrl-C (common/interrupt.h)
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSID);
   pid_t child = -1;
-  const int wrong = posix_spawn(&child, argv[0], &actions, &attributes, argv.data(), environ);
-  posix_spawnattr_destroy(&attributes);
-  posix_spawn_file_actions_destroy(&actions);
+  const int wrong = spawn(words, actions, POSIX_SPAWN_SETSID, child);
   return wrong == 0 ? "" : words[0] + " or " + log + ": " + std::strerror(wrong);
 }
 

@@ -20,7 +20,6 @@
 #include "launcher/subcommands/reported_once.h"
 #include "launcher/subcommands/schedule_options.h"
 #include "launcher/subcommands/start_job.h"
-#include "launcher/tokens/sample_tokenizer.h"
 #include "launcher/tokens/tokenizer_process.h"
 #include "runtime/evaluation/evaluation.h"
 #include "runtime/evaluation/report.h"

@@ -1,12 +1,8 @@
 // annulus report: what runs did, as one page for a browser (runtime/report/), or as event files for TensorBoard and
 // records for Weights & Biases, for which this process is replaced by the Python program in python/follower/. This file
 // has the options.
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +11,7 @@
 #include "common/files.h"
 #include "common/text.h"
 #include "launcher/python_programs/follower.h"
+#include "launcher/python_programs/script.h"
 #include "launcher/subcommand.h"
 #include "runtime/config/config.h"
 #include "runtime/report/live_report.h"
@@ -93,13 +90,7 @@ class ReportSubcommand : public Subcommand {
     if (tensorboard_) words.push_back("--tensorboard");
     if (wandb_) words.push_back("--wandb");
     if (follow_) words.push_back("--follow");
-    std::vector<std::string> command = follower_command(words);
-    std::vector<char*> argv;
-    for (std::string& word : command) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    std::fflush(nullptr);
-    execv(argv[0], argv.data());
-    throw Error(ErrorKind::kUnavailable, "report", command[0] + " cannot be run: " + std::strerror(errno));
+    become(follower_command(words), "report");
   }
 
   std::vector<std::string> runs_;

@@ -11,7 +11,7 @@
 #include "launcher/subcommand.h"
 #include "launcher/subcommands/reported_once.h"
 #include "launcher/subcommands/start_job.h"
-#include "launcher/tokens/sample_tokenizer.h"
+#include "launcher/tokens/tokenizer_process.h"
 #include "runtime/inference/sampler.h"
 #include "runtime/tensor_files/model_dtypes.h"
 
@@ -68,7 +68,7 @@ class SampleSubcommand : public Subcommand {
     const WatchedWork watched;
     // What the tokenizer's process says of its failure need not be said again.
     options_.encode = [this](const std::string& folder, const std::string& prompt) {
-      return tokenizer_.call([&] { return encode_prompt(folder, prompt); });
+      return tokenizer_.call([&] { return TokenizerProcess(folder).encode(prompt, /*beginning=*/true); });
     };
     options_.make_table = [this](const std::string& folder) {
       return tokenizer_.call([&] { return make_token_table(folder); });

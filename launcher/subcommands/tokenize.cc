@@ -1,17 +1,13 @@
 // annulus tokenize: turns text into shards of tokens. For that, this process is replaced by the Python program in
 // python/tokenizer/, which uses the tokenizer's own library. --inspect and --verify show and check shards
 // (launcher/tokens/inspect_tokens.h). This file has the options.
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 
 #include "common/error.h"
+#include "launcher/python_programs/script.h"
 #include "launcher/subcommand.h"
 #include "launcher/tokens/inspect_tokens.h"
-#include "launcher/tokens/tokenizer_script.h"
+#include "launcher/tokens/tokenizer_process.h"
 
 namespace annulus {
 namespace {
@@ -175,13 +171,7 @@ class TokenizeSubcommand : public Subcommand {
     if (chat_) words.push_back("--chat");
     if (no_special_tokens_) words.push_back("--no-special-tokens");
     if (specials_as_text_) words.push_back("--specials-as-text");
-    std::vector<std::string> command = tokenizer_command(words);
-    std::vector<char*> argv;
-    for (std::string& word : command) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    std::fflush(nullptr);
-    execv(argv[0], argv.data());
-    throw Error(ErrorKind::kUnavailable, "tokenize", command[0] + " cannot be run: " + std::strerror(errno));
+    become(tokenizer_command(words), "tokenize");
   }
 
   std::string tokenizer_, output_, format_, field_, kind_, begin_, end_, bad_utf8_, inspect_, verify_;

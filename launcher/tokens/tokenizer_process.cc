@@ -1,9 +1,9 @@
 // See tokenizer_process.h.
 #include "launcher/tokens/tokenizer_process.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,6 +11,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -19,9 +20,11 @@
 
 #include "comm/bootstrap/bootstrap.h"
 #include "common/descriptor.h"
+#include "common/environment.h"
 #include "common/error.h"
+#include "common/files.h"
 #include "common/interrupt.h"
-#include "launcher/tokens/tokenizer_script.h"
+#include "launcher/python_programs/script.h"
 
 namespace annulus {
 namespace {
@@ -32,29 +35,6 @@ constexpr std::chrono::milliseconds kSignalArrives{1000};
 [[noreturn]] void fail_to_run(const std::string& what, int reason) {
   throw Error(ErrorKind::kResource, "tokenize",
               "the tokenizer could not be run: " + what + ": " + std::strerror(reason));
-}
-
-pid_t spawn(std::vector<std::string> words, int socket) {
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, socket, STDIN_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, socket, STDOUT_FILENO);
-  // This process blocks Ctrl-C for its own threads (common/interrupt.h), but it must end the child.
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  sigset_t none;
-  sigemptyset(&none);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-  pid_t child = -1;
-  const int wrong = posix_spawn(&child, argv[0], &actions, &attributes, argv.data(), environ);
-  posix_spawnattr_destroy(&attributes);
-  posix_spawn_file_actions_destroy(&actions);
-  if (wrong != 0) fail_to_run(argv[0], wrong);
-  return child;
 }
 
 // Returns whether this process is interrupted. A terminal sends Ctrl-C to all its processes, and `timeout` or a job
@@ -94,7 +74,12 @@ class TokenizerChild {
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) fail_to_run("socketpair", errno);
     socket_.emplace(ends[0]);
     const Descriptor theirs(ends[1]);
-    pid_ = spawn(tokenizer_command(words), theirs);
+    const std::vector<std::string> command = tokenizer_command(words);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, theirs, STDIN_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, theirs, STDOUT_FILENO);
+    if (const int wrong = spawn(command, actions, 0, pid_); wrong != 0) fail_to_run(command[0], wrong);
   }
   TokenizerChild(const TokenizerChild&) = delete;
   TokenizerChild& operator=(const TokenizerChild&) = delete;
@@ -181,6 +166,10 @@ class TokenizerChild {
   std::array<char, 65536> piece_;
 };
 
+std::vector<std::string> tokenizer_command(const std::vector<std::string>& words) {
+  return script_command("tokenizer", "tokenize", "the tokenizer libraries", words);
+}
+
 TokenizerProcess::TokenizerProcess(const std::string& tokenizer)
     : child_(std::make_unique<TokenizerChild>(std::vector<std::string>{"encode", "--tokenizer=" + tokenizer},
                                               "encodes text")) {}
@@ -207,6 +196,22 @@ std::vector<int64_t> TokenizerProcess::encode(std::string_view text, bool beginn
 
 void run_tokenizer(const std::vector<std::string>& words, const std::string& what) {
   TokenizerChild(words, what).finish();
+}
+
+std::string make_token_table(const std::string& tokenizer) {
+  const char* const folder = text_from_environment("TMPDIR");
+  std::string path = std::string(folder == nullptr ? "/tmp" : folder) + "/annulus-table-XXXXXX";
+  const Descriptor made(mkostemp(path.data(), O_CLOEXEC));
+  if (made < 0) {
+    throw Error(ErrorKind::kResource, "sample", path + " could not be made: " + writing_error_text(errno));
+  }
+  try {
+    run_tokenizer({"table", "--tokenizer=" + tokenizer, "--output=" + path}, "makes the table of tokens");
+  } catch (...) {
+    unlink(path.c_str());
+    throw;
+  }
+  return path;
 }
 
 }  // namespace annulus

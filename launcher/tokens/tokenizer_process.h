@@ -1,5 +1,6 @@
-// Processes of a tokenizer's own library: one that stays and encodes as many texts as its caller has, and one that does
-// something and ends. Used by sample_tokenizer.cc and by the subcommand evaluate.
+// Processes of a tokenizer's own library, which is written for Python (python/tokenizer/): one that stays and encodes
+// as many texts as its caller has, and one that does something and ends. Used by the subcommands sample, evaluate and
+// tokenize.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,10 @@
 #include <vector>
 
 namespace annulus {
+
+// The words of `./annulus tokenizer WORDS...`. Throws Error(kUnavailable) as script_command() does
+// (launcher/python_programs/script.h).
+std::vector<std::string> tokenizer_command(const std::vector<std::string>& words);
 
 class TokenizerChild;
 
@@ -45,5 +50,9 @@ class TokenizerProcess {
 // Runs `./annulus tokenizer WORDS...` to its end. `what` completes "the process that ..." in messages. Throws as
 // TokenizerProcess::encode() does; returns early if a signal has interrupted this process.
 void run_tokenizer(const std::vector<std::string>& words, const std::string& what);
+
+// Makes a new tokens.table (runtime/data/shards/token_table.h) in the folder for temporary files and returns its path.
+// The caller must remove it. Throws as run_tokenizer() does.
+std::string make_token_table(const std::string& tokenizer);
 
 }  // namespace annulus

@@ -1,7 +1,5 @@
-// Tests launcher/tokens/sample_tokenizer.h with scripts in place of ./annulus; tests/python/tokenizer tests the real
-// tokenizer.
-#include "launcher/tokens/sample_tokenizer.h"
-
+// Tests what sampling needs of launcher/tokens/tokenizer_process.h with scripts in place of ./annulus;
+// tests/python/tokenizer tests the real tokenizer.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -12,10 +10,15 @@
 
 #include "comm/bootstrap/bootstrap.h"
 #include "common/error.h"
+#include "launcher/tokens/tokenizer_process.h"
 #include "tests/launcher/tokenizer_stand_in.h"
 
 namespace annulus::sample_tokenizer_test {
 namespace {
+
+std::vector<int64_t> encode_prompt(const std::string& tokenizer, const std::string& text) {
+  return TokenizerProcess(tokenizer).encode(text, /*beginning=*/true);
+}
 
 class EncodePrompt : public TokenizerStandIn {
  protected:
