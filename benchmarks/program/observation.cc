@@ -181,7 +181,7 @@ class TraceBenchmark : public Benchmark {
         << line("  rank 0's part of a step that is logged %.1f\n", 1e6 * metrics.line)
         << line("  %-46s%8.4f %%\n\n", "together, over a step that is logged", 100 * share)
         << nlohmann::json({{"bench", "trace"},
-                           {"records", most[0]},
+                           {"records", static_cast<int64_t>(most[0])},
                            {"nanoseconds_per_record", 1e9 * most[1]},
                            {"share_of_step", counted},
                            {"with_over_without", steps.with_over_without()},
@@ -235,7 +235,7 @@ class FaultsBenchmark : public Benchmark {
     out << line("  %-46s%8.4f %%\n\n", "the watch of a host, of one core for each rank",
                 100 * most[2] / kSecondsBetweenLooks)
         << nlohmann::json({{"bench", "faults"},
-                           {"beats", most[0]},
+                           {"beats", static_cast<int64_t>(most[0])},
                            {"nanoseconds_per_beat", 1e9 * most[1]},
                            {"share_of_step", counted},
                            {"with_over_without", steps.with_over_without()},
