@@ -139,7 +139,7 @@ def _cuda(rctx, nvidia):
     nvcc = home + "/bin/nvcc"
     out = ""
     if not _exists(rctx, nvcc):
-        return _missing("cudart", "no CUDA toolkit at " + home) + _missing("nccl", "no CUDA toolkit"), "", ""
+        return _missing("cudart", "no CUDA toolkit at " + home) + _missing("nccl", "no CUDA toolkit"), ""
     lib = home + ("/lib64" if _exists(rctx, home + "/lib64") else "/lib")
     rctx.symlink(home + "/include", "cuda/include")
     out += _lib(
@@ -159,8 +159,8 @@ def _cuda(rctx, nvidia):
             for h in ["nccl.h", "nccl_device.h", "nccl_device"]:
                 _link_dir(rctx, c + "/include/" + h, "nccl/include/" + h)
             out += _lib("nccl", ["nccl/include"], ["nccl/include/**"], [], ["-L" + ld[0], "-Wl,-rpath," + ld[0], "-l:libnccl.so.2"], [":cudart"])
-            return out, home, lib
-    return out + _missing("nccl", "no nccl.h with libnccl.so.2"), home, lib
+            return out, home
+    return out + _missing("nccl", "no nccl.h with libnccl.so.2"), home
 
 def _mpi(rctx):
     home = _env(rctx, "MPI_HOME")
@@ -201,7 +201,7 @@ def _headers(rctx, name, probe, dirs, linkopts = [], bases = ["/usr/local/includ
 
 def _impl(rctx):
     torch, nvidia, torch_root, torch_cuda = _torch(rctx)
-    cuda, cuda_home, cuda_lib = _cuda(rctx, nvidia)
+    cuda, cuda_home = _cuda(rctx, nvidia)
     mpi, mpirun = _mpi(rctx)
     out = "load(\"@rules_cc//cc:defs.bzl\", \"cc_library\")\npackage(default_visibility = [\"//visibility:public\"])\n"
     out += torch + cuda + mpi
@@ -210,7 +210,6 @@ def _impl(rctx):
         ("spdlog", "spdlog"),
         ("gtest", "gtest"),
         ("gtest_main", "gtest_main"),
-        ("gmock", "gmock"),
     ]:
         out += _pkg_config(rctx, name, pkg)
     out += _headers(rctx, "hwy", "hwy/highway.h", ["hwy"])
@@ -225,10 +224,9 @@ def _impl(rctx):
     rctx.file("BUILD.bazel", out)
     missing = [l[len("# missing: "):] for l in out.split("\n") if l.startswith("# missing: ")]
     rctx.file("missing.txt", "".join([l.replace(": ", "\t", 1) + "\n" for l in missing]))
-    rctx.file("config.bzl", "CUDA_HOME = %r\nNVCC = %r\nCUDA_LIB = %r\nMPIRUN = %r\nTORCH_ROOT = %r\nTORCH_BYTES = %r\nTORCH_CUDA = %r\nTOKENIZER_PYTHON = %r\nFOLLOWER_PYTHON = %r\n" % (
+    rctx.file("config.bzl", "CUDA_HOME = %r\nNVCC = %r\nMPIRUN = %r\nTORCH_ROOT = %r\nTORCH_BYTES = %r\nTORCH_CUDA = %r\nTOKENIZER_PYTHON = %r\nFOLLOWER_PYTHON = %r\n" % (
         cuda_home,
         cuda_home + "/bin/nvcc" if cuda_home else "",
-        cuda_lib,
         mpirun,
         torch_root,
         _run(rctx, ["stat", "-L", "-c", "%s", torch_root + "/lib/libtorch_cpu.so"]) or "",
