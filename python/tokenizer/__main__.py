@@ -4,6 +4,7 @@ checks and documents the options.
 """
 
 import argparse
+import importlib
 import os
 import signal
 import sys
@@ -11,14 +12,13 @@ import sys
 from errors import RESOURCE, UNAVAILABLE, Refused
 from shards import FORMATS
 
+MODULES = {"tokenize": "work", "bench": "bench", "encode": "prompt", "table": "table"}  # whose main() does it
+
 
 def parse(words):
     parser = argparse.ArgumentParser(prog="annulus tokenizer", allow_abbrev=False)
     subcommands = parser.add_subparsers(dest="subcommand", required=True)
-    tokenize = subcommands.add_parser("tokenize", allow_abbrev=False)
-    bench = subcommands.add_parser("bench", allow_abbrev=False)
-    encode = subcommands.add_parser("encode", allow_abbrev=False)
-    table = subcommands.add_parser("table", allow_abbrev=False)
+    tokenize, bench, encode, table = (subcommands.add_parser(name, allow_abbrev=False) for name in MODULES)
     for subcommand in (tokenize, bench, encode, table):
         subcommand.add_argument("--tokenizer", required=True)
     for subcommand in (tokenize, table):
@@ -47,15 +47,7 @@ def parse(words):
 def run(options):
     """Runs the subcommand and returns the exit code."""
     try:
-        if options.subcommand == "tokenize":
-            from work import main as subcommand
-        elif options.subcommand == "bench":
-            from bench import main as subcommand
-        elif options.subcommand == "table":
-            from table import main as subcommand
-        else:
-            from prompt import main as subcommand
-        return subcommand(options)
+        return importlib.import_module(MODULES[options.subcommand]).main(options)
     except Refused as refused:
         print(f"annulus: [tokenize] {refused}", file=sys.stderr)
         return refused.code

@@ -6,6 +6,7 @@ one worker takes: some text files, the lines that begin in a range of bytes, or 
 The units depend only on the files, and so do the documents and their order.
 """
 
+import contextlib
 import gzip
 import json
 import os
@@ -232,6 +233,17 @@ def unpack(one):
         raise
 
 
+@contextlib.contextmanager
+def opened(one):
+    """The file of an input, which must not have changed. Raises Refused, also if it cannot be read."""
+    try:
+        with open_file(one.path) as f:
+            one.require_unchanged(os.fstat(f.fileno()))
+            yield f
+    except OSError as error:
+        raise unreadable(one.path, error)
+
+
 def decode(raw, replace, where):
     try:
         return raw.decode("utf-8", "replace" if replace else "strict")
@@ -269,28 +281,20 @@ class Reader:
         if one.packing:
             raw = b"".join(data for data, _ in unpack(one))
         else:
-            try:
-                with open_file(one.path) as f:
-                    one.require_unchanged(os.fstat(f.fileno()))
-                    raw = f.read()
-            except OSError as error:
-                raise unreadable(one.path, error)
+            with opened(one) as f:
+                raw = f.read()
         return decode(raw, self.replace, lambda: one.path)
 
     def lines(self, i, begin, end):
         """Returns the documents of the lines that begin in the bytes [begin, end)."""
         one = self.inputs[i]
-        try:
-            with open_file(one.path) as f:
-                one.require_unchanged(os.fstat(f.fileno()))
-                if begin:
-                    f.seek(begin - 1)
-                    begin += len(f.readline(end - begin + 1)) - 1
-                data = f.read(max(0, end - begin))
-                if data and not data.endswith(b"\n"):
-                    data += f.readline()
-        except OSError as error:
-            raise unreadable(one.path, error)
+        with opened(one) as f:
+            if begin:
+                f.seek(begin - 1)
+                begin += len(f.readline(end - begin + 1)) - 1
+            data = f.read(max(0, end - begin))
+            if data and not data.endswith(b"\n"):
+                data += f.readline()
         return self.bytes(i, begin, data)
 
     def bytes(self, i, begin, data):

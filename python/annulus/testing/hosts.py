@@ -133,25 +133,22 @@ class Hosts:
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         }
 
-    def prefix(self, on=None):
-        """Returns words that run a command on a host: on the first one, or on `on`."""
+    def prefix(self, on=None, cwd=None):
+        """Returns words that run a command on a host, the first one or `on`, in this folder or `cwd`."""
         name = on or self.names[0]
         spaces = ["--net", "--uts", "--mount"] + ([] if name == self.names[0] else ["--pid"]) + ["--time"] * (name in self.clocks)
-        return ["nsenter", "-t", str(self._pid(name)), *spaces, f"--wd={os.getcwd()}", "--"]
+        return ["nsenter", "-t", str(self._pid(name)), *spaces, f"--wd={cwd or os.getcwd()}", "--"]
 
     def run(self, command, on=None, **kwargs):
         """subprocess.run of a command on a host."""
-        env = {**kwargs.pop("env", os.environ), **self.environment()}
-        folder = kwargs.pop("cwd", os.getcwd())
-        prefix = [w if not w.startswith("--wd=") else f"--wd={folder}" for w in self.prefix(on)]
-        return subprocess.run([*prefix, *command], env=env, **kwargs)
+        return self._start_there(subprocess.run, command, on, **kwargs)
 
     def popen(self, command, on=None, **kwargs):
         """subprocess.Popen of a command on a host."""
-        env = {**kwargs.pop("env", os.environ), **self.environment()}
-        folder = kwargs.pop("cwd", os.getcwd())
-        prefix = [w if not w.startswith("--wd=") else f"--wd={folder}" for w in self.prefix(on)]
-        return subprocess.Popen([*prefix, *command], env=env, **kwargs)
+        return self._start_there(subprocess.Popen, command, on, **kwargs)
+
+    def _start_there(self, start, command, on, env=os.environ, cwd=None, **kwargs):
+        return start([*self.prefix(on, cwd), *command], env={**env, **self.environment()}, **kwargs)
 
     def kill(self, name):
         os.kill(self._pid(name), signal.SIGKILL)
