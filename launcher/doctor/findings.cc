@@ -20,6 +20,13 @@ std::string variable_of(const HostReport& report, const char* name) {
   return it == report.environment.end() ? "" : it->second;
 }
 
+std::string some_of(std::vector<std::string> hosts) {
+  constexpr size_t kNamed = 4;
+  const size_t more = hosts.size() > kNamed ? hosts.size() - kNamed : 0;
+  hosts.resize(hosts.size() - more);
+  return join(hosts, ", ") + (more > 0 ? " and " + std::to_string(more) + " more" : "");
+}
+
 std::string findings_table(const std::vector<Finding>& findings, bool all) {
   // A finding that several hosts share becomes one entry.
   struct Entry {
@@ -43,18 +50,14 @@ std::string findings_table(const std::vector<Finding>& findings, bool all) {
                    [](const Entry& a, const Entry& b) { return a.finding->severity > b.finding->severity; });
   size_t width = 0;
   for (const Entry& e : entries) width = std::max(width, e.finding->check.size());
-  constexpr size_t kHosts = 4;  // at most this many are named, the others counted
   constexpr size_t kLine = 2000;
   std::string out;
-  for (Entry& e : entries) {
+  for (const Entry& e : entries) {
     std::string line = "  " + std::string(to_string(e.finding->severity));
     line.resize(std::max<size_t>(line.size(), 11), ' ');
     line += e.finding->check + std::string(width - e.finding->check.size() + 2, ' ');
     const size_t indent = line.size();
-    const size_t more = e.hosts.size() > kHosts ? e.hosts.size() - kHosts : 0;
-    e.hosts.resize(e.hosts.size() - more);
-    std::string hosts = join(e.hosts, ", ");
-    if (more > 0) hosts += " and " + std::to_string(more) + " more";
+    const std::string hosts = some_of(e.hosts);
     out += line + printable((hosts.empty() ? "" : hosts + ": ") + e.finding->found, kLine) + '\n';
     if (!e.finding->remedy.empty())
       out += std::string(indent, ' ') + "-> " + printable(e.finding->remedy, kLine) + '\n';

@@ -55,6 +55,9 @@ std::string difference_table(const std::vector<HostReport>& reports);
 // The name of a host in messages: the one in the job's list, or else the host's own.
 const std::string& label_of(const HostReport& report);
 
+// "a, b, c, d and 5 more": at most four are named, the others counted.
+std::string some_of(std::vector<std::string> hosts);
+
 // The value of a variable in the environment that the host's processes have; empty if it is not set.
 std::string variable_of(const HostReport& report, const char* name);
 

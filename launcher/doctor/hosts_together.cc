@@ -30,15 +30,25 @@ std::string values_text(const Reports& reports, const std::function<std::string(
     if (group == groups.end()) group = groups.insert(groups.end(), {own, {}});
     group->second.push_back(label_of(r));
   }
-  constexpr size_t kHosts = 4;
   std::vector<std::string> parts;
-  for (auto& [text, hosts] : groups) {
-    const size_t more = hosts.size() > kHosts ? hosts.size() - kHosts : 0;
-    hosts.resize(hosts.size() - more);
-    parts.push_back((text.empty() ? "none" : text) + " on " + join(hosts, ", ") +
-                    (more > 0 ? " and " + std::to_string(more) + " more" : ""));
-  }
+  for (const auto& [text, hosts] : groups) parts.push_back((text.empty() ? "none" : text) + " on " + some_of(hosts));
   return join(parts, "; ");
+}
+
+// The environment or the files of a report, by name.
+using Named = std::map<std::string, std::string> HostReport::*;
+
+std::set<std::string> names_of(const Reports& reports, Named values) {
+  std::set<std::string> names;
+  for (const HostReport& r : reports) {
+    for (const auto& [name, value] : r.*values) names.insert(name);
+  }
+  return names;
+}
+
+std::string value_of(const HostReport& r, Named values, const std::string& name, const char* missing) {
+  const auto found = (r.*values).find(name);
+  return found == (r.*values).end() ? missing : found->second;
 }
 
 bool all_alike(const Reports& reports, const std::function<std::string(const HostReport&)>& value) {
@@ -216,15 +226,11 @@ class Together {
   }
 
   void environment() {
-    std::set<std::string> names;
-    for (const HostReport& r : reports_) {
-      for (const auto& [name, value] : r.environment) names.insert(name);
-    }
+    const std::set<std::string> names = names_of(reports_, &HostReport::environment);
     std::vector<std::string> differing;
     for (const std::string& name : names) {
       const auto value = [&](const HostReport& r) {
-        const auto it = r.environment.find(name);
-        return it == r.environment.end() ? std::string("unset") : name + "=" + it->second;
+        return r.environment.contains(name) ? name + "=" + r.environment.at(name) : "unset";
       };
       // These two may differ between hosts: they say which devices a host shows, and which host it is.
       if (name != "CUDA_VISIBLE_DEVICES" && name != "NCCL_HOSTID" && !all_alike(reports_, value)) {
@@ -237,20 +243,13 @@ class Together {
   }
 
   void files() {
-    std::set<std::string> names;
-    for (const HostReport& r : reports_) {
-      for (const auto& [name, digest] : r.files) names.insert(name);
-    }
+    const std::set<std::string> names = names_of(reports_, &HostReport::files);
     std::vector<std::string> differing;
     for (const std::string& name : names) {
+      const auto whole = [&](const HostReport& r) { return value_of(r, &HostReport::files, name, "not looked at"); };
       const auto value = [&](const HostReport& r) {
-        const auto it = r.files.find(name);
-        const std::string text = it == r.files.end() ? "not looked at" : it->second;
+        const std::string text = whole(r);
         return text.starts_with("missing") ? text : text.substr(0, 12);
-      };
-      const auto whole = [&](const HostReport& r) {
-        const auto it = r.files.find(name);
-        return it == r.files.end() ? std::string() : it->second;
       };
       if (!all_alike(reports_, whole) || whole(reports_.front()).starts_with("missing")) {
         differing.push_back(name + ": " + values_text(reports_, value));
@@ -379,23 +378,13 @@ std::vector<Member> members(const Reports& reports) {
       {"open files", [](const HostReport& r) { return limit_text(r.limits.open_files); }},
       {"/dev/shm", [](const HostReport& r) { return std::to_string(r.shm.total_bytes >> 20) + " MiB"; }},
   };
-  std::set<std::string> variables, files;
-  for (const HostReport& r : reports) {
-    for (const auto& [name, value] : r.environment) variables.insert(name);
-    for (const auto& [name, value] : r.files) files.insert(name);
-  }
-  for (const std::string& name : variables) {
-    all.push_back({name, [name](const HostReport& r) {
-                     const auto it = r.environment.find(name);
-                     return it == r.environment.end() ? std::string("unset") : it->second;
-                   }});
-  }
-  for (const std::string& name : files) {
-    all.push_back({name, [name](const HostReport& r) {
-                     const auto it = r.files.find(name);
-                     return it == r.files.end() ? std::string("not looked at") : it->second;
-                   }});
-  }
+  const auto add = [&](Named values, const char* missing) {
+    for (const std::string& name : names_of(reports, values)) {
+      all.push_back({name, [=](const HostReport& r) { return value_of(r, values, name, missing); }});
+    }
+  };
+  add(&HostReport::environment, "unset");
+  add(&HostReport::files, "not looked at");
   return all;
 }
 
