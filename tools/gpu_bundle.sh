@@ -1,7 +1,7 @@
 #!/bin/bash
 # tools/gpu_bundle.sh [OUT]: makes a folder with the GPU tests, the benchmarks and the program, to be copied to a
 # machine that has only a GPU, its driver, Python and LibTorch: no Bazel, no MPI and no network
-# (CONTRIBUTING.md, "GPU machines"). Making it needs nvcc, but no GPU. OUT (default: .bazel/gpu-bundle) is replaced.
+# (docs/internals/gpu-machines.md). Making it needs nvcc, but no GPU. OUT (default: .bazel/gpu-bundle) is replaced.
 # tools/gpu_bundle.sh --ci: makes one in a temporary folder and tests it as far as a machine without a GPU can; the last
 # line is "N passed, N failed".
 set -euo pipefail

@@ -10,7 +10,7 @@ The test checks that
 - a target is visible only to packages that layers.bzl allows, or is public if docs/reference/cpp.md offers it to users;
 - no two types of the product have one name in one namespace, which a program that links both could not tell apart;
 - the targets WITHOUT_LIBTORCH reach no LibTorch through their dependencies;
-- the files that CONTRIBUTING.md names under "Where is ...?" exist;
+- the files that docs/internals/where.md names exist;
 - no package has more than 25 names (a header with its sources is one), no file that is written by hand more than 500
   lines, except those listed below.
 
@@ -27,7 +27,7 @@ LAYERS = "bazel/layers.bzl"
 USERS = "users()"  # a function of layers.bzl: the packages that it allows
 MOST_USES = 110
 OFFER = "docs/reference/cpp.md"
-GUIDE = "CONTRIBUTING.md"
+GUIDE = "docs/internals/where.md"
 MOST_FILES = 25
 MOST_LINES = 500
 WRITTEN = (".cc", ".h", ".cu", ".py", ".sh", ".bzl", ".md")
@@ -256,11 +256,8 @@ def check_visibility(files):
 
 
 def check_named_files(files):
-    """Returns the files that CONTRIBUTING.md names under "Where is ...?" and that do not exist."""
-    section = re.search(r"^## Where is ...\?\n(.*?)(?=^## )", files[GUIDE], re.S | re.M)
-    if not section:
-        return ["%s has no section \"Where is ...?\"" % GUIDE]
-    named = re.findall(r"`([\w./-]+/[\w.-]*|\w+\.(?:cc|h|py|cu))`", section.group(1))
+    """Returns the files that docs/internals/where.md names and that do not exist."""
+    named = re.findall(r"`([\w./-]+/[\w.-]*|\w+\.(?:cc|h|py|cu))`", files[GUIDE])
     return ["%s: %s is not there" % (GUIDE, name) for name in named
             if name not in files and not any(path.startswith(name) for path in files if name.endswith("/"))]
 
