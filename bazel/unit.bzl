@@ -2,8 +2,8 @@
 
     load("//bazel:unit.bzl", "cc_part", "cc_unit")
 
-    cc_part(name = "mesh", srcs = ["mesh.cc"], hdrs = ["mesh.h"], deps = ["//comm:communicator"])
-    cc_part(name = "job", srcs = ["job.cc"], hdrs = ["job.h"], deps = [":mesh", "//runtime/model"])
+    cc_part(name = "mesh", deps = ["//comm:communicator"])  # mesh.h and mesh.cc
+    cc_part(name = "job", srcs = ["job.cc", "job_check.cc"], hdrs = ["job.h"], deps = [":mesh", "//runtime/model"])
     cc_unit()
 
 Headers take most of the time that a source file takes to compile: LibTorch's are 3 to 6 seconds of parsing, and each file
@@ -45,6 +45,8 @@ def cc_part(
         **kwargs):
     """A library whose sources are compiled with its package's unit.
 
+    Without srcs and hdrs it has the header NAME.h and, if there is one, the source NAME.cc.
+
     Args:
       name: as in cc_library.
       srcs: as in cc_library, headers that only the package includes among them.
@@ -57,6 +59,8 @@ def cc_part(
       unit: the name of the cc_unit.
       **kwargs: visibility and other arguments of every rule.
     """
+    if not srcs and not hdrs:
+        srcs, hdrs = native.glob([name + ".cc"], allow_empty = True), [name + ".h"]
     tags = ["part of " + unit]
     if srcs or cuda_srcs or cpu_srcs:
         tags.append("source of " + unit)

@@ -129,9 +129,12 @@ def public_headers():
             call = getattr(node, "value", None)
             if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("cc_part", "cc_library"):
                 given = {k.arg: k.value for k in call.keywords}
-                if "hdrs" in given and "//visibility:public" in ast.unparse(given.get("visibility", ast.Constant(""))):
-                    name = "//%s:%s" % (package, ast.literal_eval(given["name"]))
-                    found[name] = [package + "/" + h for h in ast.literal_eval(given["hdrs"])]
+                if "//visibility:public" in ast.unparse(given.get("visibility", ast.Constant(""))):
+                    name = ast.literal_eval(given["name"])
+                    default = [name + ".h"] if call.func.id == "cc_part" and "srcs" not in given else []
+                    headers = ast.literal_eval(given["hdrs"]) if "hdrs" in given else default
+                    if headers:
+                        found["//%s:%s" % (package, name)] = [package + "/" + h for h in headers]
     return found
 
 

@@ -117,8 +117,11 @@ class Target:
                     if isinstance(n, ast.Constant) and isinstance(n.value, str)
                     and not n.value.startswith(("//bazel:with_", "//conditions:"))]
 
-        self.headers = ["%s/%s" % (package, f) for f in texts("hdrs")]
-        self.files = self.headers + ["%s/%s" % (package, f) for f in texts("srcs")]
+        srcs, hdrs = texts("srcs"), texts("hdrs")
+        if self.kind == "cc_part" and "srcs" not in words and "hdrs" not in words:
+            srcs, hdrs = srcs + [self.name + ".cc"], [self.name + ".h"]
+        self.headers = ["%s/%s" % (package, f) for f in hdrs]
+        self.files = self.headers + ["%s/%s" % (package, f) for f in srcs]
         self.deps = [full_label(package, d.replace("@annulus//", "//")) for d in texts("deps") + texts("binary")]
         self.visibility = texts("visibility") if "visibility" in words else default
 
