@@ -146,10 +146,19 @@ def read_targets(files):
                 default = [n.value for n in ast.walk(call) if isinstance(n, ast.Constant)]
                 if any(isinstance(n, ast.Name) and n.id == "users" for n in ast.walk(call)):
                     default = [USERS]
+        of_units = {}  # of each unit, what it uses of other packages for all its parts
+        for call in calls:
+            words = {k.arg: k.value for k in call.keywords}
+            if call.func.id == "cc_unit":
+                deps = [n.value for n in ast.walk(words["deps"]) if isinstance(n, ast.Constant)] if "deps" in words else []
+                name = words["name"].value if "name" in words else "unit"
+                of_units[name] = [full_label(package, d) for d in deps if not d.startswith(":")]
         for call in calls:
             words = {k.arg: k.value for k in call.keywords}
             if call.func.id.startswith(("cc_", "cuda_")) and isinstance(words.get("name"), ast.Constant):
                 targets.append(Target(package, call, default))
+                if call.func.id == "cc_part":
+                    targets[-1].deps += of_units[words["unit"].value if "unit" in words else "unit"]
     return targets
 
 
