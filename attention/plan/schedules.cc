@@ -1,4 +1,4 @@
-// The schedules ring, all-gather and group-cast without groups; see schedules.h.
+// The schedule ring; see schedules.h.
 #include "attention/plan/schedules.h"
 
 #include <utility>
@@ -119,78 +119,8 @@ class Ring : ProgramMaker {
   std::vector<bool> reads_;  // by owner: whether this rank needs any of its rows
 };
 
-// All-gather (`everyone`) and group-cast: rows go straight from their owner to the ranks that get them.
-class Direct : ProgramMaker {
- public:
-  Direct(Needs& needs, Program& program, bool everyone) : ProgramMaker(needs, program), everyone_(everyone) {
-    for (const RowBits& bits : needs.read_by(rank())) mine_.push_back(bits.any() ? needs.rows(bits) : RowSet{});
-    for (const RowBits& bits : needs.read_of(rank())) theirs_.push_back(bits.any() ? needs.rows(bits) : RowSet{});
-  }
-
-  void make() {
-    const std::vector<Block> forward = gather(program_.forward);
-    compute(program_.forward[0], rank(), kOwnKVBuffer);
-    if (!forward.empty()) program_.forward.emplace_back();
-    for (const Block& block : forward) compute(program_.forward[1], block.owner, block.buffer);
-
-    const std::vector<Block> backward = gather(program_.backward);
-    compute_into(program_.backward[0], rank(), kOwnKVBuffer, kOwnGradBuffer);
-    if (ranks() == 1) return;
-    program_.backward.resize(3);
-    Step &others = program_.backward[1], &home = program_.backward[2];
-    for (const Block& block : backward) {
-      const RowSet& mine = mine_[static_cast<size_t>(block.owner)];
-      if (mine.blocks.empty()) continue;
-      const int grad = add_buffer(BufferKind::kGrad, mine);
-      compute_into(others, block.owner, block.buffer, grad);
-      send_all(home, block.owner, grad);
-    }
-    for (int other = 0; other < ranks(); ++other) {
-      if (other == rank()) continue;
-      const RowSet& theirs = theirs_[static_cast<size_t>(other)];
-      if (theirs.blocks.empty()) continue;
-      const int part = add_buffer(BufferKind::kGrad, theirs);
-      receive(home, other, part);
-      home.adds.push_back({kOwnGradBuffer, part});
-    }
-  }
-
- private:
-  struct Block {
-    int owner, buffer;
-  };
-
-  // Adds the first step, in which this rank receives rows from the other owners and sends its own rows to the other
-  // ranks. All-gather sends to all ranks what any other rank needs. Returns the received blocks.
-  std::vector<Block> gather(std::vector<Step>& steps) {
-    steps.emplace_back();
-    std::vector<Block> blocks;
-    for (int d = 1; d < ranks(); ++d) {
-      const int owner = wrap(rank() - d, ranks()), reader = wrap(rank() + d, ranks());
-      RowSet going = everyone_ ? needs_.needed_on_the_way(rank(), 1, ranks()) : theirs_[static_cast<size_t>(reader)];
-      if (!going.blocks.empty()) send(steps[0], reader, kOwnKVBuffer, std::move(going));
-      RowSet coming = everyone_ ? needs_.needed_on_the_way(owner, 1, ranks()) : mine_[static_cast<size_t>(owner)];
-      if (coming.blocks.empty()) continue;
-      blocks.push_back({owner, add_buffer(BufferKind::kKV, std::move(coming))});
-      receive(steps[0], owner, blocks.back().buffer);
-    }
-    return blocks;
-  }
-
-  const bool everyone_;
-  // The rows of each other rank that this rank needs, and the rows of this rank that each other one needs; by rank,
-  // without blocks if there are none.
-  std::vector<RowSet> mine_, theirs_;
-};
-
 }  // namespace
 
 void make_ring(Needs& needs, Program& program) { Ring(needs, program).make(); }
-void make_all_gather(Needs& needs, Program& program) { Direct(needs, program, true).make(); }
-void make_group_cast(Needs& needs, Program& program) {
-  const int within = program.request.within;
-  if (within > 1 && within < program.request.ranks) return make_group_cast_over_groups(needs, program);
-  Direct(needs, program, false).make();
-}
 
 }  // namespace annulus

@@ -41,7 +41,6 @@ void make_all_gather(Needs& needs, Program& program);
 // and then those of the others in rank order. So between groups no schedule that moves keys and values alone sends
 // less, but a rank may receive rows that only others of its group need.
 void make_group_cast(Needs& needs, Program& program);
-void make_group_cast_over_groups(Needs& needs, Program& program);  // the part of make_group_cast with inner groups
 
 // Double ring: a block travels in a ring inside each inner group of `within` ranks (a turn), one group after the other.
 // The rank at which a turn begins also sends it, at the beginning of the turn, to the rank at which the next one
