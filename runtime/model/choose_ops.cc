@@ -3,10 +3,6 @@
 
 #include <algorithm>
 
-#include "runtime/model/composed_ops.h"
-#include "runtime/model/gpu_ops.h"
-#include "runtime/model/loop_ops.h"
-
 namespace annulus {
 
 const DecoderOps& ops_for(std::initializer_list<at::Tensor> tensors) {

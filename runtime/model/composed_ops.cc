@@ -1,5 +1,5 @@
-// See composed_ops.h.
-#include "runtime/model/composed_ops.h"
+// See choose_ops.h.
+#include "runtime/model/choose_ops.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>

@@ -1,6 +1,6 @@
 // The interface of the decoder's operations between matrix products and their gradients, without autograd. Its
-// implementations are loops for fp32 on a CPU (loop_ops.h), kernels for GPUs (gpu_ops.h), and LibTorch's operators
-// otherwise (composed_ops.h). choose_ops.cc chooses one for each call; decoder_layer.cc calls them.
+// implementations are loops for fp32 on a CPU (loop_ops.cc), kernels for GPUs (gpu_ops.cc), and LibTorch's operators
+// otherwise (composed_ops.cc). choose_ops.cc chooses one for each call; decoder_layer.cc calls them.
 //
 // Statistics, rotations and losses are fp32 if tensors are bf16 or fp16. Nothing here waits for the device. Thread
 // safety: const objects without state.
@@ -62,7 +62,7 @@ class DecoderOps {
  public:
   virtual ~DecoderOps() = default;
 
-  // As fused::add_rms_norm (fused_loops.h). x [rows, dim]; delta may be undefined.
+  // As fused::Loops::add_rms_norm (fused_loops.h). x [rows, dim]; delta may be undefined.
   virtual RmsNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const NormWeight& weight,
                                double eps) const = 0;
   // dsum may be undefined.
@@ -76,7 +76,7 @@ class DecoderOps {
                                               const NormWeight& k_weight, const at::Tensor& inv_rms,
                                               int64_t heads) const = 0;
 
-  // As fused::rotary_split. cosine and sine [n, head_dim / 2].
+  // As fused::Loops::rotary_split. cosine and sine [n, head_dim / 2].
   virtual Heads rotary_split(const at::Tensor& qkv, const at::Tensor& cosine, const at::Tensor& sine, int64_t heads,
                              int64_t kv_heads) const = 0;
   // Returns the gradient of qkv.

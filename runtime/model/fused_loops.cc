@@ -12,23 +12,6 @@
 
 #include "runtime/model/fused_loops.h"
 
-#ifndef ANNULUS_FUSED_LOOPS_
-#define ANNULUS_FUSED_LOOPS_
-namespace annulus::fused {
-struct Loops {
-  decltype(&add_rms_norm) norm;
-  decltype(&add_rms_norm_backward) norm_backward;
-  decltype(&rotary_split) rotary;
-  decltype(&rotary_split_backward) rotary_backward;
-  decltype(&swiglu) glu;
-  decltype(&swiglu_backward) glu_backward;
-  decltype(&geglu) gelu_glu;
-  decltype(&geglu_backward) gelu_glu_backward;
-  decltype(&cross_entropy) loss;
-};
-}  // namespace annulus::fused
-#endif
-
 HWY_BEFORE_NAMESPACE();
 namespace annulus {
 namespace fused {
@@ -237,42 +220,10 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace annulus::fused {
-namespace {
 
 const Loops& loops() {
   static const Loops& chosen = ANNULUS_VERSION(fused, kLoops);
   return chosen;
-}
-
-}  // namespace
-
-void add_rms_norm(const float* x, const float* delta, NormFactor factor, float eps, int64_t rows, int64_t dim,
-                  float* sum, float* y, float* inv_rms) {
-  loops().norm(x, delta, factor, eps, rows, dim, sum, y, inv_rms);
-}
-void add_rms_norm_backward(const float* dy, const float* dsum, const float* sum, NormFactor factor,
-                           const float* inv_rms, int64_t rows, int64_t dim, float* dx, float* dweight) {
-  loops().norm_backward(dy, dsum, sum, factor, inv_rms, rows, dim, dx, dweight);
-}
-void rotary_split(const float* qkv, const float* cosine, const float* sine, const RotaryShape& shape, int64_t first_row,
-                  int64_t rows, float* q, float* k, float* v) {
-  loops().rotary(qkv, cosine, sine, shape, first_row, rows, q, k, v);
-}
-void rotary_split_backward(const float* dq, const float* dk, const float* dv, const float* cosine, const float* sine,
-                           const RotaryShape& shape, int64_t first_row, int64_t rows, float* dqkv) {
-  loops().rotary_backward(dq, dk, dv, cosine, sine, shape, first_row, rows, dqkv);
-}
-void swiglu(const float* gate_up, int64_t rows, int64_t ffn, float* out) { loops().glu(gate_up, rows, ffn, out); }
-void swiglu_backward(const float* dout, const float* gate_up, int64_t rows, int64_t ffn, float* dgate_up) {
-  loops().glu_backward(dout, gate_up, rows, ffn, dgate_up);
-}
-void geglu(const float* gate_up, int64_t rows, int64_t ffn, float* out) { loops().gelu_glu(gate_up, rows, ffn, out); }
-void geglu_backward(const float* dout, const float* gate_up, int64_t rows, int64_t ffn, float* dgate_up) {
-  loops().gelu_glu_backward(dout, gate_up, rows, ffn, dgate_up);
-}
-double cross_entropy(const float* logits, const int64_t* targets, const float* weights, int64_t rows, int64_t vocab,
-                     float scale, float* dlogits) {
-  return loops().loss(logits, targets, weights, rows, vocab, scale, dlogits);
 }
 
 }  // namespace annulus::fused

@@ -16,8 +16,6 @@
 
 #include "common/error.h"
 #include "runtime/model/choose_ops.h"
-#include "runtime/model/composed_ops.h"
-#include "runtime/model/gpu_ops.h"
 #include "runtime/model/products.h"
 
 namespace annulus {

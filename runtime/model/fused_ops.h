@@ -1,7 +1,7 @@
 // The decoder's operations between matrix products as autograd nodes that save only what their gradients need. In fp32
-// on a CPU, and in fp32, bf16 and fp16 on a GPU, they are fused, single passes over memory (loop_ops.h, gpu_ops.h);
-// otherwise they are composed of LibTorch's operators (composed_ops.h). Used by model.cc. Thread safety: free functions
-// without state.
+// on a CPU, and in fp32, bf16 and fp16 on a GPU, they are fused, single passes over memory (loop_ops.cc, gpu_ops.cc);
+// otherwise they are composed of LibTorch's operators (composed_ops.cc). Used by model.cc. Thread safety: free
+// functions without state.
 #pragma once
 
 #include <ATen/core/Tensor.h>

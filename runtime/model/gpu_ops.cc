@@ -1,5 +1,5 @@
-// See gpu_ops.h.
-#include "runtime/model/gpu_ops.h"
+// See choose_ops.h.
+#include "runtime/model/choose_ops.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>

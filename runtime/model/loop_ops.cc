@@ -1,5 +1,5 @@
-// See loop_ops.h.
-#include "runtime/model/loop_ops.h"
+// See choose_ops.h.
+#include "runtime/model/choose_ops.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -15,6 +15,8 @@
 
 namespace annulus {
 namespace {
+
+using fused::loops;
 
 // Sums over rows are computed block by block, so that they do not depend on the number of threads.
 constexpr int64_t kBlocks = 16;
@@ -68,8 +70,8 @@ class LoopOps : public DecoderOps {
     float *ps = r.sum.data_ptr<float>(), *py = r.y.data_ptr<float>(), *pi = r.inv_rms.data_ptr<float>();
     for_rows(rows, dim, [&](int64_t row, int64_t n) {
       const int64_t o = row * dim;
-      fused::add_rms_norm(px + o, pd != nullptr ? pd + o : nullptr, pw, static_cast<float>(eps), n, dim, ps + o, py + o,
-                          pi + row);
+      loops().add_rms_norm(px + o, pd != nullptr ? pd + o : nullptr, pw, static_cast<float>(eps), n, dim, ps + o,
+                           py + o, pi + row);
     });
     return r;
   }
@@ -84,8 +86,8 @@ class LoopOps : public DecoderOps {
     for_blocks(rows, dim, [&](int64_t block, int64_t first, int64_t count) {
       add_up_rows(first, count, 1, dim, pp + block * dim, [&](int64_t r, int64_t n, float* dweight) {
         const int64_t o = r * dim;
-        fused::add_rms_norm_backward(pdy + o, pds != nullptr ? pds + o : nullptr, ps + o, pw, pi + r, n, dim, pdx + o,
-                                     dweight);
+        loops().add_rms_norm_backward(pdy + o, pds != nullptr ? pds + o : nullptr, ps + o, pw, pi + r, n, dim, pdx + o,
+                                      dweight);
       });
     });
     return {dx, partial.sum(0)};
@@ -104,8 +106,8 @@ class LoopOps : public DecoderOps {
         float *y = po + row * width, *inv = pi + row * (heads + kv_heads);
         const int64_t k = heads * d, v = k + kv_heads * d;
         // The sum, which equals the input, is written where the result then replaces it.
-        fused::add_rms_norm(x, nullptr, wq, static_cast<float>(eps), heads, d, y, y, inv);
-        fused::add_rms_norm(x + k, nullptr, wk, static_cast<float>(eps), kv_heads, d, y + k, y + k, inv + heads);
+        loops().add_rms_norm(x, nullptr, wq, static_cast<float>(eps), heads, d, y, y, inv);
+        loops().add_rms_norm(x + k, nullptr, wk, static_cast<float>(eps), kv_heads, d, y + k, y + k, inv + heads);
         std::copy(x + v, x + width, y + v);
       }
     });
@@ -128,8 +130,8 @@ class LoopOps : public DecoderOps {
           const float *x = in + r * width, *dyr = pdy + r * width, *inv = pi + r * (heads + kv_heads);
           float* dx = po + r * width;
           const int64_t k = heads * d, v = k + kv_heads * d;
-          fused::add_rms_norm_backward(dyr, nullptr, x, wq, inv, heads, d, dx, dweight);
-          fused::add_rms_norm_backward(dyr + k, nullptr, x + k, wk, inv + heads, kv_heads, d, dx + k, dweight + d);
+          loops().add_rms_norm_backward(dyr, nullptr, x, wq, inv, heads, d, dx, dweight);
+          loops().add_rms_norm_backward(dyr + k, nullptr, x + k, wk, inv + heads, kv_heads, d, dx + k, dweight + d);
           std::copy(dyr + v, dyr + width, dx + v);
         }
       });
@@ -147,7 +149,7 @@ class LoopOps : public DecoderOps {
                    at::empty({batch, shape.positions, kv_heads, shape.head_dim}, qkv.options())};
     const float *in = data(qkv), *c = data(cosine), *s = data(sine);
     float *pq = to.q.data_ptr<float>(), *pk = to.k.data_ptr<float>(), *pv = to.v.data_ptr<float>();
-    for_rows(rows, qkv.size(1), [&](int64_t r, int64_t n) { fused::rotary_split(in, c, s, shape, r, n, pq, pk, pv); });
+    for_rows(rows, qkv.size(1), [&](int64_t r, int64_t n) { loops().rotary_split(in, c, s, shape, r, n, pq, pk, pv); });
     return to;
   }
 
@@ -160,12 +162,12 @@ class LoopOps : public DecoderOps {
     const float *c = data(cosine), *s = data(sine);
     float* out = dqkv.data_ptr<float>();
     for_rows(rows, dqkv.size(1),
-             [&](int64_t r, int64_t n) { fused::rotary_split_backward(dq, dk, dv, c, s, shape, r, n, out); });
+             [&](int64_t r, int64_t n) { loops().rotary_split_backward(dq, dk, dv, c, s, shape, r, n, out); });
     return dqkv;
   }
 
   at::Tensor glu(const at::Tensor& gate_up, Activation activation) const override {
-    const auto loop = activation == Activation::kSilu ? fused::swiglu : fused::geglu;
+    const auto loop = activation == Activation::kSilu ? loops().swiglu : loops().geglu;
     const int64_t ffn = gate_up.size(1) / 2;
     at::Tensor out = at::empty({gate_up.size(0), ffn}, gate_up.options());
     const float* in = data(gate_up);
@@ -175,7 +177,7 @@ class LoopOps : public DecoderOps {
   }
 
   at::Tensor glu_backward(const at::Tensor& dout, const at::Tensor& gate_up, Activation activation) const override {
-    const auto loop = activation == Activation::kSilu ? fused::swiglu_backward : fused::geglu_backward;
+    const auto loop = activation == Activation::kSilu ? loops().swiglu_backward : loops().geglu_backward;
     const int64_t ffn = gate_up.size(1) / 2;
     at::Tensor din = at::empty_like(gate_up);
     const float *in = data(gate_up), *pd = data(dout);
@@ -195,8 +197,8 @@ class LoopOps : public DecoderOps {
     std::vector<double> partial(kBlocks, 0.0);
     for_blocks(logits.size(0), vocab, [&](int64_t block, int64_t r, int64_t n) {
       float* p = pl + r * vocab;
-      partial[block] = fused::cross_entropy(p, pt + r, pw != nullptr ? pw + r : nullptr, n, vocab,
-                                            static_cast<float>(scale), gradient ? p : nullptr);
+      partial[block] = loops().cross_entropy(p, pt + r, pw != nullptr ? pw + r : nullptr, n, vocab,
+                                             static_cast<float>(scale), gradient ? p : nullptr);
     });
     const double loss = std::accumulate(partial.begin(), partial.end(), 0.0);
     return {at::scalar_tensor(loss, logits.options().dtype(at::kDouble)),

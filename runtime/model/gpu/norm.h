@@ -1,5 +1,5 @@
 // RMSNorm after a residual addition as kernels for GPUs, forward and backward: one pass that reads each input and
-// writes each output once. fused::add_rms_norm (runtime/model/fused_loops.h) has the formulas. Launched by norm.cu, and
+// writes each output once. add_rms_norm (runtime/model/fused_loops.h) has the formulas. Launched by norm.cu, and
 // run on a CPU by tests (elements.h); runtime/model/gpu_ops.cc fills the arguments.
 //
 // A *group* of threads computes a row. A kernel is a struct with its arguments, kWarps (of a group), kWarpsAtOnce (that

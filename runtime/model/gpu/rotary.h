@@ -1,5 +1,5 @@
 // Splits the fused projection into heads and rotates queries and keys, or merges their gradients, in one pass on a GPU;
-// fused::rotary_split (runtime/model/fused_loops.h) has the shapes. Launched by elementwise.cu, and run on a CPU by
+// rotary_split (runtime/model/fused_loops.h) has the shapes. Launched by elementwise.cu, and run on a CPU by
 // tests (elements.h); runtime/model/gpu_ops.cc fills the arguments.
 #pragma once
 

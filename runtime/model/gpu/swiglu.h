@@ -1,4 +1,4 @@
-// SwiGLU and GeGLU (arXiv 2002.05202) and their gradients as one pass each on a GPU; fused::swiglu and fused::geglu
+// SwiGLU and GeGLU (arXiv 2002.05202) and their gradients as one pass each on a GPU; swiglu and geglu
 // (runtime/model/fused_loops.h) have the shapes. Launched by elementwise.cu, and run on a CPU by tests (elements.h);
 // runtime/model/gpu_ops.cc fills the arguments.
 #pragma once

@@ -14,8 +14,8 @@
 
 #include "memory/charge.h"
 #include "memory/peak_bytes.h"
+#include "runtime/model/choose_ops.h"
 #include "runtime/model/fused_ops.h"
-#include "runtime/model/gpu_ops.h"
 #include "tests/runtime/model/gpu/fiber_launcher.h"
 
 namespace annulus::charges_test {

@@ -2,7 +2,7 @@
 // every dtype, rows of one element to many more than a group of threads keeps, addresses that are not aligned, no rows
 // at all, targets that do not count. Everything is computed twice with the same bits, on fibers in both orders of the
 // threads.
-#include "runtime/model/gpu_ops.h"
+#include "runtime/model/choose_ops.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -25,8 +25,6 @@
 #include <vector>
 
 #include "attention/modules/rotary.h"
-#include "runtime/model/composed_ops.h"
-#include "runtime/model/loop_ops.h"
 #include "tests/common/exactness.h"
 #include "tests/runtime/model/gpu/place.h"
 
