@@ -1,5 +1,5 @@
-// See blocks.h. docs/explanation/attention.md, "Block-sparse attention", defines the maps.
-#include "attention/pattern/blocks.h"
+// See slices.h. docs/explanation/attention.md, "Block-sparse attention", defines the maps.
+#include "attention/pattern/slices.h"
 
 #include <algorithm>
 

@@ -6,8 +6,8 @@
 #include <tuple>
 #include <utility>
 
+#include "attention/pattern/slices.h"
 #include "attention/pattern/spec_names.h"
-#include "attention/pattern/tree.h"
 #include "common/error.h"
 #include "common/text.h"
 

@@ -1,5 +1,5 @@
-// See dilated.h. docs/explanation/attention.md, "Dilated attention", has the definition.
-#include "attention/pattern/dilated.h"
+// See slices.h. docs/explanation/attention.md, "Dilated attention", has the definition.
+#include "attention/pattern/slices.h"
 
 namespace annulus {
 namespace {

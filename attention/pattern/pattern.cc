@@ -7,13 +7,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "attention/pattern/blocks.h"
 #include "attention/pattern/checks.h"
-#include "attention/pattern/dilated.h"
-#include "attention/pattern/restrict.h"
-#include "attention/pattern/sinks.h"
+#include "attention/pattern/slices.h"
 #include "attention/pattern/spec_names.h"
-#include "attention/pattern/tree.h"
 #include "common/checksum.h"
 #include "common/splitmix64.h"
 

@@ -1,9 +1,7 @@
-// Restricts slices to past keys, documents, kept keys and masks; see restrict.h.
-#include "attention/pattern/restrict.h"
+// Restricts slices to past keys, documents, kept keys and masks; see slices.h.
+#include "attention/pattern/slices.h"
 
 #include <algorithm>
-
-#include "attention/pattern/blocks.h"
 
 namespace annulus {
 namespace {

@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "attention/pattern/tree.h"
+#include "attention/pattern/slices.h"
 #include "common/error.h"
 
 namespace annulus {

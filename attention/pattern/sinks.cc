@@ -1,9 +1,7 @@
-// See sinks.h. docs/explanation/attention.md, "Sink tokens", has the definition.
-#include "attention/pattern/sinks.h"
+// See slices.h. docs/explanation/attention.md, "Sink tokens", has the definition.
+#include "attention/pattern/slices.h"
 
 #include <algorithm>
-
-#include "attention/pattern/restrict.h"
 
 namespace annulus {
 

@@ -1,5 +1,5 @@
-// See tree.h. docs/explanation/attention.md, "Prefix trees", has the definition.
-#include "attention/pattern/tree.h"
+// See slices.h. docs/explanation/attention.md, "Prefix trees", has the definition.
+#include "attention/pattern/slices.h"
 
 #include <algorithm>
 
