@@ -82,8 +82,8 @@ Log& the_log() {
   return *log;
 }
 
-LogRecord make_record(Log& log, LogLevel level, std::string_view module, std::string_view message) {
-  const Place place = log.place();
+LogRecord make_record(LogLevel level, std::string_view module, std::string_view message) {
+  const Place place = the_log().place();
   return {.time = std::chrono::system_clock::now(),
           .level = level,
           .host = place.host,
@@ -93,25 +93,27 @@ LogRecord make_record(Log& log, LogLevel level, std::string_view module, std::st
           .of_one = place.world != 1};
 }
 
+void take(LogRecord record, bool shown = true) {
+  Log& log = the_log();
+  const std::lock_guard<std::timed_mutex> lock(log.mutex);
+  record.time = std::chrono::system_clock::now();  // so that records are in the order of their times
+  log.take(record, shown);
+}
+
 }  // namespace
 
 bool log_enabled(LogLevel level) { return level >= wanted; }
 
 void log(LogLevel level, std::string_view module, std::string_view message) {
-  if (!log_enabled(level)) return;
-  Log& log = the_log();
-  const std::lock_guard<std::timed_mutex> lock(log.mutex);
-  log.take(make_record(log, level, module, message), /*shown=*/true);
+  if (log_enabled(level)) take(make_record(level, module, message));
 }
 
 void log_error(const std::exception& error, int rank) {
   const auto* const ours = dynamic_cast<const Error*>(&error);
-  Log& log = the_log();
-  const std::lock_guard<std::timed_mutex> lock(log.mutex);
-  LogRecord record = make_record(log, LogLevel::kError, ours != nullptr ? ours->module() : "",
+  LogRecord record = make_record(LogLevel::kError, ours != nullptr ? ours->module() : "",
                                  ours != nullptr ? ours->message() : std::string_view(error.what()));
   if (rank != kNoRank) record.rank = rank;
-  log.take(record, /*shown=*/true);
+  take(record);
 }
 
 void log_warn_once_per_job(std::string_view module, std::string_view message) {
@@ -121,7 +123,7 @@ void log_warn_once_per_job(std::string_view module, std::string_view message) {
 void log_last_words(LogLevel level, std::string_view module, std::string_view message, LastWords words) {
   if (!log_enabled(level)) return;
   Log& log = the_log();
-  LogRecord record = make_record(log, level, module, message);
+  LogRecord record = make_record(level, module, message);
   if (words.rank != kNoRank) record.rank = words.rank;
   if (words.of_all) record.of_one = false;
   const std::unique_lock<std::timed_mutex> lock(log.mutex, kLastWait);
@@ -133,18 +135,13 @@ void log_last_words(LogLevel level, std::string_view module, std::string_view me
 }
 
 void log_error_for_all(std::string_view module, std::string_view message) {
-  Log& log = the_log();
-  const std::lock_guard<std::timed_mutex> lock(log.mutex);
-  LogRecord record = make_record(log, LogLevel::kError, module, message);
+  LogRecord record = make_record(LogLevel::kError, module, message);
   record.of_one = false;
-  log.take(record, /*shown=*/true);
+  take(record);
 }
 
 void log_unshown(LogLevel level, std::string_view module, std::string_view message) {
-  if (!log_enabled(level)) return;
-  Log& log = the_log();
-  const std::lock_guard<std::timed_mutex> lock(log.mutex);
-  log.take(make_record(log, level, module, message), /*shown=*/false);
+  if (log_enabled(level)) take(make_record(level, module, message), /*shown=*/false);
 }
 
 LogLevel parse_log_level(std::string_view text, std::string_view where) {
@@ -208,7 +205,7 @@ void open_log_file(const std::string& path, int64_t bytes) {
     const LogConsole nobody = [](const LogRecord&, bool) {};
     for (const LogRecord& record : early) log.backend->take(record, /*shown=*/false, nobody);
   } else {
-    log.take(make_record(log, LogLevel::kWarn, "log", "this rank has no log file: " + why), /*shown=*/true);
+    log.take(make_record(LogLevel::kWarn, "log", "this rank has no log file: " + why), /*shown=*/true);
   }
 }
 
