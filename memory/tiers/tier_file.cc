@@ -66,28 +66,26 @@ class RealTierFile : public TierFile {
   }
 
   void write(int64_t offset, const void* data, int64_t bytes) override {
-    const char* at = static_cast<const char*>(data);
-    while (bytes > 0) {
-      const ssize_t done = ::pwrite(fd_, at, static_cast<size_t>(bytes), offset);
-      if (done < 0 && errno == EINTR) continue;
-      if (done <= 0) fail("cannot write to", done == 0 ? EIO : errno);
-      at += done, offset += done, bytes -= done;
-    }
+    move_all(::pwrite, static_cast<const char*>(data), bytes, offset, "cannot write to");
   }
-
   void read(int64_t offset, void* data, int64_t bytes) override {
-    char* at = static_cast<char*>(data);
-    while (bytes > 0) {
-      const ssize_t done = ::pread(fd_, at, static_cast<size_t>(bytes), offset);
-      if (done < 0 && errno == EINTR) continue;
-      if (done <= 0) fail("cannot read from", done == 0 ? EIO : errno);
-      at += done, offset += done, bytes -= done;
-    }
+    move_all(::pread, static_cast<char*>(data), bytes, offset, "cannot read from");
   }
 
   bool direct() const override { return direct_; }
 
  private:
+  // Calls pread or pwrite until all bytes have moved.
+  template <typename Move, typename At>
+  void move_all(Move move, At at, int64_t bytes, int64_t offset, const char* fault) {
+    while (bytes > 0) {
+      const ssize_t done = move(fd_, at, static_cast<size_t>(bytes), offset);
+      if (done < 0 && errno == EINTR) continue;
+      if (done <= 0) fail(fault, done == 0 ? EIO : errno);
+      at += done, offset += done, bytes -= done;
+    }
+  }
+
   [[noreturn]] void fail(const std::string& what, int error) const { fail_in(folder_, key_, what, error); }
 
   // Whether a block can be written and read past the page cache: a file system may open a file so and want larger ones.
