@@ -170,12 +170,7 @@ class AnnulusShard : public FlatTokens {
  protected:
   void verify_stored() const override {
     Checksum sum;
-    std::string piece;
-    for (int64_t at = kHeader; at < data_.size(); at += static_cast<int64_t>(piece.size())) {
-      piece.resize(static_cast<size_t>(std::min<int64_t>(int64_t{1} << 20, data_.size() - at)));
-      data_.copy(at, static_cast<int64_t>(piece.size()), piece.data());
-      sum.update(piece.data(), piece.size());
-    }
+    add_content(sum, data_, kHeader);
     if (sum.hex() != checksum_) refuse("its checksum is " + sum.hex() + ", but its header says " + checksum_);
     int64_t i = 0;
     visit_documents(

@@ -92,6 +92,15 @@ void add_ends(Checksum& sum, const MappedFile& file) {
   }
 }
 
+void add_content(Checksum& sum, const MappedFile& file, int64_t from) {
+  std::string piece;
+  for (int64_t at = from; at < file.size(); at += static_cast<int64_t>(piece.size())) {
+    piece.resize(static_cast<size_t>(std::min<int64_t>(int64_t{1} << 20, file.size() - at)));
+    file.copy(at, static_cast<int64_t>(piece.size()), piece.data());
+    sum.update(piece.data(), piece.size());
+  }
+}
+
 void FlatTokens::visit_raw(int64_t first, int64_t count, const RawVisitor& take) const {
   alignas(8) char piece[kPiece * 4];
   const int64_t width = bits_ / 8;

@@ -50,6 +50,8 @@ std::unique_ptr<TokenFile> open_text(const std::string& path, const FileState& s
 
 // Adds a file's size and its first and last 4 KiB to a checksum.
 void add_ends(Checksum& sum, const MappedFile& file);
+// Adds a file's content from a byte offset on.
+void add_content(Checksum& sum, const MappedFile& file, int64_t from = 0);
 
 // An array in a mapped file that is read from beginning to end in pieces.
 template <typename T>

@@ -210,15 +210,7 @@ void TokenFile::verify() const {
 
 void TokenFile::require_made(const std::vector<std::string>& files, const std::string& made) const {
   Checksum sum;
-  std::string piece;
-  for (const std::string& path : files) {
-    const MappedFile file("data", path);
-    for (int64_t at = 0; at < file.size(); at += static_cast<int64_t>(piece.size())) {
-      piece.resize(static_cast<size_t>(std::min<int64_t>(int64_t{1} << 20, file.size() - at)));
-      file.copy(at, static_cast<int64_t>(piece.size()), piece.data());
-      sum.update(piece.data(), piece.size());
-    }
-  }
+  for (const std::string& path : files) add_content(sum, MappedFile("data", path));
   if (const std::string got = sum.hex(); got != made) {
     refuse_data(join(files, " and ") + ": checksum " + got + ", but " + made_by_->path + " says " + made +
                 ": the file was damaged since it was written; run `annulus tokenize` again");
