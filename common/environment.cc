@@ -42,6 +42,15 @@ double number_from_environment(const char* name, double fallback, double low, do
   refuse(name, text, "a number from " + plain(low) + " to " + plain(high));
 }
 
+int64_t memory_from_environment(const char* name, int64_t fallback) {
+  constexpr int64_t kMostMib = int64_t{1} << 20;
+  const char* const text = text_from_environment(name);
+  if (text == nullptr) return fallback;
+  const int64_t mib = number_of_text<int64_t>(text).value_or(-1);
+  if (mib < 0 || mib > kMostMib) refuse(name, text, "a whole number of MiB from 0 to " + std::to_string(kMostMib));
+  return mib << 20;
+}
+
 bool switch_from_environment(const char* name, bool fallback) {
   const char* const text = text_from_environment(name);
   if (text == nullptr) return fallback;

@@ -3,6 +3,7 @@
 // Thread safety: thread safe as long as no thread changes the environment.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <string>
@@ -16,6 +17,10 @@ const char* text_from_environment(const char* name);
 // Returns the variable as a number; `fallback` if it is unset or empty. Raises Error(kUsage) if it is not a number in
 // [low, high].
 double number_from_environment(const char* name, double fallback, double low, double high);
+
+// Returns the variable, a number of MiB, in bytes; `fallback`, in bytes, if it is unset or empty. Raises Error(kUsage)
+// if it is not a whole number from 0 to 2^20.
+int64_t memory_from_environment(const char* name, int64_t fallback);
 
 // Returns true for "1" and false for "0"; `fallback` if the variable is unset or empty. Raises Error(kUsage) for
 // another value.

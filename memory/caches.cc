@@ -2,15 +2,14 @@
 #include "memory/caches.h"
 
 #include <array>
-#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "common/environment.h"
 #include "common/error.h"
-#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -42,7 +41,6 @@ constexpr int64_t all_parts() {
   return sum;
 }
 constexpr int64_t kAllParts = all_parts();
-constexpr int64_t kMostMib = int64_t{1} << 20;
 
 const TableEntry& entry_of(std::string_view name) {
   for (const TableEntry& entry : kTable) {
@@ -57,18 +55,6 @@ int64_t share(const TableEntry& entry, int64_t total) {
   return total / kAllParts * entry.parts + total % kAllParts * entry.parts / kAllParts;
 }
 
-int64_t total_of_environment() {
-  const char* const text = std::getenv("ANNULUS_CACHES_MIB");
-  if (text == nullptr || *text == '\0') return kDefaultCacheTotal;
-  const int64_t mib = number_of_text<int64_t>(text).value_or(-1);
-  if (mib < 0 || mib > kMostMib) {
-    throw Error(ErrorKind::kUsage, "memory",
-                "ANNULUS_CACHES_MIB: expected the MiB that all caches may hold together, a whole number from 0 to " +
-                    std::to_string(kMostMib) + ", got \"" + std::string(text) + "\"; correct or unset it");
-  }
-  return mib << 20;
-}
-
 struct Registry {
   struct Cache {
     CachePlace::Stats stats;
@@ -79,7 +65,7 @@ struct Registry {
   std::map<std::string_view, Cache> caches;
 
   int64_t bytes() {
-    if (!total) total = total_of_environment();
+    if (!total) total = memory_from_environment("ANNULUS_CACHES_MIB", kDefaultCacheTotal);
     return *total;
   }
 };

@@ -7,7 +7,7 @@
 
 #include "attention/plan/choice.h"
 #include "common/error.h"
-#include "common/nearest.h"
+#include "common/names.h"
 #include "common/text.h"
 
 namespace annulus {

@@ -300,8 +300,7 @@ PatternSpec read_pattern(const toml::table& table, const std::string& where, int
   if (depth > kDeepest) refuse(where, "unions may be nested " + std::to_string(kDeepest) + " deep, but not deeper");
   const auto kind_name = table["kind"].value_exact<std::string>();
   if (!kind_name) refuse(where, "expected kind = \"...\", as in { kind = \"causal\" }");
-  std::vector<std::string> names;
-  for (const KindName& k : kinds()) names.push_back(k.name);
+  const std::vector<std::string> names = names_of(kinds());
   // Writing a map's name as the kind is the likeliest mistake, and no kind has a similar name that could be suggested.
   if (std::find(kMapNames.begin(), kMapNames.end(), *kind_name) != kMapNames.end() &&
       std::find(names.begin(), names.end(), *kind_name) == names.end()) {
@@ -342,10 +341,6 @@ PatternSpec read_pattern(const toml::table& table, const std::string& where, int
   return spec;
 }
 
-}  // namespace
-
-namespace {
-
 // Gives what text() writes alike one form: a window that ends with the query, and a tree, are causal by themselves, and
 // a window without bounds is the kind that it equals. Members of unions, too.
 void normalize(PatternSpec& spec) {
@@ -364,30 +359,20 @@ void normalize(PatternSpec& spec) {
 
 }  // namespace
 
-std::string pattern_kinds() {
-  std::string text;
-  for (const KindName& kind : kinds()) {
-    text += (text.empty() ? "" : &kind == &kinds().back() ? " or " : ", ") + kind.name;
-  }
-  return text;
-}
+std::string pattern_kinds() { return alternatives(names_of(kinds())); }
 
 PatternSpec parse_pattern(std::string_view toml_text, std::string_view where) {
   const std::string place(where);
+  const std::string expected =
+      "expected an inline table such as { kind = \"causal\" }, got '" + std::string(toml_text) + "'";
   toml::table document;
   try {
-    document = toml::parse("pattern = " + std::string(toml_text), std::string_view("pattern"));
-  } catch (const toml::parse_error& error) {
-    refuse(place, "expected an inline table such as { kind = \"causal\" }, got '" + std::string(toml_text) +
-                      "': " + std::string(error.description()));
+    document = parse_toml("pattern = " + std::string(toml_text));
   } catch (const TomlFault& fault) {
-    refuse(place, "expected an inline table such as { kind = \"causal\" }, got '" + std::string(toml_text) +
-                      "': " + fault.what());
+    refuse(place, expected + ": " + fault.what());
   }
   const toml::table* table = document["pattern"].as_table();
-  if (!table || document.size() != 1) {
-    refuse(place, "expected an inline table such as { kind = \"causal\" }, got '" + std::string(toml_text) + "'");
-  }
+  if (!table || document.size() != 1) refuse(place, expected);
   PatternSpec spec = read_pattern(*table, place, 0);
   if (const std::string fault = fault_of(spec); !fault.empty()) refuse(place, fault);
   normalize(spec);

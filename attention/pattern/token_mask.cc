@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -12,6 +11,7 @@
 
 #include "attention/pattern/checks.h"
 #include "common/checksum.h"
+#include "common/environment.h"
 #include "common/error.h"
 #include "common/text.h"
 
@@ -197,21 +197,6 @@ void place_words(TokenMask& mask, const std::string& where) {
   mask.words.resize(static_cast<size_t>(next));
 }
 
-constexpr int64_t kMostMaskMib = int64_t{1} << 20;
-
-int64_t mask_limit_of_environment() {
-  const char* const text = std::getenv("ANNULUS_MASKS_MIB");
-  if (text == nullptr || *text == '\0') return int64_t{1} << 30;
-  const int64_t mib = number_of_text<int64_t>(text).value_or(-1);
-  if (mib < 0 || mib > kMostMaskMib) {
-    throw Error(ErrorKind::kUsage, "pattern",
-                "ANNULUS_MASKS_MIB: expected the MiB that the bits of a mask may take on a rank, a whole number from 0 "
-                "to " +
-                    std::to_string(kMostMaskMib) + ", got \"" + std::string(text) + "\"; correct or unset it");
-  }
-  return mib << 20;
-}
-
 std::atomic<int64_t> set_limit = -1;
 
 }  // namespace
@@ -307,7 +292,7 @@ TokenMask token_mask_from_dense(const uint8_t* shown, int64_t batch, int64_t hea
 int64_t mask_limit() {
   if (set_limit < 0) {
     int64_t none = -1;
-    set_limit.compare_exchange_strong(none, mask_limit_of_environment());
+    set_limit.compare_exchange_strong(none, memory_from_environment("ANNULUS_MASKS_MIB", int64_t{1} << 30));
   }
   return set_limit;
 }

@@ -265,10 +265,6 @@ int64_t choice_bytes(const PlanChoice& choice) {
   return bytes;
 }
 
-}  // namespace
-
-namespace {
-
 // Compares the candidates. If none can be chosen, the first one is refused.
 PlanChoice compare(const PlanRequest& request, const Pattern& pattern, const std::vector<LayoutKind>& layouts) {
   PlanChoice choice;

@@ -64,11 +64,7 @@ KernelRates MachineProfile::kernel(int64_t element_bytes) const {
 }
 
 const std::vector<std::string>& built_in_machines() {
-  static const std::vector<std::string> names = [] {
-    std::vector<std::string> all;
-    for (const BuiltInMachine& machine : built_in_machine_texts()) all.emplace_back(machine.name);
-    return all;
-  }();
+  static const std::vector<std::string> names = names_of(built_in_machine_texts());
   return names;
 }
 

@@ -10,7 +10,7 @@
 
 #include "attention/plan/machine.h"
 #include "common/error.h"
-#include "common/nearest.h"
+#include "common/names.h"
 #include "common/text.h"
 #include "common/toml.h"
 
@@ -197,13 +197,11 @@ std::string text_of(const std::string& name, const LinkProfile& link) {
 MachineProfile parse_machine(std::string_view text, const std::string& where) {
   toml::table parsed;
   try {
-    parsed = toml::parse(text);
-  } catch (const toml::parse_error& error) {
-    throw Error(ErrorKind::kUsage, "machine",
-                where + ", line " + std::to_string(error.source().begin.line) +
-                    ": a machine's profile should be TOML: " + std::string(error.description()));
+    parsed = parse_toml(text);
   } catch (const TomlFault& fault) {
-    throw Error(ErrorKind::kUsage, "machine", where + ": a machine's profile should be TOML: " + fault.what());
+    throw Error(ErrorKind::kUsage, "machine",
+                where + (fault.line > 0 ? ", line " + std::to_string(fault.line) : "") +
+                    ": a machine's profile should be TOML: " + fault.what());
   }
   Table top(parsed, where, "");
   MachineProfile machine;

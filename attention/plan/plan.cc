@@ -111,21 +111,11 @@ int64_t total(const std::vector<Span>& spans) {
 }  // namespace
 
 const std::vector<std::string>& schedule_names() {
-  static const std::vector<std::string> names = [] {
-    std::vector<std::string> all;
-    for (const ScheduleEntry& entry : kSchedules) all.emplace_back(entry.name);
-    return all;
-  }();
+  static const std::vector<std::string> names = names_of(kSchedules);
   return names;
 }
 
-std::string schedule_kinds() {
-  std::string text = schedule_names().front();
-  for (size_t i = 1; i < schedule_names().size(); ++i) {
-    text += (i + 1 < schedule_names().size() ? ", " : " or ") + schedule_names()[i];
-  }
-  return text;
-}
+std::string schedule_kinds() { return alternatives(schedule_names()); }
 
 std::string_view to_string(ScheduleKind kind) { return entry_of(kind).name; }
 

@@ -2,7 +2,6 @@
 #include "attention/proof/plans.h"
 
 #include <bit>
-#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <optional>
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "attention/plan/traffic.h"
+#include "common/clock.h"
 #include "common/trace/recorder.h"
 #include "memory/caches.h"
 
@@ -33,8 +33,6 @@ Digest digest_of(const PlanRequest& request, const PlanRequest& resolved) {
   const std::string text = request.text() + "\n" + resolved.text();
   return digest(text.data(), text.size());
 }
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 PlanPointer find_plan(const PlanRequest& request, int rank) {
   return *plans().get(
@@ -147,8 +145,8 @@ PlanStats plan_stats() {
   return stats;
 }
 
-PlanningTime::PlanningTime() : begin_(now()) {}
-PlanningTime::~PlanningTime() { seconds_on_path += now() - begin_; }
+PlanningTime::PlanningTime() : begin_(steady_seconds()) {}
+PlanningTime::~PlanningTime() { seconds_on_path += steady_seconds() - begin_; }
 
 int64_t plan_bytes(const RankPlan& plan) {
   const int64_t shares = 2 * int64_t{plan.program.request.ranks} * static_cast<int64_t>(sizeof(PairDigest));

@@ -4,11 +4,11 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <optional>
 #include <sstream>
 #include <utility>
 
+#include "common/environment.h"
 #include "common/error.h"
 #include "common/logging/log.h"
 #include "common/text.h"
@@ -36,20 +36,6 @@ constexpr std::array<PurposeEntry, kPoolPurposes> kPurposes = {{
     {"staging", "buffers of memory.offload and optimizer.offload"},
     {"copies of a save", "what checkpoint.background writes while training goes on"},
 }};
-
-constexpr int64_t kMostBoundMib = int64_t{1} << 20;
-
-int64_t bound_of_environment() {
-  const char* const text = std::getenv("ANNULUS_POOL_MIB");
-  if (text == nullptr || *text == '\0') return kDefaultPoolBound;
-  const int64_t mib = number_of_text<int64_t>(text).value_or(-1);
-  if (mib < 0 || mib > kMostBoundMib) {
-    throw Error(ErrorKind::kUsage, "memory",
-                "ANNULUS_POOL_MIB: expected the MiB that free blocks of the pool may take, a whole number from 0 to " +
-                    std::to_string(kMostBoundMib) + ", got \"" + std::string(text) + "\"; correct or unset it");
-  }
-  return mib << 20;
-}
 
 std::string text_of(const PoolBlock& block) {
   return "a block of " + std::string(name_of(block.purpose)) + " (" + with_commas(block.requested, "byte") + ")";
@@ -92,7 +78,7 @@ Pool::~Pool() {
 Pool& Pool::process() {
   // Never destroyed, because tensors may be freed at any time during the end of the process.
   static Pool& pool = *[] {
-    made = new Pool(bound_of_environment());
+    made = new Pool(memory_from_environment("ANNULUS_POOL_MIB", kDefaultPoolBound));
     // A child that is forked while another thread has a lock could never take it.
     pthread_atfork(
         [] {

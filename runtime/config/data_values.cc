@@ -1,5 +1,5 @@
-// See data_values.h. Also the members of these values' types (config.h), among them how they are written as TOML.
-#include "runtime/config/data_values.h"
+// See values.h. Also the members of these values' types (config.h), among them how they are written as TOML.
+#include "runtime/config/values.h"
 
 #include <algorithm>
 #include <set>
@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "common/error.h"
-#include "common/nearest.h"
+#include "common/names.h"
 #include "common/text.h"
 #include "runtime/config/keys.h"
 
@@ -134,8 +134,20 @@ SourceConfig read_source(const toml::table& table, const std::string& where) {
   return source;
 }
 
-template <typename Stage>
-void require_rising(const std::vector<Stage>& stages, const std::string& expected, const std::string& where) {
+// Parses a list of stages [step, VALUE, ...] of at most `most` values, in the order of their steps. `read` parses one.
+template <typename Schedule, typename Read>
+Schedule read_stages(const toml::node& node, size_t most, const std::string& expected, const std::string& where,
+                     const Read& read) {
+  Schedule schedule;
+  auto& stages = schedule.stages;
+  stages.clear();
+  for (const toml::node& element : *node.as_array()) {
+    const toml::array* stage = element.as_array();
+    if (!stage || stage->size() < 2 || stage->size() > most) {
+      refuse(where, "expected " + expected + ", got " + shown(node));
+    }
+    stages.push_back(read(*stage, read_whole((*stage)[0], 0, kLongest, where + ": step")));
+  }
   if (stages.empty()) refuse(where, "expected " + expected + ", got an empty list");
   if (stages[0].step != 0) {
     refuse(where, "expected the first stage to begin at step 0, got " + std::to_string(stages[0].step));
@@ -145,6 +157,7 @@ void require_rising(const std::vector<Stage>& stages, const std::string& expecte
     refuse(where, "expected rising steps, got " + std::to_string(stages[i].step) + " after " +
                       std::to_string(stages[i - 1].step));
   }
+  return schedule;
 }
 
 }  // namespace
@@ -176,38 +189,23 @@ Sources read_sources(const toml::node& node, const std::string& where) {
 }
 
 ContextSchedule read_contexts(const toml::node& node, const std::string& where) {
-  const toml::array* list = node.as_array();
-  if (!list) return read_whole(node, 1, kLongest, where);
-  const std::string expected = "a number, or a list of [step, context] such as [[0, 8192], [1000, 131072]]";
-  ContextSchedule schedule;
-  schedule.stages.clear();
-  for (const toml::node& element : *list) {
-    const toml::array* stage = element.as_array();
-    if (!stage || stage->size() < 2 || stage->size() > 3)
-      refuse(where, "expected " + expected + ", got " + shown(node));
-    schedule.stages.push_back(
-        {.step = read_whole((*stage)[0], 0, kLongest, where + ": step"),
-         .context = read_whole((*stage)[1], 1, kLongest, where + ": context"),
-         .batch = stage->size() > 2 ? read_whole((*stage)[2], 1, kLargestBatch, where + ": batch") : 0});
-  }
-  require_rising(schedule.stages, expected, where);
-  return schedule;
+  if (!node.is_array()) return read_whole(node, 1, kLongest, where);
+  return read_stages<ContextSchedule>(
+      node, 3, "a number, or a list of [step, context] such as [[0, 8192], [1000, 131072]]", where,
+      [&](const toml::array& stage, int64_t step) -> ContextSchedule::Stage {
+        return {.step = step,
+                .context = read_whole(stage[1], 1, kLongest, where + ": context"),
+                .batch = stage.size() > 2 ? read_whole(stage[2], 1, kLargestBatch, where + ": batch") : 0};
+      });
 }
 
 AccumulateSchedule read_accumulate(const toml::node& node, const std::string& where) {
-  const toml::array* list = node.as_array();
-  if (!list) return read_whole(node, 1, kLargestBatch, where);
-  const std::string expected = "a number, or a list of [step, batches] such as [[0, 1], [1000, 4]]";
-  AccumulateSchedule schedule;
-  schedule.stages.clear();
-  for (const toml::node& element : *list) {
-    const toml::array* stage = element.as_array();
-    if (!stage || stage->size() != 2) refuse(where, "expected " + expected + ", got " + shown(node));
-    schedule.stages.push_back({.step = read_whole((*stage)[0], 0, kLongest, where + ": step"),
-                               .batches = read_whole((*stage)[1], 1, kLargestBatch, where + ": batches")});
-  }
-  require_rising(schedule.stages, expected, where);
-  return schedule;
+  if (!node.is_array()) return read_whole(node, 1, kLargestBatch, where);
+  return read_stages<AccumulateSchedule>(
+      node, 2, "a number, or a list of [step, batches] such as [[0, 1], [1000, 4]]", where,
+      [&](const toml::array& stage, int64_t step) -> AccumulateSchedule::Stage {
+        return {.step = step, .batches = read_whole(stage[1], 1, kLargestBatch, where + ": batches")};
+      });
 }
 
 ParameterGroups read_groups(const toml::node& node, const std::string& where) {
@@ -265,18 +263,16 @@ std::string Sources::text() const {
     const Sources plain(list[0].files);
     if (plain == *this) return files(list[0]);
   }
-  std::string text;
-  for (const SourceConfig& source : list) {
-    text += (text.empty() ? "[{ files = " : ", { files = ") + files(source);
+  return list_text(list, [&](const SourceConfig& source) {
+    std::string text = "{ files = " + files(source);
     if (source.weight > 0) text += ", weight = " + toml_number(source.weight);
     if (!source.name.empty()) text += ", name = " + toml_string(source.name);
     if (source.format != "auto") text += ", format = " + toml_string(source.format);
     if (source.width > 0) text += ", width = " + std::to_string(source.width);
     if (source.begin >= 0) text += ", begin = " + std::to_string(source.begin);
     if (source.end >= 0) text += ", end = " + std::to_string(source.end);
-    text += " }";
-  }
-  return text.empty() ? "[]" : text + "]";
+    return text + " }";
+  });
 }
 
 int64_t ContextSchedule::longest() const {
@@ -286,12 +282,10 @@ int64_t ContextSchedule::longest() const {
 
 std::string ContextSchedule::text() const {
   if (stages.size() == 1 && stages[0].batch == 0) return std::to_string(stages[0].context);
-  std::string text;
-  for (const Stage& stage : stages) {
-    text += (text.empty() ? "[[" : ", [") + std::to_string(stage.step) + ", " + std::to_string(stage.context) +
-            (stage.batch > 0 ? ", " + std::to_string(stage.batch) : "") + "]";
-  }
-  return text + "]";
+  return list_text(stages, [](const Stage& stage) {
+    return "[" + std::to_string(stage.step) + ", " + std::to_string(stage.context) +
+           (stage.batch > 0 ? ", " + std::to_string(stage.batch) : "") + "]";
+  });
 }
 
 int64_t AccumulateSchedule::most() const {
@@ -301,11 +295,9 @@ int64_t AccumulateSchedule::most() const {
 
 std::string AccumulateSchedule::text() const {
   if (stages.size() == 1) return std::to_string(stages[0].batches);
-  std::string text;
-  for (const Stage& stage : stages) {
-    text += (text.empty() ? "[[" : ", [") + std::to_string(stage.step) + ", " + std::to_string(stage.batches) + "]";
-  }
-  return text + "]";
+  return list_text(stages, [](const Stage& stage) {
+    return "[" + std::to_string(stage.step) + ", " + std::to_string(stage.batches) + "]";
+  });
 }
 
 std::vector<DataConfig::Stage> DataConfig::stages() const {
@@ -322,14 +314,12 @@ std::vector<DataConfig::Stage> DataConfig::stages() const {
 }
 
 std::string ParameterGroups::text() const {
-  std::string text;
-  for (const ParameterGroup& group : list) {
-    text += (text.empty() ? "[{ match = " : ", { match = ") + toml_string(group.match);
+  return list_text(list, [](const ParameterGroup& group) {
+    std::string text = "{ match = " + toml_string(group.match);
     if (group.lr != 1) text += ", lr = " + toml_number(group.lr);
     if (group.weight_decay) text += ", weight_decay = " + toml_number(*group.weight_decay);
-    text += " }";
-  }
-  return text.empty() ? "[]" : text + "]";
+    return text + " }";
+  });
 }
 
 SourceConfig parse_source(std::string_view text, std::string_view where) {
@@ -338,9 +328,7 @@ SourceConfig parse_source(std::string_view text, std::string_view where) {
   if (text[0] != '{' && text[0] != '[') return {.name = std::string(text), .files = {std::string(text)}};
   toml::table document;
   try {
-    document = toml::parse("source = " + std::string(text), std::string_view("source"));
-  } catch (const toml::parse_error& error) {
-    config_keys::refuse(place, std::string(text) + " is not TOML: " + std::string(error.description()));
+    document = parse_toml("source = " + std::string(text));
   } catch (const TomlFault& fault) {
     config_keys::refuse(place, std::string(text) + " is not TOML: " + fault.what());
   }

@@ -1,13 +1,12 @@
-// See model_values.h.
-#include "runtime/config/model_values.h"
+// See values.h.
+#include "runtime/config/values.h"
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
-#include "common/nearest.h"
+#include "common/names.h"
 #include "common/text.h"
-#include "runtime/config/data_values.h"
 
 namespace annulus::config_keys {
 

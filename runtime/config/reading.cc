@@ -9,13 +9,12 @@
 
 #include "common/error.h"
 #include "common/files.h"
-#include "common/nearest.h"
+#include "common/names.h"
 #include "common/text.h"
 #include "common/toml.h"
 #include "runtime/config/config.h"
-#include "runtime/config/data_values.h"
 #include "runtime/config/keys.h"
-#include "runtime/config/model_values.h"
+#include "runtime/config/values.h"
 
 namespace annulus {
 
@@ -200,15 +199,13 @@ void apply(const toml::table& table, std::string_view source, Config& config, st
   }
 }
 
-toml::table parse_toml(std::string_view text, std::string_view source) {
+toml::table read_toml(std::string_view text, std::string_view source) {
   try {
-    return toml::parse(text, source);
-  } catch (const toml::parse_error& error) {
-    throw Error(ErrorKind::kInput, "config",
-                std::string(source) + ":" + std::to_string(error.source().begin.line) +
-                    ": not TOML: " + std::string(error.description()));
+    return parse_toml(text, source);
   } catch (const TomlFault& fault) {
-    throw Error(ErrorKind::kInput, "config", std::string(source) + ": not TOML: " + fault.what());
+    throw Error(
+        ErrorKind::kInput, "config",
+        std::string(source) + (fault.line > 0 ? ":" + std::to_string(fault.line) : "") + ": not TOML: " + fault.what());
   }
 }
 
@@ -264,9 +261,7 @@ void apply_set(const std::string& set, Config& config, std::set<std::string>& se
   toml::table table;
   const auto read = [&](const std::string& text) {
     try {
-      table = toml::parse("value = " + text, std::string_view(source));
-    } catch (const toml::parse_error&) {
-      return false;
+      table = parse_toml("value = " + text, source);
     } catch (const TomlFault&) {
       return false;
     }
@@ -351,7 +346,7 @@ void check_together(const Config& c, std::string_view source) {
 
 Config parse_config(std::string_view text, std::string_view source, const std::vector<std::string>& sets,
                     const ModelReader& read_model) {
-  const toml::table table = parse_toml(text, source);
+  const toml::table table = read_toml(text, source);
   Config config;
   std::set<std::string> seen;
   const auto apply_all = [&] {

@@ -17,20 +17,12 @@ struct ToToml {
   std::string operator()(bool v) const { return v ? "true" : "false"; }
   std::string operator()(const std::string& v) const { return toml_string(v); }
   std::string operator()(const std::vector<int64_t>& v) const { return list_text(v); }
-  std::string operator()(const std::vector<std::string>& v) const {
-    std::vector<std::string> quoted;
-    for (const std::string& value : v) quoted.push_back(toml_string(value));
-    return "[" + join(quoted, ", ") + "]";
-  }
-  std::string operator()(const Sources& v) const { return v.text(); }
-  std::string operator()(const ContextSchedule& v) const { return v.text(); }
-  std::string operator()(const AccumulateSchedule& v) const { return v.text(); }
-  std::string operator()(const ParameterGroups& v) const { return v.text(); }
-  std::string operator()(const LayerPatterns& v) const { return v.text(); }
-  std::string operator()(const RotaryScaling& v) const { return v.text(); }
-  std::string operator()(const LayerRotaries& v) const { return v.text(); }
-  std::string operator()(const LayerSwitch& v) const { return v.text(); }
+  std::string operator()(const std::vector<std::string>& v) const { return list_text(v, toml_string); }
   std::string operator()(Activation v) const { return toml_string(activation_name(v)); }
+  template <typename Structured>
+  std::string operator()(const Structured& v) const {
+    return v.text();
+  }
 };
 
 }  // namespace
@@ -43,9 +35,7 @@ using namespace config_keys;  // NOLINT(google-build-using-namespace): this file
 
 std::string LayerPatterns::text() const {
   if (each.empty()) return all.text();
-  std::string text;
-  for (const PatternSpec& spec : each) text += (text.empty() ? "[" : ", ") + spec.text();
-  return text + "]";
+  return list_text(each, [](const PatternSpec& spec) { return spec.text(); });
 }
 
 std::string to_toml(const Config& config) {

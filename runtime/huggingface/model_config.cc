@@ -9,7 +9,7 @@
 #include "common/checked_json.h"
 #include "common/error.h"
 #include "common/files.h"
-#include "common/nearest.h"
+#include "common/names.h"
 #include "common/text.h"
 #include "runtime/huggingface/config_keys.h"
 #include "runtime/huggingface/config_reader.h"

@@ -18,7 +18,7 @@
 #include "common/checksum.h"
 #include "common/error.h"
 #include "common/files.h"
-#include "common/nearest.h"
+#include "common/names.h"
 #include "common/text.h"
 #include "runtime/run/checkpoint_manifest.h"
 

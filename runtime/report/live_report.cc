@@ -8,18 +8,12 @@
 #include <system_error>
 #include <utility>
 
+#include "common/clock.h"
 #include "common/files.h"
 #include "common/logging/log.h"
 #include "runtime/report/report_page.h"
 
 namespace annulus {
-namespace {
-
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-}  // namespace
 
 LiveReport::LiveReport(std::string run, ReportPace pace) : run_(std::move(run)), pace_(pace) {
   try {
@@ -51,10 +45,10 @@ void LiveReport::write_pages() {
     std::unique_lock lock(mutex_);
     if (changed_.wait_for(lock, std::chrono::duration<double>(wait), [&] { return ending_; })) return;
     lock.unlock();
-    const double begin = seconds_now();
+    const double begin = steady_seconds();
     if (!has_metrics()) continue;
     write({.running = true, .error = {}}, std::max(wait, pace_.least));
-    wait = std::max(pace_.least, (seconds_now() - begin) / pace_.share);
+    wait = std::max(pace_.least, (steady_seconds() - begin) / pace_.share);
   }
 }
 

@@ -142,7 +142,7 @@ RunConfiguration read_run_configuration(const std::string& run, Json& notes) {
   RunConfiguration config;
   try {
     config.text = read_small_file("report", run + "/config.toml");
-    const toml::table parsed = toml::parse(config.text);
+    const toml::table parsed = parse_toml(config.text);
     const toml::node_view<const toml::node> root(parsed);
     const auto at = [&](const char* section, const char* key) { return text_of(root[section][key], config.text); };
     const auto add = [&](const char* name, const std::string& text) {
@@ -163,7 +163,7 @@ RunConfiguration read_run_configuration(const std::string& run, Json& notes) {
     add("schedule", at("attention", "schedule") + ", layout " + at("attention", "layout"));
   } catch (const Error& error) {
     notes.push_back(std::string(error.message()));
-  } catch (const std::exception& error) {  // toml::parse_error, TomlFault
+  } catch (const TomlFault& error) {
     notes.push_back("config.toml is not TOML (" + std::string(error.what()) + "), so the page shows its text alone");
   }
   return config;

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -161,10 +160,6 @@ Progress::Progress(ProgressMode mode, std::ostream& out, Clock clock, Width widt
     : mode_(mode), out_(out), clock_(std::move(clock)), width_(std::move(width)) {}
 
 Progress::~Progress() { finish(); }
-
-double Progress::steady_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 int Progress::columns_of_output() { return terminal_columns(STDOUT_FILENO); }
 

@@ -12,6 +12,7 @@
 #include <variant>
 #include <vector>
 
+#include "common/clock.h"
 #include "common/descriptor.h"
 
 namespace annulus {
@@ -96,7 +97,6 @@ class Progress {
   // Ends a live line, so that other output starts on a new one.
   void finish();
 
-  static double steady_seconds();
   static int columns_of_output();
 
  private:

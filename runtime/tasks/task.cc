@@ -47,11 +47,7 @@ const TaskKind& kind_of(std::string_view name) {
 }  // namespace
 
 const std::vector<std::string>& task_names() {
-  static const std::vector<std::string> names = [] {
-    std::vector<std::string> all;
-    for (const TaskKind& task : kTasks) all.emplace_back(task.name);
-    return all;
-  }();
+  static const std::vector<std::string> names = names_of(kTasks);
   return names;
 }
 

@@ -15,7 +15,7 @@
 
 #include "common/checked_json.h"
 #include "common/error.h"
-#include "common/nearest.h"
+#include "common/names.h"
 #include "common/text.h"
 #include "common/trace/beat.h"
 

@@ -2,7 +2,6 @@
 #include "runtime/training/rank_metrics.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 #include <string_view>
@@ -10,6 +9,7 @@
 
 #include "attention/proof/plans.h"
 #include "comm/hosts.h"
+#include "common/clock.h"
 #include "common/text.h"
 #include "memory/caches.h"
 #include "memory/device_memory.h"
@@ -105,18 +105,21 @@ Carried difference(const Carried& now, const Carried& before) {
   return difference;
 }
 
+constexpr double TrainingClock::*kClockParts[] = {
+    &TrainingClock::time,     &TrainingClock::waited,  &TrainingClock::ring, &TrainingClock::reduced,
+    &TrainingClock::gathered, &TrainingClock::planned, &TrainingClock::read, &TrainingClock::offload};
+
 }  // namespace
 
 TrainingClock TrainingClock::now(const Communicator& world, Training& training) {
   const CommStats& all = world.stats();
   const CommStats& ring = training.mesh().axis("context").stats();
-  TrainingClock clock{
-      .time = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(),
-      .waited = all.wait_seconds + ring.wait_seconds,
-      .ring = ring.wait_seconds,
-      .planned = plan_stats().seconds_on_path,
-      .read = training.waited_for_data(),
-      .offload = training.offloaded() ? training.offloaded()->waited : 0};
+  TrainingClock clock{.time = steady_seconds(),
+                      .waited = all.wait_seconds + ring.wait_seconds,
+                      .ring = ring.wait_seconds,
+                      .planned = plan_stats().seconds_on_path,
+                      .read = training.waited_for_data(),
+                      .offload = training.offloaded() ? training.offloaded()->waited : 0};
   const ModelState& state = training.model_state();
   for (const Communicator* comm : {state.sharers(), state.replicas()}) {
     if (comm == nullptr) continue;
@@ -128,26 +131,13 @@ TrainingClock TrainingClock::now(const Communicator& world, Training& training) 
 }
 
 TrainingClock& TrainingClock::operator+=(const TrainingClock& other) {
-  time += other.time;
-  waited += other.waited;
-  ring += other.ring;
-  reduced += other.reduced;
-  gathered += other.gathered;
-  planned += other.planned;
-  read += other.read;
-  offload += other.offload;
+  for (const auto part : kClockParts) this->*part += other.*part;
   return *this;
 }
 
-TrainingClock operator-(const TrainingClock& a, const TrainingClock& b) {
-  return {.time = a.time - b.time,
-          .waited = a.waited - b.waited,
-          .ring = a.ring - b.ring,
-          .reduced = a.reduced - b.reduced,
-          .gathered = a.gathered - b.gathered,
-          .planned = a.planned - b.planned,
-          .read = a.read - b.read,
-          .offload = a.offload - b.offload};
+TrainingClock operator-(TrainingClock a, const TrainingClock& b) {
+  for (const auto part : kClockParts) a.*part -= b.*part;
+  return a;
 }
 
 MetricsWriter::Fields SlowRank::fields() const {

@@ -33,7 +33,7 @@ struct TrainingClock {
   double compute() const { return time - waited - planned - read - offload; }
 
   TrainingClock& operator+=(const TrainingClock& other);
-  friend TrainingClock operator-(const TrainingClock& a, const TrainingClock& b);
+  friend TrainingClock operator-(TrainingClock a, const TrainingClock& b);
 };
 
 // A rank that has become slow, or whose link to the next rank has; or that is so no longer.

@@ -4,19 +4,20 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "attention/proof/plans.h"
 #include "comm/link_probe.h"
+#include "common/clock.h"
 #include "common/logging/log.h"
 #include "common/logging/log_setup.h"
 #include "common/version.h"
 
 namespace annulus {
 namespace {
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // Returns what each source has given so far.
 MetricsWriter::Table given_by_sources(const Training& training) {
@@ -29,6 +30,23 @@ MetricsWriter::Table given_by_sources(const Training& training) {
                       {"targets", use.targets},
                       {"documents", use.documents},
                       {"epochs", data.epochs(i, training.steps_done())}}});
+  }
+  return table;
+}
+
+// Returns the rows of those reports that have been used: of all, or of those of which what `counts` is not as it was
+// last written.
+template <typename Reports, typename Stats, typename Used, typename Counts, typename Row>
+MetricsWriter::Table changed(const Reports& reports, std::map<std::string_view, Stats>& written, bool all,
+                             const Used& used, const Counts& counts, const Row& row) {
+  MetricsWriter::Table table;
+  for (const auto& report : reports) {
+    const Stats& is = report.stats;
+    if (!used(is)) continue;
+    const auto [entry, is_new] = written.try_emplace(report.name, is);
+    if (!all && !is_new && counts(is) == counts(entry->second)) continue;
+    entry->second = is;
+    table.push_back({std::string(report.name), row(is)});
   }
   return table;
 }
@@ -55,7 +73,7 @@ RunReport::RunReport(const Config& config, const RunStart& start, Communicator& 
       training_(training),
       metrics_(std::move(metrics)),
       progress_(progress),
-      begin_(now()),
+      begin_(steady_seconds()),
       left_out_(TrainingClock::now(world, training)),
       ranks_(config, world, training, start.device),
       begin_step_(training.steps_done()) {
@@ -122,49 +140,26 @@ void RunReport::add_changed(MetricsWriter::Fields& fields, std::string_view name
 }
 
 MetricsWriter::Table RunReport::changed_caches(bool all) {
-  MetricsWriter::Table table;
-  for (const CacheReport& cache : cache_reports()) {
-    const CacheStats& is = cache.stats;
-    if (is.hits + is.misses == 0) continue;
-    const auto [entry, is_new] = written_.caches.try_emplace(cache.name, is);
-    CacheStats& before = entry->second;
-    const bool same = is.bytes == before.bytes && is.entries == before.entries && is.misses == before.misses &&
-                      is.evictions == before.evictions && is.too_large == before.too_large;
-    if (!all && !is_new && same) continue;
-    before = is;
-    table.push_back({std::string(cache.name),
-                     {{"bytes", is.bytes},
-                      {"entries", is.entries},
-                      {"hits", is.hits},
-                      {"misses", is.misses},
-                      {"evictions", is.evictions},
-                      {"too_large", is.too_large}}});
-  }
-  return table;
+  return changed(
+      cache_reports(), written_.caches, all, [](const CacheStats& is) { return is.hits + is.misses > 0; },
+      [](const CacheStats& is) { return std::tie(is.bytes, is.entries, is.misses, is.evictions, is.too_large); },
+      [](const CacheStats& is) -> MetricsWriter::Numbers {
+        return {{"bytes", is.bytes},   {"entries", is.entries},     {"hits", is.hits},
+                {"misses", is.misses}, {"evictions", is.evictions}, {"too_large", is.too_large}};
+      });
 }
 
 MetricsWriter::Table RunReport::changed_pool(bool all) {
-  MetricsWriter::Table table;
-  for (const PoolReport& purpose : Pool::process().reports()) {
-    const PoolStats& is = purpose.stats;
-    if (is.taken + is.reused == 0) continue;
-    const auto [entry, is_new] = written_.pool.try_emplace(purpose.name, is);
-    PoolStats& before = entry->second;
-    const bool same = is.taken == before.taken && is.peak == before.peak && is.cached == before.cached;
-    if (!all && !is_new && same) continue;
-    before = is;
-    table.push_back({std::string(purpose.name),
-                     {{"in_use", is.in_use},
-                      {"cached", is.cached},
-                      {"peak", is.peak},
-                      {"fragmentation", is.fragmentation()},
-                      {"taken", is.taken},
-                      {"reused", is.reused}}});
-  }
-  return table;
+  return changed(
+      Pool::process().reports(), written_.pool, all, [](const PoolStats& is) { return is.taken + is.reused > 0; },
+      [](const PoolStats& is) { return std::tie(is.taken, is.peak, is.cached); },
+      [](const PoolStats& is) -> MetricsWriter::Numbers {
+        return {{"in_use", is.in_use}, {"cached", is.cached}, {"peak", is.peak}, {"fragmentation", is.fragmentation()},
+                {"taken", is.taken},   {"reused", is.reused}};
+      });
 }
 
-double RunReport::seconds() const { return now() - begin_; }
+double RunReport::seconds() const { return steady_seconds() - begin_; }
 
 std::optional<double> RunReport::utilization(double tokens_per_second) const {
   if (!start_.peak_flops) return std::nullopt;

@@ -1,19 +1,12 @@
 // See run_saves.h.
 #include "runtime/training/run_saves.h"
 
-#include <chrono>
 #include <utility>
 
+#include "common/clock.h"
 #include "common/text.h"
 
 namespace annulus {
-namespace {
-
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-}  // namespace
 
 RunSaves::RunSaves(Communicator& world, CheckpointStore& store, Settings settings)
     : world_(world), store_(store), settings_(std::move(settings)) {}
@@ -45,13 +38,13 @@ void RunSaves::begin(const TrainingState& state, const std::vector<TensorSlice>&
   };
   guarded(state.step, goes_on,
           [&] { save_ = std::make_unique<CheckpointSave>(store_, world_, state, slices, writes, on_disk); });
-  stopped_ = seconds_now() - begun;
+  stopped_ = steady_seconds() - begun;
 }
 
 // Takes the save under way further. If `waits`, to its end.
 void RunSaves::go_on(bool waits, bool goes_on) {
   while (save_) {
-    const double from = seconds_now();
+    const double from = steady_seconds();
     SavedCheckpoint saved{.step = save_->step(), .folder = save_->folder()};
     bool on_disk = false;
     guarded(saved.step, goes_on, [&] {
@@ -63,7 +56,7 @@ void RunSaves::go_on(bool waits, bool goes_on) {
       }
       on_disk = save_->published();
     });
-    const double now = seconds_now();
+    const double now = steady_seconds();
     if (!waits) stopped_ += now - from;
     if (on_disk && !said_) {
       said_ = true;
@@ -78,7 +71,7 @@ void RunSaves::go_on(bool waits, bool goes_on) {
 }
 
 void RunSaves::save(const TrainingState& state, const std::vector<TensorSlice>& slices) {
-  const double begun = seconds_now();
+  const double begun = steady_seconds();
   finish();
   if (settings_.behind) return begin(state, slices, CheckpointSave::Writes::kBehind, settings_.goes_on, begun);
   begin(state, slices, CheckpointSave::Writes::kNow, settings_.goes_on, begun);
@@ -86,7 +79,7 @@ void RunSaves::save(const TrainingState& state, const std::vector<TensorSlice>& 
 }
 
 void RunSaves::save_last(const TrainingState& state, const std::vector<TensorSlice>& slices) {
-  const double begun = seconds_now();
+  const double begun = steady_seconds();
   go_on(/*waits=*/true, /*goes_on=*/true);
   begin(state, slices, CheckpointSave::Writes::kNow, /*goes_on=*/false, begun);
   go_on(/*waits=*/true, /*goes_on=*/false);

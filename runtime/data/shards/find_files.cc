@@ -15,7 +15,7 @@
 
 #include "common/error.h"
 #include "common/files.h"
-#include "common/nearest.h"
+#include "common/names.h"
 #include "common/text.h"
 
 namespace annulus {

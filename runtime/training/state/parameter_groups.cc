@@ -9,7 +9,7 @@
 #include <string>
 
 #include "common/error.h"
-#include "common/nearest.h"
+#include "common/names.h"
 #include "common/text.h"
 
 namespace annulus {

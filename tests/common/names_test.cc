@@ -1,9 +1,9 @@
-// Tests of common/nearest.h.
-#include "common/nearest.h"
+// Tests of common/names.h.
+#include "common/names.h"
 
 #include <gtest/gtest.h>
 
-namespace annulus::nearest_test {
+namespace annulus::names_test {
 namespace {
 
 const std::vector<std::string> kNames{"zigzag", "contiguous", "striped", "lr", "kv_heads", "heads"};
@@ -17,6 +17,12 @@ TEST(Nearest, FindsTheIntendedName) {
   EXPECT_EQ(nearest("rl", kNames), "lr");
 }
 
+TEST(Alternatives, AreJoinedByCommasAndOr) {
+  EXPECT_EQ(alternatives({}), "");
+  EXPECT_EQ(alternatives({"a"}), "a");
+  EXPECT_EQ(alternatives({"a", "b", "c"}), "a, b or c");
+}
+
 TEST(Nearest, IsEmptyIfNothingIsNear) {
   EXPECT_EQ(nearest("rotary", kNames), "");
   EXPECT_EQ(nearest("", kNames), "");
@@ -26,4 +32,4 @@ TEST(Nearest, IsEmptyIfNothingIsNear) {
 }
 
 }  // namespace
-}  // namespace annulus::nearest_test
+}  // namespace annulus::names_test
