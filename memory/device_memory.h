@@ -1,11 +1,13 @@
 // Statistics of LibTorch's caching allocator for a device, and the release of its unused memory. A CUDA build has
-// device_memory_cuda.cc, any other device_memory_cpu.cc. Used by the benchmarks, by
-// training and by the logits subcommand. Thread safe.
+// device_memory_cuda.cc, any other device_memory_cpu.cc. Used by the benchmarks, training and inference. Thread safe.
 #pragma once
 
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <optional>
+
+#include "memory/available.h"
 
 namespace annulus {
 
@@ -18,6 +20,14 @@ struct DeviceMemory {
   int64_t total = 0;           // the memory of the device
 };
 DeviceMemory device_memory(c10::Device device);
+
+// Returns what tensors on a device can still take; of a CPU it is what the host has free.
+inline std::optional<AvailableMemory> available_memory(c10::Device device) {
+  if (!device.is_cuda()) return available_memory();
+  const DeviceMemory memory = device_memory(device);
+  return AvailableMemory{memory.total - memory.outside - memory.allocated, "the GPU's memory"};
+}
+
 void reset_peak_memory(c10::Device device);
 // Returns the allocator's free blocks to the device.
 void release_cached_memory(c10::Device device);

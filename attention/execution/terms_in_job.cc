@@ -50,12 +50,8 @@ int ranks_here(const Communicator& comm) {
 int64_t free_bytes(Communicator& comm, c10::Device device) {
   if (comm.size() == 1) return 0;
   if (const std::optional<int64_t> least = found().of(comm.weak_from_this())) return *least;
-  if (!device.is_cpu()) {
-    const DeviceMemory memory = device_memory(device);
-    return std::max<int64_t>(0, memory.total - memory.outside - memory.allocated);
-  }
-  const std::optional<AvailableMemory> memory = available_memory();
-  return memory ? memory->bytes / ranks_here(comm) : 0;
+  const std::optional<AvailableMemory> memory = available_memory(device);
+  return memory ? std::max<int64_t>(0, memory->bytes) / (device.is_cpu() ? ranks_here(comm) : 1) : 0;
 }
 
 int64_t least_free_bytes(Communicator& comm, c10::Device device, OpLabel label) {

@@ -16,8 +16,6 @@
 #include "common/names.h"
 #include "common/text.h"
 #include "common/trace/beat.h"
-#include "memory/available.h"
-#include "memory/device_memory.h"
 #include "runtime/data/packing.h"
 #include "runtime/data/shards/token_table.h"
 #include "runtime/evaluation/evaluation_forward.h"
@@ -184,20 +182,8 @@ void EvaluationJob::require_memory(const Communicator& world, int ranks_here, at
         std::max(bytes, InferenceModel::weight_bytes(opened_.model(), on, world.size(), options_.sharded) +
                             generation_bytes(opened_.model(), decoding_patterns(cell.length), cache, on, world.size()));
   }
-  std::optional<AvailableMemory> free;
-  if (device.is_cuda()) {
-    const DeviceMemory memory = device_memory(device);
-    free = AvailableMemory{memory.total - memory.outside - memory.allocated, "the GPU's memory"};
-  } else {
-    free = available_memory();
-    bytes *= ranks_here;
-  }
-  if (!free || bytes <= static_cast<double>(free->bytes)) return;
-  throw Error(ErrorKind::kResource, "evaluate",
-              "weights and a forward need about " + bytes_text(bytes) +
-                  (device.is_cuda() || ranks_here == 1 ? "" : " on " + counted(ranks_here, "rank") + " of this host") +
-                  ", but " + bytes_text(static_cast<double>(free->bytes)) + " are free (" + free->limit +
-                  "): use more hosts, --sharded, --dtype bf16 or shorter rows");
+  require_free("evaluate", "weights and a forward", bytes * (device.is_cuda() ? 1 : ranks_here), ranks_here, device,
+               "use more hosts, --sharded, --dtype bf16 or shorter rows");
 }
 
 void EvaluationJob::evaluate_data(Forward& forward, size_t source, EvaluationResults& results) const {

@@ -6,7 +6,10 @@
 
 #include "comm/agreement.h"
 #include "common/checksum.h"
+#include "common/error.h"
 #include "common/logging/log.h"
+#include "common/text.h"
+#include "memory/device_memory.h"
 #include "runtime/training/state/sharding.h"
 
 namespace annulus {
@@ -50,6 +53,17 @@ double InferenceModel::weight_bytes(const ModelShape& shape, const Computes& on,
     before = elements;
   }
   return all / ranks + static_cast<double>(most * on.element());
+}
+
+void require_free(const std::string& module, const std::string& what, double bytes, int ranks_here, at::Device device,
+                  const std::string& instead) {
+  const std::optional<AvailableMemory> free = available_memory(device);
+  if (!free || bytes <= static_cast<double>(free->bytes)) return;
+  throw Error(ErrorKind::kResource, module,
+              what + " need about " + bytes_text(bytes) +
+                  (device.is_cuda() || ranks_here == 1 ? "" : " on " + counted(ranks_here, "rank") + " of this host") +
+                  ", but " + bytes_text(static_cast<double>(free->bytes)) + " are free (" + free->limit +
+                  "): " + instead);
 }
 
 }  // namespace annulus

@@ -40,4 +40,9 @@ class InferenceModel {
   std::optional<ModelState> state_;  // if the weights are sharded
 };
 
+// Raises Error(kResource) from `module` if `bytes`, which the ranks of this host need for `what`, are not free on the
+// device. `instead` says how to need less.
+void require_free(const std::string& module, const std::string& what, double bytes, int ranks_here, at::Device device,
+                  const std::string& instead);
+
 }  // namespace annulus

@@ -17,8 +17,6 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "common/text.h"
-#include "memory/available.h"
-#include "memory/device_memory.h"
 #include "runtime/inference/inference_model.h"
 #include "runtime/model/model.h"
 #include "runtime/tensor_files/model_dtypes.h"
@@ -121,28 +119,16 @@ double LogitsJob::bytes_of_rank(int rank, at::Device device) const {
 }
 
 void LogitsJob::require_memory(const Communicator& world, int ranks_here, at::Device device) const {
-  std::optional<AvailableMemory> free;
-  double bytes = bytes_of_rank(world.rank(), device);
-  if (device.is_cuda()) {
-    const DeviceMemory memory = device_memory(device);
-    free = AvailableMemory{memory.total - memory.outside - memory.allocated, "the GPU's memory"};
-  } else {
-    free = available_memory();
-    bytes *= ranks_here;
-  }
+  double bytes = bytes_of_rank(world.rank(), device) * (device.is_cuda() ? 1 : ranks_here);
   if (world.rank() == 0 && world.size() > 1) {  // the results of all ranks
     const auto wide = static_cast<double>(c10::elementSize(at::toOpMathType(dtype())));
     const double logits = static_cast<double>(options_.last ? tokens_.size(0) : tokens_.numel()) *
                           static_cast<double>(opened_.model().vocab);
     bytes += wide * (logits + (options_.backward ? parameter_estimate(opened_.model()) : 0));
   }
-  if (!free || bytes <= static_cast<double>(free->bytes)) return;
-  throw Error(ErrorKind::kResource, "logits",
-              "weights, logits and the layers' memory need about " + bytes_text(bytes) +
-                  (device.is_cuda() || ranks_here == 1 ? "" : " on " + counted(ranks_here, "rank") + " of this host") +
-                  ", but " + bytes_text(static_cast<double>(free->bytes)) + " are free (" + free->limit +
-                  "): use more hosts or --dtype bf16" +
-                  (options_.last ? "" : ", or --last for only the last position"));
+  require_free(
+      "logits", "weights, logits and the layers' memory", bytes, ranks_here, device,
+      std::string("use more hosts or --dtype bf16") + (options_.last ? "" : ", or --last for only the last position"));
 }
 
 std::vector<Field> LogitsJob::fields() const {

@@ -21,7 +21,6 @@
 #include "common/logging/log.h"
 #include "common/names.h"
 #include "common/text.h"
-#include "memory/available.h"
 #include "runtime/config/config.h"
 #include "runtime/data/shards/token_table.h"
 #include "runtime/data/shards/tokenization.h"
@@ -228,20 +227,14 @@ int64_t sum_up_to(int64_t most, int64_t a, int64_t b) { return a >= most || b >=
 // bounded by the bytes of the prompt.
 void require_memory(const SampleOptions& o, const ModelShape& s, const std::vector<PatternSpec>& patterns,
                     const CacheSettings& cache, int ranks, int ranks_here) {
-  const std::optional<AvailableMemory> free = available_memory();
-  if (!free) return;
   const Computes on{model_dtype(o.dtype, "--dtype"), /*gpu=*/false};
   double bytes = InferenceModel::weight_bytes(s, on, ranks, o.sharded);
   // Otherwise sizes of a config.json would overflow the exact numbers of a forward.
   if (bytes < 0x1p53) bytes += generation_bytes(s, patterns, cache, on, ranks);
-  bytes *= ranks_here;
-  if (bytes <= static_cast<double>(free->bytes)) return;
-  throw Error(ErrorKind::kResource, "sample",
-              "weights, a cache of " + counted(cache.positions, "position") + " and the layers' memory need about " +
-                  bytes_text(bytes) + (ranks_here == 1 ? "" : " on " + counted(ranks_here, "rank") + " of this host") +
-                  ", but " + bytes_text(static_cast<double>(free->bytes)) + " are free (" + free->limit +
-                  "): start ranks on more hosts, " + (o.sharded ? "" : "with --sharded, ") +
-                  "or use --cache bf16, --dtype bf16, or fewer --tokens");
+  require_free("sample", "weights, a cache of " + counted(cache.positions, "position") + " and the layers' memory",
+               bytes * ranks_here, ranks_here, at::kCPU,
+               std::string("start ranks on more hosts, ") + (o.sharded ? "" : "with --sharded, ") +
+                   "or use --cache bf16, --dtype bf16, or fewer --tokens");
 }
 
 // What the ranks agree on before each token and at the beginning.

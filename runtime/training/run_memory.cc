@@ -16,13 +16,6 @@
 namespace annulus {
 namespace {
 
-std::optional<AvailableMemory> available_on(const RunDevice& on) {
-  if (on.available) return on.available();
-  if (!on.device.is_cuda()) return available_memory();
-  const DeviceMemory memory = device_memory(on.device);
-  return AvailableMemory{memory.total - memory.outside - memory.allocated, "the GPU's memory"};
-}
-
 // What this host has for what leaves the devices. A folder that is to be made is one of the disk of its parent.
 void bound_tiers(const Config& config, FitRanks& ranks) {
   const std::optional<AvailableMemory> memory = available_memory();
@@ -58,7 +51,7 @@ RunMemory require_memory_for(const Config& config, const std::vector<Stage>& sta
     return nearest_fit(config, of).text;
   };
   together(world, label, [&] {
-    free = available_on(on);
+    free = on.available ? on.available() : available_memory(on.device);
     require_memory("at least ", least_memory(config, sharding, context), ranks, free, nearest);
     plan = plan_memory(config, stages, sharding, context, rank, are);
   });
