@@ -80,7 +80,7 @@ def cc_unit(name = "unit", deps = [], cuda_defines = [], local_defines = [], cop
     Args:
       name: what parts call it.
       deps: libraries of the same package that parts depend on and that are no parts of this unit, and libraries of other
-        packages that most parts use; parts need not list these.
+        packages that at least half of the parts use; parts need not list these.
       cuda_defines: macros of builds for CUDA.
       local_defines: as in cc_library.
       copts: as in cc_library.
