@@ -185,12 +185,10 @@ uint64_t PatternSpec::hash() const {
 
 bool is_adaptive(const PatternSpec& spec) {
   if (spec.kind == PatternSpec::Kind::kBlocks) return spec.blocks.map == BlocksSpec::Map::kAdaptive;
-  return std::any_of(spec.members.begin(), spec.members.end(), is_adaptive);
+  return std::ranges::any_of(spec.members, is_adaptive);
 }
 
-bool has_mask(const PatternSpec& spec) {
-  return !spec.mask.empty() || std::any_of(spec.members.begin(), spec.members.end(), has_mask);
-}
+bool has_mask(const PatternSpec& spec) { return !spec.mask.empty() || std::ranges::any_of(spec.members, has_mask); }
 
 PatternSpec with_causal_members(PatternSpec spec) {
   for (PatternSpec& member : spec.members) {

@@ -86,8 +86,7 @@ std::vector<Slice> within_kept_keys(const PatternSpec& spec, const AttentionShap
       Slice part = slice;
       part.batch = intersect(slice.batch, batch);
       if (is_empty(part)) continue;
-      auto range = std::partition_point(kept.begin(), kept.end(),
-                                        [&](const Span& keys) { return keys.last() < slice.keys.begin; });
+      auto range = std::ranges::partition_point(kept, [&](const Span& keys) { return keys.last() < slice.keys.begin; });
       for (; range != kept.end() && range->begin <= slice.keys.last(); ++range) {
         part.keys = slice.keys.clip(range->begin, range->last());
         if (!is_empty(part)) parts.push_back(part);

@@ -289,11 +289,11 @@ Quality quality(const Pattern& pattern, const PositionWork& work, const std::vec
     found.most = std::max(found.most, static_cast<double>(pairs));
     all.insert(all.end(), by_rank[r].begin(), by_rank[r].end());
   }
-  std::sort(all.begin(), all.end(), [](const Owned& a, const Owned& b) { return a.piece.begin < b.piece.begin; });
+  std::ranges::sort(all, [](const Owned& a, const Owned& b) { return a.piece.begin < b.piece.begin; });
   // The number of a rank's positions before x.
   const auto owned_before = [&](size_t rank, int64_t x) -> int64_t {
     const std::vector<Owned>& own = by_rank[rank];
-    const auto next = std::partition_point(own.begin(), own.end(), [&](const Owned& o) { return o.piece.begin < x; });
+    const auto next = std::ranges::partition_point(own, [&](const Owned& o) { return o.piece.begin < x; });
     if (next == own.begin()) return 0;
     const Owned& last = *(next - 1);
     return last.before + std::min(x, last.piece.end) - last.piece.begin;
@@ -305,8 +305,8 @@ Quality quality(const Pattern& pattern, const PositionWork& work, const std::vec
     if (slice.queries.empty() || slice.keys.empty()) continue;
     const int64_t last_query = slice.queries.last();
     int64_t rows = 0;
-    auto o = std::partition_point(all.begin(), all.end(),
-                                  [&](const Owned& owned) { return owned.piece.end <= slice.queries.begin; });
+    auto o =
+        std::ranges::partition_point(all, [&](const Owned& owned) { return owned.piece.end <= slice.queries.begin; });
     for (; o != all.end() && o->piece.begin <= last_query; ++o) {
       const int64_t q0 = std::max(o->piece.begin, slice.queries.begin), q1 = std::min(o->piece.end - 1, last_query);
       int64_t begin = slice.band.unbounded_below() ? slice.keys.begin : std::max(slice.keys.begin, q0 + slice.band.lo);
@@ -340,7 +340,7 @@ Layout balanced_layout(const Pattern& pattern, int ranks) {
     const auto worth = [&](const std::vector<Stretches>& candidate) {
       std::vector<Stretches> sorted = candidate;
       for (Stretches& own : sorted) {
-        std::sort(own.begin(), own.end(), [](const Stretch& a, const Stretch& b) { return a.begin < b.begin; });
+        std::ranges::sort(own, {}, &Stretch::begin);
       }
       const Quality q = quality(pattern, work, sorted);
       return std::pair(std::max(kEven, q.most / dealer.mean()), q.rows);
@@ -349,8 +349,7 @@ Layout balanced_layout(const Pattern& pattern, int ranks) {
       return static_cast<double>(work.before[static_cast<size_t>(p.end)] - work.before[static_cast<size_t>(p.begin)]) /
              static_cast<double>(p.end - p.begin);
     };
-    std::stable_sort(parts.begin(), parts.end(),
-                     [&](const Stretch& a, const Stretch& b) { return density(a) < density(b); });
+    std::ranges::stable_sort(parts, [&](const Stretch& a, const Stretch& b) { return density(a) < density(b); });
     auto best = worth(dealt);
     std::vector<std::vector<Stretches>> others = deal_parts(work.before, parts, ranks);
     others.push_back(dealer.from_both_ends(parts));
@@ -361,7 +360,7 @@ Layout balanced_layout(const Pattern& pattern, int ranks) {
   }
   Layout layout{length, std::vector<std::vector<Span>>(static_cast<size_t>(ranks))};
   for (size_t r = 0; r < dealt.size(); ++r) {
-    std::sort(dealt[r].begin(), dealt[r].end(), [](const Stretch& a, const Stretch& b) { return a.begin < b.begin; });
+    std::ranges::sort(dealt[r], {}, &Stretch::begin);
     Stretches joined;
     for (const Stretch& p : dealt[r]) append(joined, p);
     for (const Stretch& p : joined) layout.spans[r].push_back(Span::range(p.begin, p.end));
@@ -414,7 +413,7 @@ PatternSpec balanced_together(const std::vector<PatternSpec>& layers) {
   constexpr int64_t kMostMembers = 16;
   std::vector<std::pair<const PatternSpec*, int64_t>> distinct;
   for (const PatternSpec& layer : layers) {
-    const auto same = std::find_if(distinct.begin(), distinct.end(), [&](const auto& d) { return *d.first == layer; });
+    const auto same = std::ranges::find_if(distinct, [&](const auto& d) { return *d.first == layer; });
     if (same != distinct.end()) {
       ++same->second;
     } else {

@@ -383,16 +383,13 @@ Reach Needs::find_reach(int owner) {
 }
 
 Reach& Needs::reach(int owner) {
-  constexpr int64_t kMostBytes = 256'000'000;
-  reaches_.resize(static_cast<size_t>(ranks()));
-  std::optional<Reach>& kept = reaches_[static_cast<size_t>(owner)];
-  if (kept) return *kept;
-  Reach found = find_reach(owner);
-  int64_t bytes = static_cast<int64_t>(sizeof found + (found.firsts.size() + found.lasts.size()) * sizeof(int));
-  for (const auto& runs : found.runs) bytes += static_cast<int64_t>(sizeof runs + runs.size() * sizeof(Reach::Run));
-  std::optional<Reach>& place = kept_bytes_ + bytes <= kMostBytes ? kept : unkept_;
-  if (&place == &kept) kept_bytes_ += bytes;
-  return place.emplace(std::move(found));
+  const auto bytes_of = [](const Reach& found) {
+    int64_t bytes = static_cast<int64_t>(sizeof found + (found.firsts.size() + found.lasts.size()) * sizeof(int));
+    for (const auto& runs : found.runs) bytes += static_cast<int64_t>(sizeof runs + runs.size() * sizeof(Reach::Run));
+    return bytes;
+  };
+  return reaches_.get(
+      owner, [&] { return find_reach(owner); }, bytes_of);
 }
 
 RowSet Needs::needed_on_the_way(int owner, int first, int past) {

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -46,6 +47,29 @@ struct Reach {
   std::vector<int> firsts, lasts;      // the distinct nonzero values, ascending
   // Recently used row sets. The key is the number of `lasts` that a set includes, or minus the number of `firsts`.
   std::vector<std::pair<int64_t, RowSet>> remembered;
+};
+
+// Keeps what is made for each owner, up to a bound in bytes, and the last one beyond it.
+template <typename Value>
+class KeptByOwner {
+ public:
+  // Returns the owner's value, made if it is not here. Valid until the next call.
+  template <typename Make, typename Bytes>
+  Value& get(int owner, const Make& make, const Bytes& bytes_of) {
+    constexpr int64_t kMostBytes = 256'000'000;
+    if (const auto found = kept_.find(owner); found != kept_.end()) return found->second;
+    if (last_ && last_->first == owner) return last_->second;
+    Value made = make();
+    const int64_t bytes = bytes_of(made);
+    if (bytes_ + bytes > kMostBytes) return last_.emplace(owner, std::move(made)).second;
+    bytes_ += bytes;
+    return kept_.emplace(owner, std::move(made)).first->second;
+  }
+
+ private:
+  std::unordered_map<int, Value> kept_;
+  std::optional<std::pair<int, Value>> last_;
+  int64_t bytes_ = 0;
 };
 
 class Needs {
@@ -105,9 +129,6 @@ class Needs {
   const Lists& readers_by_slice();
   const Lists& slices_by_owner();
   const std::vector<RowBits>& kept_read_of(int owner);  // valid until the next call
-  const std::vector<RowBits>& keep(int owner, std::vector<RowBits> made,
-                                   std::vector<std::optional<std::vector<RowBits>>>& kept,
-                                   std::optional<std::vector<RowBits>>& unkept);
   Reach& reach(int owner);
   Reach find_reach(int owner);
 
@@ -120,15 +141,10 @@ class Needs {
   std::vector<std::vector<uint32_t>> classes_of_product_;
   // These are made at their first use.
   std::optional<Lists> readers_by_slice_, slices_by_reader_, slices_by_owner_;
-  std::vector<std::optional<Reach>> reaches_;  // by owner
-  std::optional<Reach> unkept_;                // the last one used, if caching all would take too much memory
-  int64_t kept_bytes_ = 0;
-  std::vector<std::optional<std::vector<RowBits>>> reads_;  // by owner: what read_of returns
-  std::optional<std::vector<RowBits>> unkept_read_;         // like unkept_
-  int64_t kept_read_bytes_ = 0;
-  int within_ = 0;                                           // for which groups_ and unkept_groups_ were made
-  std::vector<std::optional<std::vector<RowBits>>> groups_;  // by owner: what read_by_groups returns
-  std::optional<std::vector<RowBits>> unkept_groups_;
+  KeptByOwner<Reach> reaches_;
+  KeptByOwner<std::vector<RowBits>> reads_;   // what read_of returns
+  KeptByOwner<std::vector<RowBits>> groups_;  // what read_by_groups returns for groups of within_ ranks
+  int within_ = 0;
 };
 
 }  // namespace annulus

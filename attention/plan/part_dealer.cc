@@ -61,9 +61,8 @@ class PartDealer {
       double used = 0;
       bool any = false;
       while (tokens > 0 && !left_.empty()) {
-        const auto large = std::find_if(left_.begin(), left_.end(), [&](const Left& part) {
-          return part.tokens() > share(r) || work(part) > whole * mean_;
-        });
+        const auto large = std::ranges::find_if(
+            left_, [&](const Left& part) { return part.tokens() > share(r) || work(part) > whole * mean_; });
         if (large == left_.end() && !any) break;
         cut(r, large == left_.end() ? 0 : static_cast<size_t>(large - left_.begin()), tokens, used);
         any = true;
@@ -80,7 +79,7 @@ class PartDealer {
   void begin() {
     left_.clear();
     for (const Stretch& part : parts_) left_.push_back({part.begin, part.begin, part.end});
-    std::stable_sort(left_.begin(), left_.end(), [](const Left& a, const Left& b) { return a.reach() > b.reach(); });
+    std::ranges::stable_sort(left_, [](const Left& a, const Left& b) { return a.reach() > b.reach(); });
     dealt_.assign(static_cast<size_t>(ranks_), {});
     rest_ = static_cast<double>(before_.back());
   }
@@ -257,7 +256,7 @@ class PartDealer {
     const auto size = [&](const Item& item) {
       return std::max(item.work / mean_, static_cast<double>(item.part.tokens()) / static_cast<double>(bins[0].share));
     };
-    std::stable_sort(items.begin(), items.end(), [&](const Item& a, const Item& b) { return size(a) > size(b); });
+    std::ranges::stable_sort(items, [&](const Item& a, const Item& b) { return size(a) > size(b); });
     for (size_t i = 0; i < items.size(); ++i) {
       const auto tokens = static_cast<double>(items[i].part.tokens()), work = items[i].work / mean_;
       Bin* best = nullptr;
@@ -285,8 +284,8 @@ class PartDealer {
     std::iota(order.begin(), order.end(), size_t{0});
     for (bool moved = true; moved && steps < kSteps;) {
       moved = false;
-      std::stable_sort(order.begin(), order.end(),
-                       [&](size_t a, size_t b) { return excess(bins[a], most) > excess(bins[b], most); });
+      std::ranges::stable_sort(order,
+                               [&](size_t a, size_t b) { return excess(bins[a], most) > excess(bins[b], most); });
       for (const size_t a : order) {
         if (steps >= kSteps) break;
         Bin& one = bins[a];
@@ -362,9 +361,8 @@ class PartDealer {
         int64_t least = std::numeric_limits<int64_t>::max();
         for (Left& part : own[a]) {
           if (part.tokens() == 0) continue;
-          const bool has_later = std::any_of(own[to].begin(), own[to].end(), [&](const Left& other) {
-            return other.base == part.base && other.end > part.end;
-          });
+          const bool has_later = std::ranges::any_of(
+              own[to], [&](const Left& other) { return other.base == part.base && other.end > part.end; });
           const int64_t rows =
               (has_later ? 0 : part.begin - part.base + 1) + 2 * std::max<int64_t>(0, wanted - part.tokens());
           if (rows < least) least = rows, best = &part;

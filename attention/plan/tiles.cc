@@ -55,8 +55,7 @@ std::vector<Stored> stored_of(const std::vector<Span>& positions) {
 template <typename Visit>
 void for_each_stored(const Span& wanted, const std::vector<Stored>& stored, Visit visit) {
   if (wanted.empty()) return;
-  auto it =
-      std::partition_point(stored.begin(), stored.end(), [&](const Stored& s) { return s.span.last() < wanted.begin; });
+  auto it = std::ranges::partition_point(stored, [&](const Stored& s) { return s.span.last() < wanted.begin; });
   for (; it != stored.end() && it->span.begin <= wanted.last(); ++it) {
     const Span common = intersect(wanted, it->span);
     if (!common.empty()) visit(common, *it);

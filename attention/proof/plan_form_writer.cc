@@ -120,8 +120,7 @@ void append(std::string& out, const Step& step, const Program& program) {
 // Whether the pattern or a part of it is known by a digest alone, so that its text cannot be read back.
 bool made_by_a_program(const PatternSpec& spec) {
   return (spec.kind == PatternSpec::Kind::kBlocks && spec.blocks.map == BlocksSpec::Map::kGiven) ||
-         (!spec.mask.empty() && spec.mask.file.empty()) ||
-         std::any_of(spec.members.begin(), spec.members.end(), made_by_a_program);
+         (!spec.mask.empty() && spec.mask.file.empty()) || std::ranges::any_of(spec.members, made_by_a_program);
 }
 
 void append_pattern(std::string& out, const PlanRequest& request) {

@@ -142,7 +142,7 @@ class Rings {
     const bool main = name == kMainThread.text;
     int number = 2;
     for (const std::unique_ptr<Ring>& ring : of_rank) number = std::max(number, ring->number + 1);
-    if (main && std::none_of(of_rank.begin(), of_rank.end(), [](const auto& ring) { return ring->number == 1; })) {
+    if (main && std::ranges::none_of(of_rank, [](const auto& ring) { return ring->number == 1; })) {
       number = 1;
     }
     Ring& ring = *of_rank.emplace_back(std::make_unique<Ring>(rank, std::string(name), number));
@@ -172,8 +172,7 @@ class Rings {
       record.dropped += read(*ring, thread.events);
       if (!thread.events.empty()) record.threads.push_back(std::move(thread));
     }
-    std::sort(record.threads.begin(), record.threads.end(),
-              [](const TracedThread& a, const TracedThread& b) { return a.number < b.number; });
+    std::ranges::sort(record.threads, {}, &TracedThread::number);
     return record;
   }
 

@@ -162,8 +162,7 @@ std::string section_instead(const std::string& name) {
 }
 
 bool is_section(std::string_view name) {
-  return std::any_of(keys().begin(), keys().end(),
-                     [&](const Key& key) { return !name.empty() && key.section == name; });
+  return std::ranges::any_of(keys(), [&](const Key& key) { return !name.empty() && key.section == name; });
 }
 
 std::string place(const toml::node& node, std::string_view source) {
@@ -284,7 +283,7 @@ void apply_set(const std::string& set, Config& config, std::set<std::string>& se
 }
 
 bool has_documents(const PatternSpec& spec) {
-  return !spec.documents.empty() || std::any_of(spec.members.begin(), spec.members.end(), has_documents);
+  return !spec.documents.empty() || std::ranges::any_of(spec.members, has_documents);
 }
 
 void check_together(const Config& c, std::string_view source) {

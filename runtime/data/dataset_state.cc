@@ -95,8 +95,7 @@ std::vector<std::string> Dataset::resume(const std::string& state, int64_t step)
       names[digest] = source.at("name").get<std::string>();
       const SourceUse use{source.at("rows").get<int64_t>(), source.at("targets").get<int64_t>(),
                           source.at("documents").get<int64_t>()};
-      const auto here = std::find_if(sources_.begin(), sources_.end(),
-                                     [&, key = digest](const Source& s) { return s.digest == key; });
+      const auto here = std::ranges::find_if(sources_, [&, key = digest](const Source& s) { return s.digest == key; });
       if (here == sources_.end()) {
         gone[digest] = {names[digest], use};
       } else {
@@ -113,9 +112,9 @@ std::vector<std::string> Dataset::resume(const std::string& state, int64_t step)
         phase.sources.push_back({source.at("digest").get<std::string>(), source.at("weight").get<double>()});
       }
       const bool rises = phase.step > (phases.empty() ? -1 : phases.back().step);
-      const bool weighs = !phase.sources.empty() &&
-                          std::all_of(phase.sources.begin(), phase.sources.end(),
-                                      [](const Phase::Source& s) { return s.weight > 0 && std::isfinite(s.weight); });
+      const bool weighs = !phase.sources.empty() && std::ranges::all_of(phase.sources, [](const Phase::Source& s) {
+        return s.weight > 0 && std::isfinite(s.weight);
+      });
       const bool small = phase.context >= 1 && phase.context <= kLongest && phase.rows >= 1 &&
                          phase.rows <= (int64_t{1} << 62) / std::max<int64_t>(1, step);
       if (!rises || !weighs || !small || phase.step >= step) refuse_data("its phases are invalid");
@@ -172,7 +171,7 @@ std::vector<std::string> Dataset::resume(const std::string& state, int64_t step)
       return found == names.end() ? digest : found->second;
     };
     const auto find = [](const std::vector<Phase::Source>& in, const std::string& digest) {
-      return std::find_if(in.begin(), in.end(), [&](const Phase::Source& s) { return s.digest == digest; });
+      return std::ranges::find_if(in, [&](const Phase::Source& s) { return s.digest == digest; });
     };
     for (const Phase::Source& source : was.sources) {
       if (find(is.sources, source.digest) != is.sources.end()) continue;
@@ -185,9 +184,8 @@ std::vector<std::string> Dataset::resume(const std::string& state, int64_t step)
     };
     for (size_t s = 0; s < is.sources.size(); ++s) {
       const auto before = find(was.sources, is.sources[s].digest);
-      const bool seen = std::any_of(phases.begin(), phases.end(), [&](const Phase& phase) {
-        return find(phase.sources, is.sources[s].digest) != phase.sources.end();
-      });
+      const bool seen = std::ranges::any_of(
+          phases, [&](const Phase& phase) { return find(phase.sources, is.sources[s].digest) != phase.sources.end(); });
       const double share = is.sources[s].weight / sum(is.sources);
       const double share_was = before == was.sources.end() ? 0 : before->weight / sum(was.sources);
       if (!seen) {
@@ -202,12 +200,12 @@ std::vector<std::string> Dataset::resume(const std::string& state, int64_t step)
   phases.insert(phases.end(), std::make_move_iterator(ahead.begin()), std::make_move_iterator(ahead.end()));
   bool unknown = false;
   for (const LeftOut& out : left_out) {
-    const auto phase = std::find_if(phases.begin(), phases.end(),
-                                    [&](const Phase& p) { return p.step == out.phase && p.rows == out.rows; });
+    const auto phase =
+        std::ranges::find_if(phases, [&](const Phase& p) { return p.step == out.phase && p.rows == out.rows; });
     unknown = unknown || phase == phases.end();
     if (phase != phases.end()) phase->left_out.push_back(out.first / out.rows);
   }
-  for (Phase& phase : phases) std::sort(phase.left_out.begin(), phase.left_out.end());
+  for (Phase& phase : phases) std::ranges::sort(phase.left_out);
   if (unknown) {
     told.emplace_back(
         "the data: the rows that were to be left out after a spike do not exist with these stages: all rows are drawn");

@@ -98,8 +98,7 @@ void Packer::pack_window() {
   // By falling length; equal ones in the order of the source.
   std::vector<size_t> order(window_.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return window_[a].positions > window_[b].positions; });
+  std::ranges::stable_sort(order, [&](size_t a, size_t b) { return window_[a].positions > window_[b].positions; });
   // The fullest bin with room for a bundle takes it; of several, the newest.
   std::vector<std::vector<size_t>> bins;                 // their bundles
   std::map<int64_t, std::vector<size_t>> with_room_for;  // bins by what they have left, the newest last
@@ -118,7 +117,7 @@ void Packer::pack_window() {
     with_room_for[left - window_[i].positions].push_back(bin);
   }
   for (std::vector<size_t>& bin : bins) {
-    std::sort(bin.begin(), bin.end());  // in the order of the source
+    std::ranges::sort(bin);  // in the order of the source
     int64_t at = rows_++ * context_;
     for (const size_t i : bin) {
       place(window_[i], at);

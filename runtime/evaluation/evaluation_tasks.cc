@@ -62,8 +62,7 @@ double share_found(const TaskPrompt& prompt, const std::vector<int64_t>& ids, co
   }
   text = lower(text);
   const auto holds = [&](const std::string& answer) { return text.find(lower(answer)) != std::string::npos; };
-  return static_cast<double>(std::count_if(prompt.answers.begin(), prompt.answers.end(), holds)) /
-         static_cast<double>(prompt.answers.size());
+  return static_cast<double>(std::ranges::count_if(prompt.answers, holds)) / static_cast<double>(prompt.answers.size());
 }
 
 }  // namespace
@@ -203,7 +202,7 @@ TaskSettings EvaluationJob::task_settings() const {
   settings.needles = options_.needles;
   if (!options_.haystack.empty()) settings.haystack = read_small_file("evaluate", options_.haystack, kMostHaystack);
   const auto is_text = [](const Cell& cell) { return is_text_task(cell.task); };
-  if (std::any_of(cells_.begin(), cells_.end(), is_text)) {
+  if (std::ranges::any_of(cells_, is_text)) {
     // After an interruption a tokenizer gives no ids, of which no prompt could be made.
     settings.encode = [encode = text_encoder()](const std::string& text) {
       std::vector<int64_t> ids = encode(text);

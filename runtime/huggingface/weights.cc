@@ -39,8 +39,7 @@ constexpr size_t kLargestIndex = 100'000'000;  // as of a safetensors header, wh
 }
 
 bool contains_any(std::string_view text, std::initializer_list<std::string_view> words) {
-  return std::any_of(words.begin(), words.end(),
-                     [&](std::string_view word) { return text.find(word) != std::string_view::npos; });
+  return std::ranges::any_of(words, [&](std::string_view word) { return text.find(word) != std::string_view::npos; });
 }
 
 // Older versions of transformers saved it; it is not read, because it follows from the configuration.

@@ -126,8 +126,7 @@ std::string write_model_config(const ConfigToWrite& to) {
     const FolderConfig original = parse_folder_config(to.original, "the config.json that the model was imported with");
     before = original.model;
     config = OrderedJson::parse(to.original);
-    family = &*std::find_if(families().begin(), families().end(),
-                            [&](const Family& f) { return f.name == original.family; });
+    family = &*std::ranges::find_if(families(), [&](const Family& f) { return f.name == original.family; });
     const std::string reason = why_not(*family, m, !to.leave_pattern);
     if (!reason.empty()) {
       refuse_export(reason + (why_not(*family, m, false).empty()

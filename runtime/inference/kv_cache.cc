@@ -33,7 +33,7 @@ bool selects(const PatternSpec& spec) {
 bool same_for_any_length(const PatternSpec& spec) {
   if (!spec.documents.empty() || !spec.kept_keys.empty()) return false;
   if (spec.kind == PatternSpec::Kind::kUnion) {
-    return std::all_of(spec.members.begin(), spec.members.end(), same_for_any_length);
+    return std::ranges::all_of(spec.members, same_for_any_length);
   }
   return spec.kind == PatternSpec::Kind::kFull || spec.kind == PatternSpec::Kind::kWindow;
 }
@@ -110,8 +110,7 @@ KvCache::KvCache(const ModelShape& s, const std::vector<PatternSpec>& patterns, 
       held_(static_cast<size_t>(comm.size()), 0) {
   for (int64_t i = 0; i < s.layers; ++i) {
     const PatternSpec& pattern = patterns[static_cast<size_t>(i) % patterns.size()];
-    const auto same =
-        std::find_if(kinds_.begin(), kinds_.end(), [&](const LayerKind& kind) { return kind.spec == pattern; });
+    const auto same = std::ranges::find_if(kinds_, [&](const LayerKind& kind) { return kind.spec == pattern; });
     kind_of_layer_.push_back(static_cast<size_t>(same - kinds_.begin()));
     if (same != kinds_.end()) continue;
     if (has_mask(pattern)) {
@@ -152,7 +151,7 @@ double KvCache::bytes(const ModelShape& s, const std::vector<PatternSpec>& patte
   double bytes = number(s.layers) * rows * of_key * number(static_cast<int64_t>(c10::elementSize(stored)));
   const auto e = static_cast<double>(c10::elementSize(computed));
   if (stored != computed) bytes += std::min(number(kConvertedKeys), rows) * of_key * e;
-  if (std::any_of(patterns.begin(), patterns.end(), is_adaptive)) {
+  if (std::ranges::any_of(patterns, is_adaptive)) {
     bytes += number(s.layers) * rows * number(s.q_width()) * e;
   }
   return bytes;
@@ -171,7 +170,7 @@ void KvCache::clear() {
 
 bool KvCache::divides(int64_t n) const {
   if (length_ > 0 || n == 0) return false;
-  if (std::any_of(kinds_.begin(), kinds_.end(), [](const LayerKind& kind) { return kind.adaptive; })) return false;
+  if (std::ranges::any_of(kinds_, [](const LayerKind& kind) { return kind.adaptive; })) return false;
   const std::vector<int64_t> counts = layout_counts(settings_.layout, n, comm_.size());
   return std::find(counts.begin(), counts.end(), 0) == counts.end();
 }
@@ -231,7 +230,7 @@ void KvCache::begin(int64_t n) {
   own_before_ = own_length();
   std::vector<int64_t> taken;
   for (int64_t i = 0; i < n; ++i) {
-    const auto rank = static_cast<int>(std::min_element(held_.begin(), held_.end()) - held_.begin());
+    const auto rank = static_cast<int>(std::ranges::min_element(held_) - held_.begin());
     hold(rank, {length_ + i, 1, 1});
     if (rank == comm_.rank()) taken.push_back(i);
   }

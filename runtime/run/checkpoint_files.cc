@@ -193,7 +193,7 @@ void CheckpointReader::check(CheckpointPart part, int rank, int ranks, std::vect
       }
     }
   }
-  std::stable_sort(blocks.begin(), blocks.end(), [](const Block& a, const Block& b) { return *a.file < *b.file; });
+  std::ranges::stable_sort(blocks, [](const Block& a, const Block& b) { return *a.file < *b.file; });
   const auto look = [&](const std::function<void()>& at) {
     try {
       at();
@@ -219,8 +219,7 @@ void CheckpointReader::check(CheckpointPart part, int rank, int ranks, std::vect
 void CheckpointReader::read(const ManifestTensor& tensor, int64_t begin, int64_t end, const Sink& sink) {
   if (begin == end) return;
   const int64_t most = manifest_.block_elements(tensor);
-  auto slice = std::partition_point(tensor.slices.begin(), tensor.slices.end(),
-                                    [&](const ManifestSlice& s) { return s.end <= begin; });
+  auto slice = std::ranges::partition_point(tensor.slices, [&](const ManifestSlice& s) { return s.end <= begin; });
   for (; slice != tensor.slices.end() && slice->begin < end; ++slice) {
     const int64_t from = std::max(begin, slice->begin), to = std::min(end, slice->end);
     for (int64_t block = (from - slice->begin) / most; slice->begin + block * most < to; ++block) {

@@ -42,7 +42,7 @@ std::string checksum_of(Json manifest) {
 // Sorts the slices, and returns an error message unless each element lies in exactly one of them. A tensor without
 // elements may have any number of slices.
 std::optional<std::string> wrong_ranges(ManifestTensor& tensor) {
-  std::sort(tensor.slices.begin(), tensor.slices.end(), [](const ManifestSlice& a, const ManifestSlice& b) {
+  std::ranges::sort(tensor.slices, [](const ManifestSlice& a, const ManifestSlice& b) {
     return std::tie(a.begin, a.end, a.file) < std::tie(b.begin, b.end, b.file);
   });
   const std::string name = "tensor \"" + tensor.name + "\": ";
@@ -161,10 +161,7 @@ void check_slices(Manifest& manifest) {
   }
 }
 
-void sort_tensors(Manifest& manifest) {
-  std::sort(manifest.tensors.begin(), manifest.tensors.end(),
-            [](const ManifestTensor& a, const ManifestTensor& b) { return a.name < b.name; });
-}
+void sort_tensors(Manifest& manifest) { std::ranges::sort(manifest.tensors, {}, &ManifestTensor::name); }
 
 [[noreturn]] void refuse_parts(const std::string& message) {
   throw Error(ErrorKind::kInternal, "checkpoint", "the slices that the ranks save do not fit together: " + message);

@@ -98,8 +98,7 @@ std::string niah_needle(std::string_view kind, std::string_view key, std::string
 }
 
 TaskPrompt make_niah(const TaskSettings& settings, const TaskDraws& draws, int64_t) {
-  const NiahTask& task = *std::find_if(std::begin(kNiahTasks), std::end(kNiahTasks),
-                                       [&](const NiahTask& t) { return t.name == settings.name; });
+  const NiahTask& task = *std::ranges::find_if(kNiahTasks, [&](const NiahTask& t) { return t.name == settings.name; });
   TaskDraws own = draws.stream(0);
   DistinctStrings strings;
   std::vector<std::string> keys;
@@ -131,7 +130,7 @@ TaskPrompt make_niah(const TaskSettings& settings, const TaskDraws& draws, int64
       for (const int64_t i : for_places.distinct(40, std::ssize(needles))) {
         places.push_back(std::ssize(sentences) * std::llround(static_cast<double>(i) * 100 / 39) / 100);
       }
-      std::sort(places.begin(), places.end());
+      std::ranges::sort(places);
       return joined(sentences, places, needles, " ");
     }
     while (task.straw == Straw::kNeedles && std::ssize(others) < size) {
@@ -142,7 +141,7 @@ TaskPrompt make_niah(const TaskSettings& settings, const TaskDraws& draws, int64
         task.straw == Straw::kNoise ? std::vector<std::string>(static_cast<size_t>(size), std::string(kNoise))
                                     : std::vector<std::string>(others.begin(), others.begin() + size);
     std::vector<int64_t> places = for_places.distinct(size, std::ssize(needles));
-    std::sort(places.begin(), places.end());
+    std::ranges::sort(places);
     return joined(lines, places, needles, "\n");
   };
   return fitted_prompt(settings, 1, kNiahDecoded, [&](int64_t size) {

@@ -26,8 +26,8 @@ constexpr size_t kEstimates = 12;
 // Returns a schedule with one length for all rows and the batch of the longest stage.
 ContextSchedule of_length(const DataConfig& data, int64_t length) {
   const std::vector<ContextSchedule::Stage>& stages = data.context.stages;
-  const auto longest = std::max_element(stages.begin(), stages.end(),
-                                        [](const auto& a, const auto& b) { return a.context < b.context; });
+  const auto longest =
+      std::ranges::max_element(stages, [](const auto& a, const auto& b) { return a.context < b.context; });
   ContextSchedule schedule(length);
   schedule.stages[0].batch = longest->batch;
   return schedule;
@@ -126,9 +126,8 @@ class Fitting {
 
   // Of a rank, in a step.
   double flops() const {
-    const Stage& longest = *std::max_element(stages_.begin(), stages_.end(), [](const Stage& a, const Stage& b) {
-      return a.batch * a.context < b.batch * b.context;
-    });
+    const Stage& longest = *std::ranges::max_element(
+        stages_, [](const Stage& a, const Stage& b) { return a.batch * a.context < b.batch * b.context; });
     const double tokens = static_cast<double>(longest.batch) * static_cast<double>(longest.context) / ranks_.ranks;
     return tokens * flops_per_token(model_shape(config_), longest.layers.pairs_per_token()) *
            static_cast<double>(config_.data.accumulate.most());
@@ -218,7 +217,7 @@ class Fitting {
   // 10 units take 0.8 of the memory and 20 units 1.4, all of it is reached at 13 units.
   int64_t estimate(const std::map<int64_t, double>& known) const {
     if (known.size() < 2) return 1;
-    auto above = std::find_if(known.begin(), known.end(), [](const auto& at) { return at.second > 1; });
+    auto above = std::ranges::find_if(known, [](const auto& at) { return at.second > 1; });
     if (above == known.end()) --above;
     if (above == known.begin()) ++above;
     const auto below = std::prev(above);

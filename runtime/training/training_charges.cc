@@ -15,8 +15,7 @@ bool may_be_recorded(const Config& c, const Stage& stage, const Sharding& shardi
   const std::vector<PlanRequest>& requests = stage.layers.distinct;
   return c.cuda_graphs == "auto" && offloaded_layers(c) == 0 && c.optimizer.offload == "none" && sharding.level < 2 &&
          ranks == c.mesh.data && !c.data.documents && c.data.positions == "running" && c.model.dropout == 0 &&
-         std::none_of(requests.begin(), requests.end(),
-                      [](const PlanRequest& request) { return is_adaptive(request.pattern); });
+         std::ranges::none_of(requests, [](const PlanRequest& request) { return is_adaptive(request.pattern); });
 }
 
 StateTraits state_traits(const Config& c, const Sharding& sharding, bool recorded) {
