@@ -1,6 +1,4 @@
-// See attention_traffic.h.
-#include "runtime/training/attention_traffic.h"
-
+// What attention sends in a training step: keys and values, and their gradients; see fitting.h.
 #include <ATen/OpMathType.h>
 
 #include <memory>
@@ -8,6 +6,7 @@
 #include "attention/plan/plan.h"
 #include "attention/plan/traffic.h"
 #include "attention/proof/plans.h"
+#include "runtime/training/fitting.h"
 #include "runtime/training/job.h"
 
 namespace annulus {

@@ -13,7 +13,6 @@
 #include "common/error.h"
 #include "common/text.h"
 #include "runtime/model/model.h"
-#include "runtime/training/attention_traffic.h"
 #include "runtime/training/job.h"
 #include "runtime/training/state/sharding.h"
 #include "runtime/training/training.h"
