@@ -3,6 +3,7 @@
 writes, and a user's mistakes."""
 
 import array
+import itertools
 import json
 import math
 import os
@@ -37,7 +38,9 @@ class Evaluate(cli.CliTest):
             return json.load(file)
 
     def test_losses_by_position_are_those_of_transformers(self):
-        for name in ("llama 3.1", "mistral", "qwen 3", "smollm 3, windows", "gemma 3"):
+        # Each model on one rank, and those with the same kinds of layers in one of the other ways each.
+        over = ((2, ["--sharded"]), (4, ["--layout", "striped"]))
+        for name, several in zip(("llama 3.1", "qwen 3", "mistral", "smollm 3, windows", "gemma 3"), itertools.cycle(over)):
             config = models.CONFIGS[name]
             tokens = torch.randint(0, config.vocab_size, (6 * LENGTH + 31,), generator=torch.Generator().manual_seed(1))
             with open(self.path("data.bin"), "wb") as file:
@@ -52,7 +55,7 @@ class Evaluate(cli.CliTest):
             with torch.no_grad():
                 scores = models.make_exact(name)(input_ids=inputs).logits.double().log_softmax(-1)
             losses = -scores.gather(2, targets.clamp(min=0).unsqueeze(2)).squeeze(2) * (targets >= 0)
-            for ranks, more in ((1, []), (2, ["--sharded"]), (4, ["--layout", "striped"])):
+            for ranks, more in ((1, []), several):
                 data = "{ files = \"data.bin\", format = \"nanogpt\" }"
                 results = self.evaluate(folder, "--data", data, "--length", str(LENGTH), *more, ranks=ranks)
                 (source,) = results["sources"]

@@ -1,6 +1,10 @@
 #!/usr/bin/env python3
-"""Tests `annulus sample` with a folder in Hugging Face's layout: it writes the text of transformers, and where it ends."""
+"""Tests `annulus sample` with a folder in Hugging Face's layout: it writes the text of transformers, and where it ends.
 
+    sample_folder_test.py ANNULUS PYTHON [--all] TORCH_ROOT      --all: each model in each way of running it
+"""
+
+import itertools
 import json
 import os
 import sys
@@ -19,6 +23,8 @@ import torch  # noqa: E402
 ROOT = os.path.dirname(os.path.dirname(HERE))
 PYTHON = sys.argv[2] if len(sys.argv) > 2 else ""
 PROMPT = "The ring passes keys"
+ALL = "--all" in sys.argv
+OVER_RANKS = [(("launch", "-n", "2"), ()), (("launch", "-n", "4"), ("--sharded",))]
 
 
 class SampleFolder(cli.CliTest):
@@ -47,8 +53,8 @@ class SampleFolder(cli.CliTest):
         return chosen
 
     def compare_texts(self, names):
-        """Compares the text of each model with that of transformers, on one rank and over several."""
-        for name in names:
+        """Compares the text of each model with that of transformers, on one rank and over 2 or 4; --all: over both."""
+        for name, over in zip(names, itertools.cycle(OVER_RANKS)):
             model = models.make(name)
             folder = models.save(model, self.path(name.replace(" ", "_")))
             tokenizer = models.tokenizer(folder)
@@ -57,7 +63,7 @@ class SampleFolder(cli.CliTest):
             self.assertGreater(len(chosen), 8, name)
             wanted = tokenizer.decode(ids + chosen)
             words = ("sample", folder, "--prompt", PROMPT, "--temperature", "0", "--tokens", str(len(chosen)))
-            for ranks, more in [((), ()), (("launch", "-n", "2"), ()), (("launch", "-n", "4"), ("--sharded",))]:
+            for ranks, more in [((), ()), *(OVER_RANKS if ALL else [over])]:
                 code, got, err = self.annulus(*ranks, *words, *more, ANNULUS_SCRIPT=self.script)
                 self.assertEqual((code, got), (0, wanted), f"{name}, {ranks}: {err}")
 
