@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests torch.ops.annulus over process groups of gloo: starts the ranks of torch_groups.py and torch_hosts.py with torchrun.
 
-    torch_groups_test.py CASE RANKS TORCH_ROOT
+    torch_groups_test.py CASE[,CASE...] RANKS TORCH_ROOT
 """
 
 import os

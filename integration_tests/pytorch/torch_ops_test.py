@@ -75,7 +75,9 @@ class TorchOps(unittest.TestCase):
         ]:
             with self.subTest(pattern=pattern):
                 text = torch_reference.text(pattern)
-                self.assertTrue(torch.autograd.gradcheck(lambda *x: annulus.attention(*x, text), inputs()))
+                # Element by element takes seconds for each pattern. Those of PATTERNS are also compared with the reference.
+                one_by_one = pattern not in PATTERNS or pattern == {"kind": "causal"}
+                self.assertTrue(torch.autograd.gradcheck(lambda *x: annulus.attention(*x, text), inputs(), fast_mode=not one_by_one))
 
     def test_gradcheck_with_dropout(self):
         def dropped(*x):
