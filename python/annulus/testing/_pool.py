@@ -10,7 +10,6 @@ import dataclasses
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ._rank import Place, Raised
+from ._template import Forked, Template, template
 
 GRACE = 3.0  # seconds that the other ranks have once one has failed, before their stacks are taken
 STACK = 2.0  # seconds within which a process writes its stacks
@@ -46,7 +46,7 @@ class RankResult:
 
 @dataclasses.dataclass
 class _Rank:
-    process: subprocess.Popen
+    process: Forked
     pipe: Connection
     output: Any
     stacks: Any
@@ -85,9 +85,12 @@ class Pool:
         self._ranks: list[_Rank] = []
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._finalizer = weakref.finalize(self, _end, self._ranks)
+        ours = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **os.environ, **(environment or {})}
+        ours |= {"PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         try:
+            templates = [template(rank, ours) for rank in range(size)]  # all begin before the first is waited for
             for rank in range(size):
-                self._ranks.append(self._start(rank, environment or {}))
+                self._ranks.append(self._start(rank, templates[rank], ours))
             results = self._answers(JOIN, [0] * size)
         except BaseException:
             self.close()
@@ -98,22 +101,15 @@ class Pool:
             why = one.error.traceback if one.error else one.stack
             raise RuntimeError(f"rank {one.rank} of {size} did not join the group ({one.state})\n{why}{one.output}")
 
-    def _start(self, rank: int, environment: Mapping[str, str]) -> _Rank:
+    def _start(self, rank: int, of: Template, environment: Mapping[str, str]) -> _Rank:
         ours, theirs = Pipe()
         output, stacks = tempfile.TemporaryFile("ab"), tempfile.TemporaryFile("ab")
         port = self._store.port
-        env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **os.environ, **environment}
-        env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.size), "LOCAL_WORLD_SIZE": str(self.size)}
+        env = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.size), "LOCAL_WORLD_SIZE": str(self.size)}
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-        env |= {"PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        words = [rank, self.size, port, theirs.fileno(), stacks.fileno(), os.getpid(), JOIN]
-        process = subprocess.Popen(
-            [sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "_rank.py"), *map(str, words)],
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env,
-            pass_fds=(theirs.fileno(), stacks.fileno()), start_new_session=True,
-        )
+        process = of.fork(theirs.fileno(), output.fileno(), stacks.fileno())
         theirs.close()
-        ours.send_bytes(pickle.dumps(list(sys.path)))
+        ours.send_bytes(pickle.dumps((env, os.getcwd(), list(sys.path), (rank, self.size, port, JOIN))))
         return _Rank(process, ours, output, stacks)
 
     @property
@@ -179,7 +175,8 @@ class Pool:
         while time.monotonic() < end:
             before, text = text, _content(rank.stacks, 0)
             if text and text == before:  # complete
-                return "".join(line for line in text.splitlines(True) if os.path.join("testing", "_rank.py") not in line)
+                ours = tuple(os.path.join("testing", name) for name in ("_rank.py", "_template.py"))
+                return "".join(line for line in text.splitlines(True) if not any(file in line for file in ours))
             time.sleep(0.02)
         with contextlib.suppress(OSError), open(f"/proc/{rank.process.pid}/stat") as stat:
             if stat.read().rsplit(")", 1)[1].split()[0] in "Tt":

@@ -1,7 +1,7 @@
-"""The program of one rank's process, which _pool.py starts: joins a group over gloo on loopback, then runs the functions that
-arrive over a pipe and sends back what they return or raise.
+"""What one rank's process does once _template.py has forked it for a pool: joins a group over gloo on loopback, then runs the functions
+that arrive over a pipe and sends back what they return or raise.
 
-The process ends when the pipe closes and when its parent dies. SIGUSR1 writes the stacks of all threads into a file, even while
+The process ends when the pipe closes and when its template dies. SIGUSR1 writes the stacks of all threads into a file, even while
 the process waits inside a collective.
 """
 
@@ -19,7 +19,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 
@@ -119,15 +119,11 @@ def serve(pipe: Connection) -> None:
         pipe.send_bytes(content)
 
 
-def main() -> None:
-    """Starts the rank: RANK SIZE PORT PIPE STACKS PARENT TIMEOUT."""
-    rank, size, port, pipe, stacks, parent = map(int, sys.argv[1:7])
-    timeout = float(sys.argv[7])
-    _die_with(parent)
+def main(template: int, connection: Connection, stacks: int, rank: int, size: int, port: int, timeout: float) -> NoReturn:
+    """Is the rank until it ends. template: the process that has forked it. stacks: the file for stacks. port: of the pool's store."""
+    _die_with(template)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-    connection = Connection(pipe)
-    sys.path[:] = pickle.loads(connection.recv_bytes())
     try:
         _join(rank, size, port, timeout)
         connection.send_bytes(pickle.dumps(("returned", None)))
@@ -139,9 +135,3 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # gloo's threads may outlive the interpreter, which then aborts
-
-
-if __name__ == "__main__":
-    from annulus.testing._rank import main as run  # so that what it unpickles has the same names as in the parent
-
-    run()

@@ -80,7 +80,8 @@ def run_ranks(
 
     Raises RanksFailed, with one report of all ranks, if a rank raises an exception, ends, or has not returned at the deadline; the
     others are then ended, and the stacks of those that waited are in the report. What ranks print is printed when all have returned.
-    No process is left behind, on KeyboardInterrupt or the death of this process either.
+    No rank is left behind, on KeyboardInterrupt or the death of this process either. Ranks are forked from processes that have
+    imported torch and do nothing else, one for each number of a rank; these end with this process.
     """
     return _called(size, function, arguments, named, deadline, environment)
 
