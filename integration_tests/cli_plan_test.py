@@ -287,7 +287,7 @@ class BenchTest(cli.CliTest):
         self.assertTrue(all(0 < s < 1 for s in shares), shares)
 
     def test_longest_rows_are_planned_and_confirmed(self):
-        sizes = ["--memory", "60MB", "--layers", "12", "--window", "32", "--rounds", "1", "--files", self.folder]
+        sizes = ["--memory", "30MB", "--layers", "12", "--window", "32", "--rounds", "1", "--files", self.folder]
         code, out, err = self.annulus("bench", "longest", *sizes, "--json", "longest.json")
         self.assertEqual(code, 0, err)
         figures = json.loads(out.splitlines()[-1])

@@ -165,4 +165,4 @@ class Evaluate(cli.CliTest):
 
 
 if __name__ == "__main__":
-    cli.main()
+    cli.main(workers=2)

@@ -93,7 +93,7 @@ class HuggingFaceTest(cli.CliTest):
         return out
 
     def assert_inspects(self, folder, config, parameters):
-        """Asserts that `inspect` reports what transformers reads."""
+        """Asserts that `inspect` reports what transformers reads; returns its report."""
         of = json.loads(self.done("inspect", self.path(folder), "--length", "64", "--json"))
         self.assertEqual(of["family"], config.model_type)
         self.assertEqual(of["parameters"], parameters)
@@ -106,7 +106,7 @@ class HuggingFaceTest(cli.CliTest):
         self.assertEqual(of["rope_theta"], rope["rope_theta"])
         self.assertIn(f'kind = "{rope["rope_type"]}"', of["rope_scaling"])
         self.assertTrue(of["rope_fp32"])
-        self.assertIn("angles in fp32", self.done("inspect", folder, "--length", "64"))
+        return of
 
     def load(self, folder):
         model, info = transformers.AutoModelForCausalLM.from_pretrained(self.path(folder), output_loading_info=True)
@@ -166,8 +166,7 @@ class HuggingFaceTest(cli.CliTest):
             model = transformers.AutoModelForCausalLM.from_config(config)
             model.save_pretrained(self.path(f"{family}-saved"))
             shutil.copy(self.path(f"{family}-saved/model.safetensors"), self.path(family))
-            self.assert_inspects(family, config, sum(p.numel() for p in model.parameters()))
-            of = json.loads(self.done("inspect", self.path(family), "--length", "64", "--json"))
+            of = self.assert_inspects(family, config, sum(p.numel() for p in model.parameters()))
             head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
             self.assertEqual(of["head_dim"], head_dim)
             window = config.sliding_window if family in ("mistral", "gemma3_text") else None
@@ -176,6 +175,7 @@ class HuggingFaceTest(cli.CliTest):
             self.assertEqual(of["query_pre_attn_scalar"], getattr(config, "query_pre_attn_scalar", head_dim))
             layers = {"gemma3_text": '[{ kind = "default", theta = 10000.0 }]'}.get(family, "[]")
             self.assertEqual(of["rope_layers"], layers, family)
+        self.assertIn("angles in fp32", self.done("inspect", family, "--length", "64"))
 
     def test_export_has_the_settings_of_the_training(self):
         """A longer context by yarn, with a window: the configuration has both, and a run continues without the folder."""

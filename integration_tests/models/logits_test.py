@@ -171,4 +171,4 @@ class Logits(cli.CliTest):
 
 
 if __name__ == "__main__":
-    cli.main()
+    cli.main(workers=3)

@@ -123,4 +123,4 @@ class SampleFolder(cli.CliTest):
 
 
 if __name__ == "__main__":
-    cli.main()
+    cli.main(workers=2)

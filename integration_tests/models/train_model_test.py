@@ -181,4 +181,4 @@ class TrainModel(cli.CliTest):
 
 
 if __name__ == "__main__":
-    cli.main()
+    cli.main(workers=2)

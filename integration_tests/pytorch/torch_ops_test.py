@@ -497,4 +497,4 @@ class TorchOps(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    torch_python.main()
+    torch_python.main(workers=3)
