@@ -81,7 +81,9 @@ std::string dtype_name(at::ScalarType dtype) {
   }
 }
 
-std::string describe_seconds(double seconds) { return significant(seconds, 3) + " s"; }
+std::string missed_deadline(const std::string& what, Seconds timeout) {
+  return what + " within " + significant(timeout.count(), 3) + " s";
+}
 
 void throw_comm(OpLabel label, const std::string& message) {
   throw Error(ErrorKind::kComm, "comm", where(label) + ": " + message);

@@ -23,8 +23,8 @@ std::string describe_ranks(const Communicator& comm, std::vector<int> ranks);
 std::string describe_stopped(const std::vector<int>& ranks, const std::string& host);
 // "fp32", "bf16", ...
 std::string dtype_name(at::ScalarType dtype);
-// "0.5 s"
-std::string describe_seconds(double seconds);
+// What every error of a missed deadline says: "ranks 0-2 did not come within 0.5 s" of "ranks 0-2 did not come".
+std::string missed_deadline(const std::string& what, Seconds timeout);
 
 [[noreturn]] void throw_comm(OpLabel label, const std::string& message);
 [[noreturn]] void throw_mismatch(OpLabel label, const std::string& message);

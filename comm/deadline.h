@@ -1,5 +1,6 @@
-// The deadline of an operation. Internal to comm/: wait() of each backend raises the error when it has passed, and so
-// does the watchdog.
+// The deadline of an operation. Internal to comm/: when it has passed, Operation::wait() of the backend, for GPUs
+// nccl/operation_watch.cc, and for calls that cannot be polled the watchdog raise the error, whose text begins with
+// missed_deadline() (checks.h).
 #pragma once
 
 #include <algorithm>

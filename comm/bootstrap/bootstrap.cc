@@ -131,8 +131,8 @@ Job bootstrap(const BootstrapOptions& options) {
     if (!local_fault) std::this_thread::sleep_for(std::chrono::seconds(1));
     if (presence->claim_report()) {
       const Error error(ErrorKind::kComm, "comm",
-                        "bootstrap: " + counted(launch.size, "rank") + " did not all come within " +
-                            describe_seconds(timeout.count()) + " (" + phase.load() + "): " + missing +
+                        missed_deadline("bootstrap: " + counted(launch.size, "rank") + " did not all come", timeout) +
+                            " (" + phase.load() + "): " + missing +
                             "; see its log, or give it more time with ANNULUS_BOOTSTRAP_TIMEOUT (seconds)");
       if (options.report) {
         options.report(error);

@@ -194,7 +194,7 @@ class C10dCommunicator::Operation : public StartedOperation {
     std::unique_lock lock(arrivals().mutex);
     while (!poll()) {
       if (arrivals().arrived.wait_until(lock, deadline_.time) == std::cv_status::no_timeout || poll()) continue;
-      const std::string why = describe_unfinished() + " within " + describe_seconds(deadline_.timeout.count());
+      const std::string why = missed_deadline(describe_unfinished(), deadline_.timeout);
       comm_.die(where(label_) + ": " + why);
       throw_comm(label_, why);
     }

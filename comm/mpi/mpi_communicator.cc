@@ -136,8 +136,9 @@ class MpiCommunicator final : public CommunicatorBackend {
 
   std::unique_ptr<Communicator> make_split(int color, int key, OpLabel label) override {
     Watchdog watchdog(timeout_, [this, label] {
-      return where(label) + ": " + describe_ranks(*this, {rank_}) + " waited in MPI_Comm_split for more than " +
-             describe_seconds(timeout_.count()) + ": another rank is stopped or gone" + runtime_->stalled();
+      return missed_deadline(where(label) + ": MPI_Comm_split of " + describe_ranks(*this, {rank_}) + " did not return",
+                             timeout_) +
+             ": another rank is stopped or gone" + runtime_->stalled();
     });
     MPI_Comm data = MPI_COMM_NULL;
     {
@@ -224,7 +225,7 @@ class MpiCommunicator::Operation : public StartedOperation {
     if (poll_until([&] { return poll(); }, moved, deadline_.time)) return true;
     const std::string stalled = comm_.runtime_->stalled();
     const std::lock_guard<std::mutex> lock(comm_.runtime_->mutex());
-    const std::string why = describe_unfinished() + " within " + describe_seconds(deadline_.timeout.count()) + stalled;
+    const std::string why = missed_deadline(describe_unfinished(), deadline_.timeout) + stalled;
     comm_.die(kept_, where(label_) + ": " + why);
     throw_comm(label_, why);
   }

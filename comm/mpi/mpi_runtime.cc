@@ -18,7 +18,7 @@
 
 namespace annulus {
 
-using comm_internal::describe_seconds;
+using comm_internal::missed_deadline;
 using comm_internal::Watchdog;
 using mpi_internal::check_mpi;
 
@@ -71,7 +71,7 @@ std::shared_ptr<MpiRuntime> MpiRuntime::start(const MpiOptions& options) {
   {
     const Seconds timeout = options.timeout;
     Watchdog watchdog(timeout, [timeout] {
-      return "MPI_Init did not return within " + describe_seconds(timeout.count()) +
+      return missed_deadline("MPI_Init did not return", timeout) +
              ": a rank of this job has not started or is stopped; check that every host runs the same program";
     });
     int provided = MPI_THREAD_SINGLE;
@@ -101,8 +101,8 @@ std::shared_ptr<MpiRuntime> MpiRuntime::start(const MpiOptions& options) {
 std::unique_ptr<Communicator> MpiRuntime::make_world() {
   const Seconds timeout = options_.timeout;
   Watchdog watchdog(timeout, [this, timeout] {
-    return "MPI_Comm_dup of all ranks did not return within " + describe_seconds(timeout.count()) +
-           ": a rank is stopped or gone" + stalled();
+    return missed_deadline("MPI_Comm_dup of all ranks did not return", timeout) + ": a rank is stopped or gone" +
+           stalled();
   });
   MPI_Comm data = MPI_COMM_NULL;
   {
@@ -172,8 +172,7 @@ void MpiRuntime::finish(bool after_failures) {
   const auto message = [this, timeout]() -> std::optional<std::string> {
     if (options_.all_live && options_.all_live()) return std::nullopt;
     const std::string known = stalled();
-    return "MPI_Finalize did not return within " + describe_seconds(timeout.count()) +
-           ": another rank is still busy, stopped or gone" +
+    return missed_deadline("MPI_Finalize did not return", timeout) + ": another rank is still busy, stopped or gone" +
            (known.empty() ? "; no rank of this host is known to be stopped or gone, so check the other hosts" : known);
   };
   Watchdog watchdog(timeout, message, in_job(rank_));

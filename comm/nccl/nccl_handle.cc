@@ -14,7 +14,7 @@
 namespace annulus::nccl_internal {
 
 using comm_internal::Deadline;
-using comm_internal::describe_seconds;
+using comm_internal::missed_deadline;
 
 namespace {
 
@@ -78,7 +78,7 @@ void NcclHandle::await(Seconds timeout) {
     check_nccl(ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError", comm_);
     if (state == ncclSuccess) return;
     if (state != ncclInProgress) fail_comm("NCCL reports " + describe_nccl(state, comm_));
-    if (deadline.passed()) fail_comm("not done within " + describe_seconds(timeout.count()));
+    if (deadline.passed()) fail_comm(missed_deadline("not done", timeout));
     if (turn < 1000) {
       std::this_thread::yield();
     } else {
@@ -98,7 +98,7 @@ std::string NcclHandle::error() {
 void NcclHandle::abort(const std::string& why) {
   if (comm_ == nullptr) return;
   const auto message = [&why] {
-    return why + "; besides, ncclCommAbort did not return within " + describe_seconds(kAbortTimeout.count()) +
+    return missed_deadline(why + "; besides, ncclCommAbort did not return", kAbortTimeout) +
            ": the device does not respond, or has more to do";
   };
   const comm_internal::Watchdog watchdog(kAbortTimeout, message, rank_);

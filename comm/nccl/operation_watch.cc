@@ -8,7 +8,7 @@
 
 namespace annulus::nccl_internal {
 
-using comm_internal::describe_seconds;
+using comm_internal::missed_deadline;
 
 namespace {
 
@@ -136,7 +136,7 @@ void OperationWatch::check_once() {
     first.deadline_ = now + comm_internal::clock_duration(first.timeout_);
   }
   if (first.deadline_ && now >= *first.deadline_) {
-    fail(ErrorKind::kComm, first.what() + ": not done within " + describe_seconds(first.timeout_.count()));
+    fail(ErrorKind::kComm, missed_deadline(first.what() + ": not done", first.timeout_));
   }
 }
 

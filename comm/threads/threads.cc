@@ -33,8 +33,8 @@ namespace {
 using namespace comm_internal;
 using namespace threads_internal;
 
-std::string not_done_within(Seconds timeout, World::Woken woken, const World& world) {
-  return "within " + describe_seconds(timeout.count()) +
+std::string missed(const std::string& what, Seconds timeout, World::Woken woken, const World& world) {
+  return missed_deadline(what, timeout) +
          (woken == World::Woken::kStuck ? " (given up at once: every rank waits: " + world.waits() + ")" : "");
 }
 
@@ -181,9 +181,9 @@ class ThreadCommunicator final : public CommunicatorBackend {
     std::vector<int> gone;
     std::copy_if(missing.begin(), missing.end(), std::back_inserter(gone), [&](int r) { return group_->ended(r); });
     if (gone.empty() && woken == World::Woken::kByPeer) return;
-    const std::string why = gone.empty() ? describe_ranks(*this, missing) + " did not come " +
-                                               not_done_within(timeout, woken, *group_->world)
-                                         : describe_ranks(*this, gone) + " returned without taking part";
+    const std::string why =
+        gone.empty() ? missed(describe_ranks(*this, missing) + " did not come", timeout, woken, *group_->world)
+                     : describe_ranks(*this, gone) + " returned without taking part";
     group_->kill(where(label) + ": " + why);
     throw_comm(label, why);
   }
@@ -305,7 +305,7 @@ class ThreadCommunicator::Exchange final : public Operation {
       break;
     }
     if (why.empty() && woken != World::Woken::kByPeer) {
-      why = pending->describe(comm_) + ": not done " + not_done_within(deadline_.timeout, woken, *group_->world);
+      why = missed(pending->describe(comm_) + ": not done", deadline_.timeout, woken, *group_->world);
     }
     if (why.empty()) return false;
     group_->kill(where(label_) + ": " + describe_ranks(comm_, {comm_.rank()}) + " " + why);
