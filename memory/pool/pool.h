@@ -2,7 +2,7 @@
 // takes and returns blocks of the same sizes: keys and values that travel, gradients of a layer, scratch of kernels,
 // buffers of files. From the second step on they come from here, without the system and without page faults.
 //
-// A free block is found by its size class (size_classes.h), at the head of a list; no list is searched. Free blocks of
+// A free block is found by its size class (block_source.h), at the head of a list; no list is searched. Free blocks of
 // all purposes and sources together take at most `bound` bytes: beyond it those that have been free for longest go back
 // to the system. Blocks in use are not limited here: the memory plan of a run counts them
 // (runtime/training/memory_plan.h), and states the bound beside them. If the system refuses memory, all free blocks go
