@@ -9,6 +9,19 @@
 
 namespace annulus::huggingface {
 
+nlohmann::json parse_object(const std::string& text, const std::string& path) {
+  constexpr size_t kDeepest = 16;
+  const auto refuse = [&](const std::string& what) { throw Error(ErrorKind::kInput, "huggingface", path + what); };
+  nlohmann::json object;
+  try {
+    object = parse_bounded_json(text, kDeepest);
+  } catch (const JsonRefused& refused) {
+    refuse(std::string(": expected JSON: ") + refused.what());
+  }
+  if (!object.is_object()) refuse(": expected a JSON object");
+  return object;
+}
+
 std::string shown(const nlohmann::json& value) {
   const std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true);
   return text.size() > 80 ? text.substr(0, 80) + "..." : text;

@@ -37,6 +37,9 @@ class ConfigReader {
   std::string prefix_;
 };
 
+// Parses a JSON object that may come from anywhere. Raises Error(kInput), which names `path`, for anything else.
+nlohmann::json parse_object(const std::string& text, const std::string& path);
+
 // Formats a value for a message, truncated if it is long.
 std::string shown(const nlohmann::json& value);
 

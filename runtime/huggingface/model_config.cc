@@ -26,7 +26,6 @@ using Json = nlohmann::json;
 
 // kMostLayers and kWidest are also the bounds of the keys of [model].
 constexpr int64_t kMostLayers = 100000, kWidest = 1 << 24, kLongest = int64_t{1} << 40;
-constexpr size_t kDeepest = 16;
 
 const Family& family_of(const ConfigReader& config) {
   const std::string type = config.text("model_type", "");
@@ -199,13 +198,7 @@ int64_t head_dim(const ConfigReader& config, const Family& family, const ModelSh
 }  // namespace
 
 FolderConfig parse_folder_config(const std::string& text, const std::string& path) {
-  Json object;
-  try {
-    object = parse_bounded_json(text, kDeepest);
-  } catch (const JsonRefused& refused) {
-    throw Error(ErrorKind::kInput, "huggingface", path + ": expected JSON: " + refused.what());
-  }
-  if (!object.is_object()) throw Error(ErrorKind::kInput, "huggingface", path + ": expected a JSON object");
+  const Json object = parse_object(text, path);
   const ConfigReader config(path, object);
   const Family& family = family_of(config);
   check_keys(config, object, family);

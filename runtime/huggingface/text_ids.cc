@@ -15,7 +15,6 @@ namespace annulus {
 using huggingface::ConfigReader;
 
 TextIds read_text_ids(const std::string& folder) {
-  constexpr size_t kDeepest = 16;
   constexpr int64_t kMostIds = 1 << 24;
   TextIds ids;
   // generation_config.json comes first: texts of instruction-tuned models do not end as their config.json says.
@@ -23,13 +22,7 @@ TextIds read_text_ids(const std::string& folder) {
     const std::string path = folder + name;
     std::error_code error;
     if (!std::filesystem::exists(path, error) && !error) continue;
-    nlohmann::json object;
-    try {
-      object = parse_bounded_json(read_small_file("huggingface", path), kDeepest);
-    } catch (const JsonRefused& refused) {
-      throw Error(ErrorKind::kInput, "huggingface", path + ": " + refused.what());
-    }
-    if (!object.is_object()) throw Error(ErrorKind::kInput, "huggingface", path + ": expected a JSON object");
+    const nlohmann::json object = huggingface::parse_object(read_small_file("huggingface", path), path);
     const ConfigReader reader(path, object);
     if (!ids.begin && reader.find("bos_token_id") != nullptr) ids.begin = reader.whole("bos_token_id", 0, kMostIds);
     const nlohmann::json* ends = reader.find("eos_token_id");
