@@ -163,11 +163,14 @@ std::string DistinctStrings::letters(TaskDraws& draws, char first, int64_t count
 
 std::string DistinctStrings::word(TaskDraws& draws) {
   // Half of the words of two parts, and then words of three, so that drawing a new one always ends.
-  const bool two = words_++ < adjective_count() * noun_count() / 2;
+  const auto drawn = [&](std::span<const std::string_view> list) {
+    return std::string(list[static_cast<size_t>(draws.below(std::ssize(list)))]);
+  };
+  const bool two = words_++ < std::ssize(adjectives()) * std::ssize(nouns()) / 2;
   return distinct([&] {
-    std::string text(adjective(draws.below(adjective_count())));
-    if (!two) text += "-" + std::string(adjective(draws.below(adjective_count())));
-    return text + "-" + std::string(noun(draws.below(noun_count())));
+    std::string text = drawn(adjectives());
+    if (!two) text += "-" + drawn(adjectives());
+    return text + "-" + drawn(nouns());
   });
 }
 

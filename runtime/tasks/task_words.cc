@@ -62,8 +62,7 @@ std::vector<std::string> repeated(const std::vector<std::string>& words, const s
 class WordLists {
  public:
   explicit WordLists(TaskDraws draws) : draws_(draws) {
-    for (int64_t i = 0; i < adjective_count(); ++i) single_.emplace_back(adjective(i));
-    for (int64_t i = 0; i < noun_count(); ++i) single_.emplace_back(noun(i));
+    for (const auto list : {adjectives(), nouns()}) single_.insert(single_.end(), list.begin(), list.end());
     draws_.shuffle(single_);
   }
 

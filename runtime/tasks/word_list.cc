@@ -1,12 +1,9 @@
 // See word_list.h.
 #include "runtime/tasks/word_list.h"
 
-#include <iterator>
-
 namespace annulus {
 namespace {
 
-// No word stands in both lists.
 constexpr std::string_view kAdjectives[] = {
     "able",     "amber",    "ancient", "angry",   "autumn", "awake",  "bitter",  "blank",   "bold",   "brave",
     "brief",    "bright",   "broad",   "bronze",  "busy",   "calm",   "careful", "cheap",   "clean",  "clear",
@@ -39,9 +36,7 @@ constexpr std::string_view kNouns[] = {
 
 }  // namespace
 
-int64_t adjective_count() { return std::ssize(kAdjectives); }
-int64_t noun_count() { return std::ssize(kNouns); }
-std::string_view adjective(int64_t i) { return kAdjectives[i]; }
-std::string_view noun(int64_t i) { return kNouns[i]; }
+std::span<const std::string_view> adjectives() { return kAdjectives; }
+std::span<const std::string_view> nouns() { return kNouns; }
 
 }  // namespace annulus

@@ -4,13 +4,13 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 namespace annulus {
 
-int64_t adjective_count();
-int64_t noun_count();
-std::string_view adjective(int64_t i);
-std::string_view noun(int64_t i);
+// No word stands in both.
+std::span<const std::string_view> adjectives();
+std::span<const std::string_view> nouns();
 
 }  // namespace annulus
