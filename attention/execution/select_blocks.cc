@@ -52,11 +52,14 @@ struct Periods {
   int64_t end_block() const { return first_block + count * blocks; }
 };
 
+at::Tensor zeros_by_block(const at::Tensor& rows, int64_t blocks) {
+  return at::zeros({blocks, rows.size(0), rows.size(2), rows.size(3)}, rows.options().dtype(at::kDouble));
+}
+
 // The sums of this rank's rows [B, rows, heads, D] for each block: fp64 [blocks, B, heads, D], 0 for blocks without
 // rows.
 at::Tensor block_sums(const at::Tensor& rows, const std::vector<Span>& positions, int64_t block, int64_t blocks) {
-  const at::Tensor sums =
-      at::zeros({blocks, rows.size(0), rows.size(2), rows.size(3)}, rows.options().dtype(at::kDouble));
+  const at::Tensor sums = zeros_by_block(rows, blocks);
   int64_t first_row = 0;
   for (const Span& span : positions) {
     if (span.empty()) continue;
@@ -95,8 +98,7 @@ at::Tensor block_sums(const at::Tensor& rows, const std::vector<Span>& positions
 
 // The first row of each block, in the same form; 0 for blocks whose first row another rank has.
 at::Tensor first_rows(const at::Tensor& rows, const std::vector<Span>& positions, int64_t block, int64_t blocks) {
-  const at::Tensor firsts =
-      at::zeros({blocks, rows.size(0), rows.size(2), rows.size(3)}, rows.options().dtype(at::kDouble));
+  const at::Tensor firsts = zeros_by_block(rows, blocks);
   int64_t first_row = 0;
   for (const Span& span : positions) {
     const Span found = intersect(span, {0, block, blocks});

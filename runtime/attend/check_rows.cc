@@ -359,13 +359,14 @@ RowsReport check_rows(Communicator& world, const AttendProblem& p, const AttendR
   of_queries->rescale_to(top);
   host.all_reduce(of_queries->most, ReduceOp::kMax, kCheckingRows);
   host.all_reduce(of_queries->sums, ReduceOp::kSum, kCheckingRows);
+  const auto vector_of = [](const at::Tensor& t, int64_t local, const OracleRow& row) {
+    return t.select(0, row.batch).select(0, local).select(0, row.head).to(at::kDouble);
+  };
   const at::Tensor got_rows =
       reported(world, p.queries, queries.rows, 2 * D + 1, [&](int64_t local, const OracleRow& row) {
-        const auto vector = [&](const at::Tensor& t) {
-          return t.select(0, row.batch).select(0, local).select(0, row.head).to(at::kDouble);
-        };
         const at::Tensor lse = got.lse.select(0, row.batch).select(0, row.head).narrow(0, local, 1).to(at::kDouble);
-        return at::cat({vector(got.out), backward ? vector(got.dq) : at::zeros({D}, at::kDouble), lse});
+        return at::cat({vector_of(got.out, local, row),
+                        backward ? vector_of(got.dq, local, row) : at::zeros({D}, at::kDouble), lse});
       });
 
   RowsReport report;
@@ -389,10 +390,7 @@ RowsReport check_rows(Communicator& world, const AttendProblem& p, const AttendR
     host.all_reduce(of_keys->most, ReduceOp::kMax, kCheckingRows);
     host.all_reduce(of_keys->sums, ReduceOp::kSum, kCheckingRows);
     const at::Tensor got_keys = reported(world, p.keys, keys.rows, 2 * D, [&](int64_t local, const OracleRow& row) {
-      const auto vector = [&](const at::Tensor& t) {
-        return t.select(0, row.batch).select(0, local).select(0, row.head).to(at::kDouble);
-      };
-      return at::cat({vector(got.dk), vector(got.dv)});
+      return at::cat({vector_of(got.dk, local, row), vector_of(got.dv, local, row)});
     });
     const Comparison of(p, "kv head", "key");
     const at::Tensor n = of_keys->pairs(), sizes = of_keys->scores();

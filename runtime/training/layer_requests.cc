@@ -100,6 +100,10 @@ bool layout_follows_documents(const Config& config) {
 
 namespace {
 
+bool any_mask(const LayerRequests& layers) {
+  return std::ranges::any_of(layers.distinct, [](const PlanRequest& r) { return has_mask(r.pattern); });
+}
+
 std::vector<Span> all_queries(const PlanRequest& request) { return {Span::range(0, request.shape.q_len)}; }
 
 // The queries whose bits a rank with these ones needs.
@@ -137,8 +141,7 @@ void hold_bits(const Config& config, LayerRequests& layers, const Span& rows, in
 }
 
 std::vector<PlanRequest> plannable_rows(LayerRequests layers, int64_t rows, int rank) {
-  const auto masked = [](const PlanRequest& request) { return has_mask(request.pattern); };
-  if (std::any_of(layers.distinct.begin(), layers.distinct.end(), masked)) {
+  if (any_mask(layers)) {
     hold_bits(layers.distinct, query_layout(layers.of_rows(0, rows)[0]).spans.at(static_cast<size_t>(rank)));
   }
   return layers.of_rows(0, rows);
@@ -146,8 +149,7 @@ std::vector<PlanRequest> plannable_rows(LayerRequests layers, int64_t rows, int 
 
 // The masks of the rows of all ranks, and of its own where these are others.
 int64_t mask_bytes(const Config& config, const LayerRequests& layers, int64_t rows, int rank) {
-  const auto masked = [](const PlanRequest& request) { return has_mask(request.pattern); };
-  if (std::none_of(layers.distinct.begin(), layers.distinct.end(), masked)) return 0;
+  if (!any_mask(layers)) return 0;
   std::set<const TokenMask*> seen;
   int64_t bytes = 0;
   const std::vector<Span> queries = held_queries(config, layers, Span::range(0, rows), rank);
