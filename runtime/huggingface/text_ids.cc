@@ -5,8 +5,6 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
-#include "common/checked_json.h"
-#include "common/error.h"
 #include "common/files.h"
 #include "runtime/huggingface/config_reader.h"
 
