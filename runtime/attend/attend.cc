@@ -100,6 +100,7 @@ std::string dropout_text(const Dropout& d) {
 }
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::kUsage, "attend", message); }
+[[noreturn]] void refuse_input(const std::string& message) { throw Error(ErrorKind::kInput, "attend", message); }
 
 }  // namespace
 
@@ -198,23 +199,20 @@ void AttendJob::open_input() {
     if (wanted && file_->find(name) == nullptr) {
       std::string has;
       for (const TensorInfo& info : file_->tensors()) has += (has.empty() ? "" : ", ") + info.name;
-      throw Error(ErrorKind::kInput, "attend",
-                  options_.input + " has no tensor \"" + name + "\": expected q, k, v" +
-                      (options_.backward ? " and, with --backward, dout" : "") +
-                      (options_.sinks ? " and, with --sinks, sinks" : "") + "; it has " + (has.empty() ? "none" : has));
+      refuse_input(options_.input + " has no tensor \"" + name + "\": expected q, k, v" +
+                   (options_.backward ? " and, with --backward, dout" : "") +
+                   (options_.sinks ? " and, with --sinks, sinks" : "") + "; it has " + (has.empty() ? "none" : has));
     }
   }
   dtype_ = q->dtype;
   if (dtype_ != at::kFloat && dtype_ != at::kDouble && dtype_ != at::kBFloat16 && dtype_ != at::kHalf) {
-    throw Error(ErrorKind::kInput, "attend",
-                options_.input + ", tensor \"q\": dtype " + std::string(safetensors_dtype(dtype_)) +
-                    " should be one of F32, F64, BF16, F16");
+    refuse_input(options_.input + ", tensor \"q\": dtype " + std::string(safetensors_dtype(dtype_)) +
+                 " should be one of F32, F64, BF16, F16");
   }
   for (const TensorInfo* info : {q, k}) {
     if (info->shape.size() != 4) {
-      throw Error(ErrorKind::kInput, "attend",
-                  options_.input + ", tensor \"" + info->name + "\": shape " + list_text(info->shape) +
-                      " should be [batch, length, heads, head size]");
+      refuse_input(options_.input + ", tensor \"" + info->name + "\": shape " + list_text(info->shape) +
+                   " should be [batch, length, heads, head size]");
     }
   }
   const std::vector<int64_t>&qs = q->shape, &ks = k->shape;
@@ -224,15 +222,14 @@ void AttendJob::open_input() {
   if (options_.sinks) {
     const TensorInfo& info = *file_->find("sinks");
     if (info.shape != std::vector<int64_t>{qs[2]} || !at::isFloatingType(info.dtype)) {
-      throw Error(ErrorKind::kInput, "attend",
-                  options_.input + ", tensor \"sinks\": " + std::string(safetensors_dtype(info.dtype)) + " " +
-                      list_text(info.shape) +
-                      " should be one floating number for each head of q: " + list_text(std::vector<int64_t>{qs[2]}));
+      refuse_input(options_.input + ", tensor \"sinks\": " + std::string(safetensors_dtype(info.dtype)) + " " +
+                   list_text(info.shape) +
+                   " should be one floating number for each head of q: " + list_text(std::vector<int64_t>{qs[2]}));
     }
   }
   head_dim_ = qs[3];
   if (head_dim_ == 0) {
-    throw Error(ErrorKind::kInput, "attend", options_.input + ": q has the head size 0, which should be at least 1");
+    refuse_input(options_.input + ": q has the head size 0, which should be at least 1");
   }
   const int64_t offset = parse_query_offset(options_.query_offset, "--query-offset");
   request_.shape = aligned({qs[0], qs[2], ks[2], qs[1], ks[1], offset});
@@ -241,14 +238,12 @@ void AttendJob::open_input() {
 void AttendJob::check_tensor(const char* name, const char* expected, const std::vector<int64_t>& shape) const {
   const TensorInfo& info = *file_->find(name);
   if (info.dtype != dtype_) {
-    throw Error(ErrorKind::kInput, "attend",
-                options_.input + ", tensor \"" + name + "\": dtype " + std::string(safetensors_dtype(info.dtype)) +
-                    " should be q's, " + std::string(safetensors_dtype(dtype_)));
+    refuse_input(options_.input + ", tensor \"" + name + "\": dtype " + std::string(safetensors_dtype(info.dtype)) +
+                 " should be q's, " + std::string(safetensors_dtype(dtype_)));
   }
   if (info.shape != shape) {
-    throw Error(ErrorKind::kInput, "attend",
-                options_.input + ", tensor \"" + name + "\": shape " + list_text(info.shape) + " should be " +
-                    expected + ": " + list_text(shape));
+    refuse_input(options_.input + ", tensor \"" + name + "\": shape " + list_text(info.shape) + " should be " +
+                 expected + ": " + list_text(shape));
   }
 }
 
