@@ -18,6 +18,8 @@
 namespace annulus {
 namespace {
 
+[[noreturn]] void refuse_kernel(const std::string& message) { throw Error(ErrorKind::kUnavailable, "kernel", message); }
+
 const std::vector<std::string>& names() {
   static const std::vector<std::string> table = {"reference", "cpu",    "efficient", "cudnn",
                                                  "flash2",    "flash3", "auto"};  // in the order of KernelKind
@@ -57,8 +59,7 @@ KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarTy
                            bool softcap) {
   if (asked == KernelKind::kReference) return {asked, "reference, as asked: dense fp64, slow"};
   if (type != at::kFloat && type != at::kDouble && type != at::kBFloat16 && type != at::kHalf) {
-    throw Error(ErrorKind::kUnavailable, "kernel",
-                std::string("no kernel takes ") + c10::toString(type) + "; use fp32, fp64, bf16 or fp16");
+    refuse_kernel(std::string("no kernel takes ") + c10::toString(type) + "; use fp32, fp64, bf16 or fp16");
   }
   if (device == at::kCUDA && !gpu_abilities().name.empty()) {
     return choose_gpu_kernel(asked, gpu_abilities(), type, head_dim, dropout, softcap);
@@ -68,9 +69,8 @@ KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarTy
     for (const DetectedKernel& kernel : detected_kernels()) {
       looked_for += (looked_for.empty() ? "" : "; ") + kernel.name + ": " + (kernel.found ? "" : "no, ") + kernel.note;
     }
-    throw Error(ErrorKind::kUnavailable, "kernel",
-                "no kernel computes on " + c10::DeviceTypeName(device, true) + " here (" + looked_for +
-                    "); use device = \"cpu\", or kernel = \"reference\" to check results");
+    refuse_kernel("no kernel computes on " + c10::DeviceTypeName(device, true) + " here (" + looked_for +
+                  "); use device = \"cpu\", or kernel = \"reference\" to check results");
   }
   const bool half = type == at::kBFloat16 || type == at::kHalf;
   const std::string computes = half ? std::string("; computes ") + c10::toString(type) + " in fp32" : "";
@@ -79,9 +79,8 @@ KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarTy
                        dense_parts(dropout, softcap)};
   }
   if (asked != KernelKind::kCpu && asked != KernelKind::kAuto) {
-    throw Error(ErrorKind::kUnavailable, "kernel",
-                "kernel \"" + std::string(to_string(asked)) +
-                    "\" needs tensors on a GPU, got tensors on the CPU; use kernel = \"auto\", or device = \"cuda\"");
+    refuse_kernel("kernel \"" + std::string(to_string(asked)) +
+                  "\" needs tensors on a GPU, got tensors on the CPU; use kernel = \"auto\", or device = \"cuda\"");
   }
   const bool pairs = type == at::kBFloat16 && head_dim % 2 == 0;  // tile_math_of_pairs
   return {KernelKind::kCpu, std::string(asked == KernelKind::kAuto ? "cpu: " : "cpu, as asked: ") +
@@ -128,9 +127,8 @@ KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::Sc
   if (asked != KernelKind::kAuto) {
     const std::string why_not = obstacle(asked);
     if (why_not.empty()) return {asked, std::string(to_string(asked)) + ", as asked: " + inputs + besides(asked)};
-    throw Error(ErrorKind::kUnavailable, "kernel",
-                "kernel \"" + std::string(to_string(asked)) + "\" cannot be used for " + inputs + ": " + why_not +
-                    "; use kernel = \"auto\"");
+    refuse_kernel("kernel \"" + std::string(to_string(asked)) + "\" cannot be used for " + inputs + ": " + why_not +
+                  "; use kernel = \"auto\"");
   }
   std::string passed;  // why faster kernels are not used
   for (const KernelKind kind : {KernelKind::kFlash3, KernelKind::kCudnn, KernelKind::kFlash2, KernelKind::kEfficient}) {

@@ -8,6 +8,8 @@
 namespace annulus {
 namespace {
 
+[[noreturn]] void refuse_layout(const std::string& message) { throw Error(ErrorKind::kPlan, "layout", message); }
+
 // Appends a span and joins neighbouring ranges: rank P-1 of a zigzag owns two chunks that touch, and fewer spans give
 // fewer tiles.
 void append(std::vector<Span>& spans, Span span) {
@@ -48,7 +50,7 @@ std::vector<int64_t> Layout::positions(int rank) const {
 }
 
 Layout make_layout(LayoutKind kind, int64_t length, int ranks) {
-  if (ranks < 1) throw Error(ErrorKind::kPlan, "layout", "expected at least one rank, got " + std::to_string(ranks));
+  if (ranks < 1) refuse_layout("expected at least one rank, got " + std::to_string(ranks));
   Layout layout{length, std::vector<std::vector<Span>>(static_cast<size_t>(ranks))};
   const auto chunk = [length](int64_t i, int64_t c) {
     const auto border = [&](int64_t n) { return static_cast<int64_t>(static_cast<__int128>(n) * length / c); };
@@ -86,18 +88,16 @@ Layout make_uneven_layout(const std::vector<int64_t>& lengths, int64_t length) {
   int64_t begin = 0;
   for (size_t r = 0; r < lengths.size(); ++r) {
     if (lengths[r] < 0 || lengths[r] > length) {
-      throw Error(ErrorKind::kPlan, "layout",
-                  "the length of rank " + std::to_string(r) + " must be between 0 and " + std::to_string(length) +
-                      ", got " + std::to_string(lengths[r]));
+      refuse_layout("the length of rank " + std::to_string(r) + " must be between 0 and " + std::to_string(length) +
+                    ", got " + std::to_string(lengths[r]));
     }
     layout.spans.emplace_back();
     append(layout.spans.back(), Span::range(begin, begin + lengths[r]));
     begin += lengths[r];
   }
   if (begin != length) {
-    throw Error(ErrorKind::kPlan, "layout",
-                "the ranks' lengths must add up to the sequence's " + std::to_string(length) + ", but add up to " +
-                    std::to_string(begin));
+    refuse_layout("the ranks' lengths must add up to the sequence's " + std::to_string(length) + ", but add up to " +
+                  std::to_string(begin));
   }
   return layout;
 }
@@ -110,14 +110,12 @@ void require_even(LayoutKind kind, int64_t length, int ranks, std::string_view w
   for (int64_t n = 1, found = 0; n <= 4 * int64_t{ranks} && found < 6; ++n) {
     if (length % unit(n) == 0) fitting += (found++ ? ", " : "") + std::to_string(n);
   }
-  throw Error(ErrorKind::kPlan, "layout",
-              std::string(what) + " of length " + std::to_string(length) + " cannot be divided evenly among " +
-                  counted(ranks, "rank") + " by layout \"" + std::string(to_string(kind)) +
-                  "\": the length must be a multiple of " + std::to_string(m) + "; use a length of " +
-                  (length / m > 0 ? std::to_string(length / m * m) + " or " : "") +
-                  std::to_string((length / m + 1) * m) +
-                  (fitting.empty() ? "" : ", or one of these rank counts: " + fitting) +
-                  ", or uneven shares: attention.even = false in a configuration, no --even on the command line");
+  refuse_layout(std::string(what) + " of length " + std::to_string(length) + " cannot be divided evenly among " +
+                counted(ranks, "rank") + " by layout \"" + std::string(to_string(kind)) +
+                "\": the length must be a multiple of " + std::to_string(m) + "; use a length of " +
+                (length / m > 0 ? std::to_string(length / m * m) + " or " : "") + std::to_string((length / m + 1) * m) +
+                (fitting.empty() ? "" : ", or one of these rank counts: " + fitting) +
+                ", or uneven shares: attention.even = false in a configuration, no --even on the command line");
 }
 
 }  // namespace annulus

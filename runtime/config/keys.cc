@@ -6,8 +6,8 @@
 
 #include "attention/plan/choice.h"
 #include "attention/plan/plan.h"
-#include "common/error.h"
 #include "common/text.h"
+#include "runtime/config/values.h"
 
 namespace annulus::config_keys {
 namespace {
@@ -26,24 +26,20 @@ void check_run_name(const std::string& value, std::string_view where) {
            c == '.';
   };
   if (!value.empty() && value.size() <= 100 && value[0] != '.' && std::all_of(value.begin(), value.end(), good)) return;
-  throw Error(ErrorKind::kUsage, "config",
-              std::string(where) +
-                  ": expected 1 to 100 letters, digits, '-', '_' and '.', the first one not '.', got \"" + value +
-                  "\"");
+  refuse(std::string(where),
+         "expected 1 to 100 letters, digits, '-', '_' and '.', the first one not '.', got \"" + value + "\"");
 }
 
 void check_folder(const std::string& value, std::string_view where) {
   check_not_empty(value, where);
   if (value.starts_with("~")) {
-    throw Error(ErrorKind::kUsage, "config",
-                std::string(where) + ": only a shell expands \"~\": write the whole path, got \"" + value + "\"");
+    refuse(std::string(where), "only a shell expands \"~\": write the whole path, got \"" + value + "\"");
   }
 }
 
 void check_bytes(const std::string& value, std::string_view where) {
   if (value.empty() || bytes_of_text(value)) return;
-  throw Error(ErrorKind::kUsage, "config",
-              std::string(where) + ": expected a number of bytes such as 750GB or 64GiB, got \"" + value + "\"");
+  refuse(std::string(where), "expected a number of bytes such as 750GB or 64GiB, got \"" + value + "\"");
 }
 
 Rules of_model(Rules rules) {
@@ -59,7 +55,7 @@ Rules of_shape(Rules rules) {
 }  // namespace
 
 void check_not_empty(const std::string& value, std::string_view where) {
-  if (value.empty()) throw Error(ErrorKind::kUsage, "config", std::string(where) + ": must not be empty");
+  if (value.empty()) refuse(std::string(where), "must not be empty");
 }
 
 const std::vector<Key>& keys() {

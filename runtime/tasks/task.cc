@@ -11,6 +11,8 @@
 namespace annulus {
 namespace {
 
+[[noreturn]] void refuse_task(const std::string& message) { throw Error(ErrorKind::kUsage, "task", message); }
+
 struct TaskKind {
   const char* name;
   bool text, ruler, depth;
@@ -41,7 +43,7 @@ const TaskKind& kind_of(std::string_view name) {
   if (it != std::end(kTasks)) return *it;
   std::vector<std::string> known = task_names();
   known.push_back(kRuler);
-  throw Error(ErrorKind::kUsage, "task", "unknown task \"" + std::string(name) + "\"" + suggestion(name, known));
+  refuse_task("unknown task \"" + std::string(name) + "\"" + suggestion(name, known));
 }
 
 }  // namespace
@@ -64,9 +66,8 @@ bool has_depth(std::string_view task) { return kind_of(task).depth; }
 bool is_text_task(std::string_view task) { return kind_of(task).text; }
 
 void refuse_length(const TaskSettings& settings, int64_t needed) {
-  throw Error(ErrorKind::kUsage, "task",
-              settings.name + " needs at least " + with_commas(needed, "token") + " here, got a length of " +
-                  with_commas(settings.length) + "; give a greater length");
+  refuse_task(settings.name + " needs at least " + with_commas(needed, "token") + " here, got a length of " +
+              with_commas(settings.length) + "; give a greater length");
 }
 
 std::vector<int64_t> byte_ids(const std::string& text) {
@@ -77,15 +78,13 @@ std::vector<int64_t> byte_ids(const std::string& text) {
 TaskPrompt make_prompt(const TaskSettings& settings, int64_t sample) {
   const TaskKind& kind = kind_of(settings.name);
   if (kind.depth && !(settings.depth >= 0 && settings.depth <= 1)) {
-    throw Error(
-        ErrorKind::kUsage, "task",
-        settings.name + ": expected a depth from 0 (the beginning) to 1 (the end), got " + exact(settings.depth));
+    refuse_task(settings.name + ": expected a depth from 0 (the beginning) to 1 (the end), got " +
+                exact(settings.depth));
   }
   if (kind.text && !settings.encode) {
-    throw Error(ErrorKind::kUsage, "task",
-                settings.name +
-                    " is made of text, and needs a tokenizer, but the model has none; tasks on token ids are "
-                    "copy, induction and kv");
+    refuse_task(settings.name +
+                " is made of text, and needs a tokenizer, but the model has none; tasks on token ids are "
+                "copy, induction and kv");
   }
   return kind.make(settings, TaskDraws(settings.seed, settings.name, sample), sample);
 }
