@@ -132,9 +132,10 @@ void check_sums(const Op& op, const std::vector<int64_t>& terms, Tensors in, at:
   }
 }
 
-// The gradients of weights are sums over all rows. The error of a single running sum would grow with their number.
+// The gradients of weights are sums over all rows. The error of a single running sum would grow with their number, and
+// be about fifty times what is allowed for sums of two levels.
 TEST(FusedOps, GradientsOfNormsOverManyRowsAreSumsOfTwoLevels) {
-  const int64_t rows = 100000, dim = 4, heads = 6, kv = 2, width = (heads + 2 * kv) * dim;
+  const int64_t rows = 10000, dim = 4, heads = 6, kv = 2, width = (heads + 2 * kv) * dim;
   check_sums([](const Tensors& t) { return Tensors{add_rms_norm(t[0], at::Tensor(), t[1], 1e-5).y}; }, {rows},
              {at::empty({rows, dim}), at::randn({dim})}, at::empty({rows, dim}));
   check_sums([&](const Tensors& t) { return Tensors{head_norm(t[0], t[1], t[2], heads, kv, 1e-5)}; },
