@@ -9,7 +9,6 @@ import contextlib
 import gc
 import os
 import pickle
-import select
 import signal
 import socket
 import struct
@@ -19,7 +18,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 
 _PID = struct.Struct("q")
 _FORK = b"fork"  # with the files of a rank; the answer is its process. A process by itself: wait for it; the answer is its exit code
@@ -30,7 +29,8 @@ class Forked:
 
     def __init__(self, template: "Template", pid: int) -> None:
         self.pid = pid
-        self._template, self._exit = template, None
+        self._template = template
+        self._exit: int | None = None
 
     def send_signal(self, number: int) -> None:
         """Sends a signal, unless the process was waited for."""
@@ -44,12 +44,12 @@ class Forked:
             try:
                 ended = os.pidfd_open(self.pid)
                 try:
-                    if not select.select([ended], [], [], timeout)[0]:
+                    if not wait([ended], timeout):
                         raise subprocess.TimeoutExpired("a rank", timeout or 0.0)
                 finally:
                     os.close(ended)
                 self._exit = self._template.ask(_PID.pack(self.pid))
-            except (ProcessLookupError, ConnectionError):
+            except OSError:
                 self._exit = -signal.SIGKILL  # the template is gone, and this with it
         return self._exit
 
@@ -69,20 +69,29 @@ class Template:
         self._finalizer = weakref.finalize(self, _close, self._channel, self._process)
 
     def fork(self, pipe: int, output: int, stacks: int) -> Forked:
-        """Forks a rank, which takes from the pipe (environment, folder, sys.path, arguments of _rank.main). Raises ConnectionError if the template has ended."""
-        return Forked(self, self.ask(_FORK, (pipe, output, stacks)))
+        """Forks a rank, which takes from the pipe (environment, folder, sys.path, arguments of _rank.main). Raises RuntimeError if the
+        template has ended."""
+        try:
+            return Forked(self, self.ask(_FORK, (pipe, output, stacks)))
+        except OSError as error:
+            raise RuntimeError("the process that imports torch for a rank has ended; standard error may say why") from error
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs and has answered so far."""
+        return self._finalizer.alive and self._process.poll() is None
 
     def ask(self, request: bytes, files: tuple[int, ...] = ()) -> int:
-        """Sends a request and returns the answer. Raises ConnectionError if the template has ended."""
+        """Sends a request and returns the answer. Raises OSError if the template has ended."""
         with self._lock:
             try:
                 socket.send_fds(self._channel, [request], files)
                 answer = self._channel.recv(_PID.size)
+                if not answer:
+                    raise ConnectionResetError("the template has ended")
             except BaseException:  # an answer that comes later would be taken for that of another request
                 self._finalizer()
                 raise
-            if not answer:
-                raise ConnectionResetError("the process that had imported torch for ranks has ended")
             return _PID.unpack(answer)[0]
 
 
@@ -99,7 +108,7 @@ def template(rank: int, environment: Mapping[str, str]) -> Template:
     """Returns a template for this rank that was started with this environment."""
     wanted = {name: value for name, value in environment.items() if name != _OF_A_TEST}
     key = (os.getpid(), rank)
-    if key not in _latest or _latest[key][0] != wanted:
+    if key not in _latest or _latest[key][0] != wanted or not _latest[key][1].alive:
         _latest[key] = (wanted, Template(wanted))
     return _latest[key][1]
 
@@ -108,7 +117,7 @@ def _serve(channel: socket.socket, parent: int) -> None:
     """Answers requests until the parent has none any more or has ended."""
     ended, here = os.pidfd_open(parent), os.getpid()
     while os.getppid() == parent:
-        if ended in select.select([channel, ended], [], [])[0]:
+        if ended in wait([channel, ended]):
             return
         request, files, _, _ = socket.recv_fds(channel, 64, 3)
         if not request:
@@ -152,6 +161,6 @@ if __name__ == "__main__":
     import torch.distributed  # noqa: F401
 
     gc.freeze()  # so that collections of ranks do not copy the memory that they share
-    with contextlib.suppress(KeyboardInterrupt, ConnectionError, ProcessLookupError):
+    with contextlib.suppress(KeyboardInterrupt, OSError):
         _serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
     os._exit(0)
