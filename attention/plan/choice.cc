@@ -4,17 +4,13 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <numeric>
-#include <tuple>
 #include <utility>
 
 #include "attention/plan/balance.h"
 #include "attention/plan/needs.h"
 #include "attention/plan/schedules.h"
-#include "common/environment.h"
 #include "common/error.h"
 #include "common/names.h"
 #include "common/text.h"
@@ -110,6 +106,13 @@ std::vector<int> ranks_to_look_at(Needs& needs) {
   return some;
 }
 
+// What a call keeps of other ranks' rows for its backward.
+double bytes_kept(const Program& program, const RowBytes& bytes) {
+  if (program.saved < 0) return 0;
+  return static_cast<double>(program.buffers[static_cast<size_t>(program.saved)].rows.rows() *
+                             bytes.of(BufferKind::kSavedKV, false));
+}
+
 // Predicts times and memory of one candidate, or says why it is refused.
 void price(PlanCandidate& candidate, const PlanRequest& request, Needs& needs, const Layout& queries,
            const Layout& keys, const std::vector<int>& ranks) {
@@ -119,10 +122,13 @@ void price(PlanCandidate& candidate, const PlanRequest& request, Needs& needs, c
   for (const int rank : ranks) {
     const Program program = program_of(request, needs, queries, keys, rank);
     forward.push_back({rank, step_costs(program, false, terms.machine, bytes)});
-    candidate.bytes = std::max(candidate.bytes, bytes_held(program, false, bytes));
-    if (!terms.backward) continue;
-    backward.push_back({rank, step_costs(program, true, terms.machine, bytes)});
-    candidate.bytes = std::max(candidate.bytes, bytes_held(program, true, bytes));
+    double held = bytes_held(program, false, bytes);
+    if (terms.backward) {
+      backward.push_back({rank, step_costs(program, true, terms.machine, bytes)});
+      held = std::max(held, bytes_held(program, true, bytes)) +
+             static_cast<double>(terms.layers - 1) * bytes_kept(program, bytes);
+    }
+    candidate.bytes = std::max(candidate.bytes, held);
   }
   candidate.forward = slowest(sweep(forward, request.ranks, terms.machine));
   candidate.backward = slowest(sweep(backward, request.ranks, terms.machine));
@@ -150,6 +156,10 @@ void sort_candidates(std::vector<PlanCandidate>& candidates) {
 
 void refuse_all_but_the_leanest(std::vector<PlanCandidate>& candidates) {
   double least = std::numeric_limits<double>::infinity();
+  const bool none = std::none_of(candidates.begin(), candidates.end(), [](const auto& c) { return c.refused.empty(); });
+  for (PlanCandidate& c : candidates) {
+    if (none && c.bytes > 0) c.refused.clear();  // only the memory refuses what has been priced
+  }
   for (const PlanCandidate& c : candidates) {
     if (c.refused.empty()) least = std::min(least, c.bytes);
   }
@@ -197,48 +207,6 @@ std::string against(const PlanCandidate& c, const PlanCandidate& best) {
 
 }  // namespace
 
-TermsPointer terms_of(const std::string& machine, std::string_view where, std::string_view device, int64_t head_dim,
-                      int64_t element_bytes, bool backward) {
-  const char* const set = machine.empty() ? text_from_environment("ANNULUS_MACHINE") : nullptr;
-  const std::string name = set != nullptr ? set : machine;
-  static std::mutex mutex;
-  static auto& known = *new std::map<std::tuple<std::string, bool, int64_t, int64_t, bool>, TermsPointer>;
-  const std::lock_guard lock(mutex);
-  TermsPointer& terms = known[{name, name.empty() && device == "cuda", head_dim, element_bytes, backward}];
-  if (terms == TermsPointer()) {
-    terms = PlanTerms{.machine = find_machine(name, set != nullptr ? "ANNULUS_MACHINE" : where, device),
-                      .head_dim = head_dim,
-                      .element_bytes = element_bytes,
-                      .backward = backward,
-                      .memory = 0};
-  }
-  return terms;
-}
-
-TermsPointer on_hosts(const TermsPointer& terms, const RankHosts& hosts) {
-  int each = 0;
-  while (each < hosts.ranks() && hosts.of(each) == hosts.of(0)) ++each;
-  for (int rank = 0; rank < hosts.ranks(); ++rank) {
-    if (hosts.of(rank) != rank / each) return terms;
-  }
-  if (terms->machine.on_a_host(hosts.ranks()) == each) return terms;
-  PlanTerms moved = *terms;
-  moved.machine.ranks_per_host = each;
-  return moved;
-}
-
-TermsPointer within_memory(const TermsPointer& terms, double bytes) {
-  if (terms->memory == kLeanest || (terms->most_bytes() > 0 && terms->most_bytes() <= bytes)) return terms;
-  PlanTerms bounded = *terms;
-  bounded.memory = bytes;
-  return bounded;
-}
-
-std::string seconds_text(double seconds) {
-  if (seconds >= 1 || seconds == 0) return significant(seconds, 3) + " s";
-  return seconds >= 1e-3 ? significant(seconds * 1e3, 3) + " ms" : significant(seconds * 1e6, 3) + " us";
-}
-
 std::string PlanCandidate::name() const {
   return std::string(to_string(schedule)) + (within > 0 ? ", within " + std::to_string(within) : "");
 }
@@ -263,6 +231,14 @@ int64_t choice_bytes(const PlanChoice& choice) {
   int64_t bytes = static_cast<int64_t>(sizeof choice) + choice.request.pattern.bytes(/*maps=*/false);
   for (const PlanCandidate& c : choice.candidates) bytes += static_cast<int64_t>(sizeof c + c.refused.size());
   return bytes;
+}
+
+// Sorts the candidates, and lets the request have what the chosen one is.
+void take_first(PlanChoice& choice) {
+  sort_candidates(choice.candidates);
+  choice.request.schedule = choice.chosen().schedule;
+  choice.request.within = choice.chosen().within;
+  choice.request.layout = choice.chosen().layout;
 }
 
 // Compares the candidates. If none can be chosen, the first one is refused.
@@ -305,12 +281,13 @@ PlanChoice compare(const PlanRequest& request, const Pattern& pattern, const std
       choice.candidates.push_back(std::move(candidate));
     }
   }
-  if (request.terms->memory == kLeanest) refuse_all_but_the_leanest(choice.candidates);
-  sort_candidates(choice.candidates);
+  const auto fits = [](const PlanCandidate& c) { return c.refused.empty(); };
+  if (request.terms->memory == kLeanest ||
+      (request.terms->or_leanest && std::none_of(choice.candidates.begin(), choice.candidates.end(), fits))) {
+    refuse_all_but_the_leanest(choice.candidates);
+  }
   choice.request = request;
-  choice.request.schedule = choice.chosen().schedule;
-  choice.request.within = choice.chosen().within;
-  choice.request.layout = choice.chosen().layout;
+  take_first(choice);
   return choice;
 }
 
@@ -374,42 +351,86 @@ std::optional<LayoutKind> parse_layout_or_auto(std::string_view name, std::strin
   return static_cast<LayoutKind>(index);
 }
 
-LayoutChoice choose_layout(const std::function<std::vector<RepeatedCall>(LayoutKind)>& placed, std::string_view calls) {
-  struct Candidate {
-    LayoutKind layout;
-    double seconds;
-    std::string refused;
-  };
-  std::vector<Candidate> all;
-  const Candidate* best = nullptr;
-  std::string machine;
-  all.reserve(layouts_of_auto().size());
-  for (const LayoutKind layout : layouts_of_auto()) {
-    Candidate& candidate = all.emplace_back(Candidate{layout, 0, ""});
+CallsChoice::CallsChoice(const std::function<std::vector<RepeatedCall>(LayoutKind)>& placed,
+                         const std::vector<LayoutKind>& layouts, std::string calls)
+    : calls_(std::move(calls)) {
+  for (const LayoutKind layout : layouts) {
+    InLayout& of = layouts_.emplace_back(InLayout{layout, "", {}, 0});
     try {
+      std::vector<int64_t> times;
       for (const RepeatedCall& call : placed(layout)) {
-        machine = call.request.terms->machine.name;
-        if (call.request.ranks == 1) return {layout, std::string(to_string(layout)) + ": one rank, nothing is sent"};
-        candidate.seconds += static_cast<double>(call.times) * choose_plan(call.request).chosen().seconds();
+        one_rank_ = one_rank_ || call.request.ranks == 1;
+        if (one_rank_) return;  // any layout will do
+        times.push_back(call.times);
+        of.plans.push_back(choose_plan(call.request));
       }
+      times_ = std::move(times);
     } catch (const Error& error) {  // lengths that this layout cannot divide evenly, or a schedule that does not fit it
       if (error.kind() != ErrorKind::kPlan) throw;
-      candidate.refused = error.message();
-      continue;
+      of.refused = error.message();
     }
-    if (best == nullptr || candidate.seconds * (1 + kAlike) < best->seconds) best = &candidate;
+    if (of.refused.empty()) add_seconds(of);
   }
-  if (best == nullptr) {
-    throw Error(ErrorKind::kPlan, "plan", "layout auto: no layout can be planned: " + all.front().refused);
+  find_best();
+  if (best().refused.empty()) return;
+  throw Error(ErrorKind::kPlan, "plan",
+              layouts.size() == 1 ? best().refused : "layout auto: no layout can be planned: " + best().refused);
+}
+
+void CallsChoice::add_seconds(InLayout& of) const {
+  of.seconds = 0;
+  for (size_t i = 0; i < of.plans.size(); ++i) {
+    of.seconds += static_cast<double>(times_[i]) * of.plans[i].chosen().seconds();
   }
-  std::string reason = std::string(to_string(best->layout)) + ", " + seconds_text(best->seconds) + " predicted " +
-                       (calls.empty() ? "" : "for " + std::string(calls) + " ") + "on " + machine;
-  for (const Candidate& other : all) {
-    if (&other == best) continue;
+}
+
+void CallsChoice::find_best() {
+  best_ = 0;
+  for (size_t i = 1; i < layouts_.size(); ++i) {
+    if (!layouts_[i].refused.empty()) continue;
+    if (!best().refused.empty() || layouts_[i].seconds * (1 + kAlike) < best().seconds) best_ = i;
+  }
+}
+
+bool CallsChoice::refuse(const std::string& why) {
+  InLayout& of = layouts_[best_];
+  std::vector<PlanChoice*> plans;
+  for (PlanChoice& plan : of.plans) plans.push_back(&plan);
+  std::stable_sort(plans.begin(), plans.end(),
+                   [](const auto* a, const auto* b) { return a->chosen().bytes > b->chosen().bytes; });
+  const bool other = std::any_of(plans.begin(), plans.end(), [&](PlanChoice* plan) { return plan->refuse(why); });
+  if (!other) {
+    of.refused = why;
+    const size_t was = best_;
+    find_best();
+    if (!best().refused.empty()) {
+      of.refused.clear(), best_ = was;
+      return false;
+    }
+    return true;
+  }
+  add_seconds(of);
+  find_best();
+  return true;
+}
+
+std::string CallsChoice::reason() const {
+  const std::string name(to_string(best().layout));
+  if (one_rank_) return name + ": one rank, nothing is sent";
+  std::string reason = name + ", " + seconds_text(best().seconds) + " predicted " +
+                       (calls_.empty() ? "" : "for " + calls_ + " ") + "on " +
+                       best().plans.front().request.terms->machine.name;
+  for (const InLayout& other : layouts_) {
+    if (&other == &best()) continue;
     reason += "; " + std::string(to_string(other.layout)) +
               (other.refused.empty() ? " " + seconds_text(other.seconds) : ": " + other.refused);
   }
-  return {best->layout, std::move(reason)};
+  return reason;
+}
+
+LayoutChoice choose_layout(const std::function<std::vector<RepeatedCall>(LayoutKind)>& placed, std::string_view calls) {
+  const CallsChoice choice(placed, layouts_of_auto(), std::string(calls));
+  return {choice.best().layout, choice.reason()};
 }
 
 LayoutChoice choose_layout(const PlanRequest& request) {
@@ -420,6 +441,13 @@ LayoutChoice choose_layout(const PlanRequest& request) {
         return std::vector<RepeatedCall>{{std::move(placed), 1}};
       },
       "");
+}
+
+bool PlanChoice::refuse(std::string why) {
+  if (candidates.size() < 2 || !candidates[1].refused.empty()) return false;
+  candidates.front().refused = std::move(why);
+  take_first(*this);
+  return true;
 }
 
 std::string PlanChoice::reason() const {

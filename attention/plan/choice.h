@@ -16,7 +16,6 @@
 
 #include "attention/plan/plan.h"
 #include "attention/plan/time.h"
-#include "comm/hosts.h"
 
 namespace annulus {
 
@@ -27,14 +26,11 @@ struct PlanCandidate {
   LayoutKind layout = LayoutKind::kContiguous;
   std::string refused;         // why it cannot run, or does not fit; empty if it can be chosen
   RankTime forward, backward;  // of the rank that ends last; the backward is 0 if none follows
-  double bytes = 0;            // held by the rank that holds most
+  double bytes = 0;            // held by the rank that holds most, with what calls of other layers keep
 
   double seconds() const { return forward.seconds + backward.seconds; }
   std::string name() const;  // "ulysses-ring, within 8"
 };
-
-// As PlanTerms::memory: the schedules that hold the fewest bytes are to be chosen from, however much memory there is.
-inline constexpr double kLeanest = -1;
 
 struct PlanChoice {
   PlanRequest request;                    // with the schedule, `within` and layout that were chosen
@@ -45,6 +41,9 @@ struct PlanChoice {
   std::string reason() const;
   // The same as a table, one line for each candidate.
   std::vector<std::string> lines() const;
+  // Refuses the chosen candidate, because of what only the caller knows. Returns false, and changes nothing, if no
+  // other one could be chosen in its place.
+  bool refuse(std::string why);
 };
 
 // Chooses the schedule and `within` of a request with kAuto, and its layout among `layouts`; without any, its own. For
@@ -69,37 +68,53 @@ struct RepeatedCall {
   int64_t times = 1;
 };
 
+// Calls that share a layout, in each of the layouts that are compared for them, with the plans that are chosen there.
+class CallsChoice {
+ public:
+  struct InLayout {
+    LayoutKind layout = LayoutKind::kZigzag;
+    std::string refused;            // why the calls cannot have this layout; empty if they can
+    std::vector<PlanChoice> plans;  // by call; none for one rank, which has the first layout
+    double seconds = 0;             // that all calls take
+  };
+
+  // `placed` returns the calls in a layout; `calls` names them in the reason ("all layers"), or is empty. Raises
+  // Error(kPlan) if no layout can be planned.
+  CallsChoice(const std::function<std::vector<RepeatedCall>(LayoutKind)>& placed,
+              const std::vector<LayoutKind>& layouts, std::string calls);
+
+  // The layout in which the calls take the least time; of several whose times differ by less than 2 %, the first.
+  const InLayout& best() const { return layouts_[best_]; }
+  // Refuses, of the plans of best(), the one that holds the most of those that have another in their place, or else the
+  // layout. Returns false, and changes nothing, if no other layout is left.
+  bool refuse(const std::string& why);
+  // Why best() is the layout, in one line: "zigzag, 2.1 ms predicted on h100; contiguous 3.4 ms; striped: ...".
+  std::string reason() const;
+
+ private:
+  void find_best();
+  void add_seconds(InLayout& of) const;
+
+  std::string calls_;
+  std::vector<int64_t> times_;
+  std::vector<InLayout> layouts_;
+  size_t best_ = 0;
+  bool one_rank_ = false;  // nothing is compared
+};
+
 struct LayoutChoice {
   LayoutKind layout = LayoutKind::kZigzag;
   std::string reason;  // one line: "zigzag, 2.1 ms predicted on h100; contiguous 3.4 ms; striped: a sequence ..."
 };
 
-// Chooses the layout of calls that share one: the layout in which all of them together are predicted to take the least
-// time, each with its schedule, or with the one that `auto` takes there. `placed` returns the calls in a layout.
-// `calls` names them in the reason ("all layers"), or is empty. Of layouts whose times differ by less than 2 % the
-// first of layouts_of_auto() is taken; one rank has that in any case. Raises Error(kPlan) if no layout can be planned.
+// Chooses the layout of calls that share one, of layouts_of_auto(): that of CallsChoice::best(), whose arguments it
+// takes.
 LayoutChoice choose_layout(const std::function<std::vector<RepeatedCall>(LayoutKind)>& placed, std::string_view calls);
 // The same for one call.
 LayoutChoice choose_layout(const PlanRequest& request);
 
-// The terms of a request: the machine is found as find_machine does, where an empty name stands for that in
-// ANNULUS_MACHINE, if it is set. Machines are read once in a process. Raises as find_machine does. Thread safe.
-TermsPointer terms_of(const std::string& machine, std::string_view where, std::string_view device, int64_t head_dim,
-                      int64_t element_bytes, bool backward = true);
-
-// The same terms in a job whose ranks are on these hosts: each has as many consecutive ranks as it has, whatever the
-// machine says. Hosts that differ, or whose ranks are not consecutive, leave the machine's number.
-TermsPointer on_hosts(const TermsPointer& terms, const RankHosts& hosts);
-
-// The same terms where attention may hold at most so many bytes on a rank, or as many as the machine has if that is
-// less. Terms by which the leanest is taken stay as they are.
-TermsPointer within_memory(const TermsPointer& terms, double bytes);
-
 // Lets a request with kAuto that fits no memory have the leanest schedule instead of an error, for callers who know
 // only what was free before. Raises as validate does. Cached as choices are.
 void take_leanest_if_none_fits(PlanRequest& request);
-
-// A number of seconds for people: "2.1 ms".
-std::string seconds_text(double seconds);
 
 }  // namespace annulus

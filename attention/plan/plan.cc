@@ -126,7 +126,8 @@ ScheduleKind parse_schedule(std::string_view name, std::string_view where) {
 TermsPointer::TermsPointer(PlanTerms terms) : terms_(std::make_shared<const PlanTerms>(std::move(terms))) {
   const std::string text = terms_->machine.text() + "\n" + std::to_string(terms_->head_dim) + " " +
                            std::to_string(terms_->element_bytes) + " " + std::to_string(terms_->backward) + " " +
-                           exact(terms_->memory);
+                           exact(terms_->memory) + " " + std::to_string(terms_->or_leanest) + " " +
+                           std::to_string(terms_->layers);
   digest_ = checksum(text.data(), text.size());
 }
 

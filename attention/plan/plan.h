@@ -41,13 +41,18 @@ ScheduleKind parse_schedule(std::string_view name, std::string_view where);
 // Whether queries and their results travel, too.
 bool moves_queries(ScheduleKind kind);
 
+// As PlanTerms::memory: the schedules that hold the fewest bytes are to be chosen from, however much memory there is.
+inline constexpr double kLeanest = -1;
+
 // What the choice of `auto` depends on beside the problem.
 struct PlanTerms {
   MachineProfile machine;
   int64_t head_dim = 128;
   int64_t element_bytes = 2;  // of q, k and v
   bool backward = true;       // whether a backward follows
-  double memory = 0;  // bytes of a rank that attention may hold; 0: those of the machine; or kLeanest (choice.h)
+  double memory = 0;          // bytes of a rank that attention may hold; 0: those of the machine; or kLeanest
+  bool or_leanest = false;    // whether the leanest are chosen from where none holds as few, in place of an error
+  int64_t layers = 1;         // how many calls keep something for the backward at a time
 
   double most_bytes() const { return memory > 0 ? memory : machine.memory; }  // 0: not known
 };

@@ -3,10 +3,15 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <mutex>
+#include <tuple>
 #include <utility>
 
 #include "attention/pattern/pattern.h"
 #include "attention/plan/traffic.h"
+#include "common/environment.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -220,6 +225,48 @@ RankTime slowest(const std::vector<RankTime>& times) {
     if (time.seconds > most.seconds) most = time;
   }
   return most;
+}
+
+TermsPointer terms_of(const std::string& machine, std::string_view where, std::string_view device, int64_t head_dim,
+                      int64_t element_bytes, bool backward) {
+  const char* const set = machine.empty() ? text_from_environment("ANNULUS_MACHINE") : nullptr;
+  const std::string name = set != nullptr ? set : machine;
+  static std::mutex mutex;
+  static auto& known = *new std::map<std::tuple<std::string, bool, int64_t, int64_t, bool>, TermsPointer>;
+  const std::lock_guard lock(mutex);
+  TermsPointer& terms = known[{name, name.empty() && device == "cuda", head_dim, element_bytes, backward}];
+  if (terms == TermsPointer()) {
+    terms = PlanTerms{.machine = find_machine(name, set != nullptr ? "ANNULUS_MACHINE" : where, device),
+                      .head_dim = head_dim,
+                      .element_bytes = element_bytes,
+                      .backward = backward,
+                      .memory = 0};
+  }
+  return terms;
+}
+
+TermsPointer on_hosts(const TermsPointer& terms, const RankHosts& hosts) {
+  int each = 0;
+  while (each < hosts.ranks() && hosts.of(each) == hosts.of(0)) ++each;
+  for (int rank = 0; rank < hosts.ranks(); ++rank) {
+    if (hosts.of(rank) != rank / each) return terms;
+  }
+  if (terms->machine.on_a_host(hosts.ranks()) == each) return terms;
+  PlanTerms moved = *terms;
+  moved.machine.ranks_per_host = each;
+  return moved;
+}
+
+TermsPointer within_memory(const TermsPointer& terms, double bytes) {
+  if (terms->memory == kLeanest || (terms->most_bytes() > 0 && terms->most_bytes() <= bytes)) return terms;
+  PlanTerms bounded = *terms;
+  bounded.memory = bytes;
+  return bounded;
+}
+
+std::string seconds_text(double seconds) {
+  if (seconds >= 1 || seconds == 0) return significant(seconds, 3) + " s";
+  return seconds >= 1e-3 ? significant(seconds * 1e3, 3) + " ms" : significant(seconds * 1e6, 3) + " us";
 }
 
 }  // namespace annulus

@@ -4,12 +4,31 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "attention/plan/machine.h"
 #include "attention/plan/plan.h"
+#include "comm/hosts.h"
 
 namespace annulus {
+
+// The terms of a request: the machine is found as find_machine does, where an empty name stands for that in
+// ANNULUS_MACHINE, if it is set. Machines are read once in a process. Raises as find_machine does. Thread safe.
+TermsPointer terms_of(const std::string& machine, std::string_view where, std::string_view device, int64_t head_dim,
+                      int64_t element_bytes, bool backward = true);
+
+// The same terms in a job whose ranks are on these hosts: each has as many consecutive ranks as it has, whatever the
+// machine says. Hosts that differ, or whose ranks are not consecutive, leave the machine's number.
+TermsPointer on_hosts(const TermsPointer& terms, const RankHosts& hosts);
+
+// The same terms where attention may hold at most so many bytes on a rank, or as many as the machine has if that is
+// less. Terms by which the leanest is taken stay as they are.
+TermsPointer within_memory(const TermsPointer& terms, double bytes);
+
+// A number of seconds for people: "2.1 ms".
+std::string seconds_text(double seconds);
 
 // The sizes from which the bytes of rows follow (row_content of traffic.h).
 struct RowBytes {

@@ -198,6 +198,63 @@ TEST(Choice, CallsThatShareALayoutHaveTheOneOfTheirSum) {
   EXPECT_EQ(choose_layout(request).reason, "zigzag: one rank, nothing is sent");
 }
 
+// What is refused yields to the next in time, and says why; at last nothing is left to refuse.
+TEST(Choice, CallsYieldWhatTheirCallerRefuses) {
+  PlanRequest request = request_of("{ kind = \"causal\" }", 65536, 8);
+  request.terms = PlanTerms{.machine = built_in_machine("h100")};
+  PlanRequest window = request;
+  window.pattern = parse_pattern("{ kind = \"window\", left = 63, right = 0 }", "test");
+  const auto placed = [&](LayoutKind layout) {
+    request.layout = window.layout = layout;
+    return std::vector<RepeatedCall>{{request, 2}, {window, 3}};
+  };
+  CallsChoice choice(placed, {LayoutKind::kZigzag, LayoutKind::kContiguous}, "all layers");
+  const auto seconds = [](const CallsChoice::InLayout& of) {
+    return 2 * of.plans[0].chosen().seconds() + 3 * of.plans[1].chosen().seconds();
+  };
+  double before = 0;
+  int refused = 0;
+  for (bool other = true; other; ++refused) {
+    const CallsChoice::InLayout best = choice.best();
+    EXPECT_EQ(best.seconds, seconds(best));
+    EXPECT_GE(best.seconds * 1.04, before) << "alike times are ordered by bytes";
+    before = best.seconds;
+    const double most = std::max(best.plans[0].chosen().bytes, best.plans[1].chosen().bytes);
+    other = choice.refuse("reason " + std::to_string(refused));
+    if (!other || choice.best().layout != best.layout) continue;
+    const auto has = [&](const PlanChoice& plan) {
+      return plan.reason().find("reason " + std::to_string(refused)) != std::string::npos;
+    };
+    for (size_t i = 0; i < 2; ++i) {
+      if (has(choice.best().plans[i]) && best.plans[1 - i].candidates[1].refused.empty()) {
+        EXPECT_EQ(best.plans[i].chosen().bytes, most);
+      }
+    }
+    EXPECT_NE(has(choice.best().plans[0]), has(choice.best().plans[1]));
+  }
+  EXPECT_GT(refused, 8);
+  EXPECT_NE(choice.reason().find(": reason "), std::string::npos) << choice.reason();
+}
+
+// Of a ring each layer keeps the keys and values that it held last; of a group-cast none does.
+TEST(Choice, BytesCountWhatOtherLayersKeep) {
+  PlanRequest request = request_of("{ kind = \"full\" }", 65536, 8);
+  const auto ring = [&](int64_t layers) {
+    request.schedule = ScheduleKind::kRing;
+    request.terms = PlanTerms{.machine = built_in_machine("h100"), .layers = layers};
+    return choose_plan(request).chosen().bytes;
+  };
+  const double kept = 2.0 * 2 * (65536 / 8) * 128 * 2;  // K and V of two heads
+  EXPECT_EQ(ring(5) - ring(1), 4 * kept);
+  PlanTerms terms{.machine = built_in_machine("h100"), .memory = kLeanest, .layers = 1};
+  request.schedule = ScheduleKind::kAuto;
+  request.terms = terms;
+  EXPECT_EQ(choose_plan(request).chosen().schedule, ScheduleKind::kRing);
+  terms.layers = 64;
+  request.terms = terms;
+  EXPECT_NE(choose_plan(request).chosen().schedule, ScheduleKind::kRing);
+}
+
 TEST(Choice, RefusesWhatDoesNotFitTheMemory) {
   PlanRequest request = request_of("{ kind = \"full\" }", 65536, 8);
   const auto bounded = [&](double memory) {
@@ -237,6 +294,11 @@ TEST(Choice, RefusesWhatDoesNotFitTheMemory) {
   take_leanest_if_none_fits(lenient);
   EXPECT_EQ(lenient.terms->memory, kLeanest);
   EXPECT_NE(resolve_schedule(lenient).schedule, ScheduleKind::kAuto);
+  PlanTerms or_leanest = *request.terms;
+  or_leanest.or_leanest = true;
+  const ScheduleKind leanest = resolve_schedule(lenient).schedule;
+  lenient.terms = std::move(or_leanest);
+  EXPECT_EQ(resolve_schedule(lenient).schedule, leanest);
   request.schedule = ScheduleKind::kRing;
   refused("ring does not fit the memory that is free: with ring a rank holds ");
   bounded(0);
