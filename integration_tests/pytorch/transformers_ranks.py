@@ -188,6 +188,31 @@ if size > 1:
     model(**part, output_router_logits=False)
     model = plain
 
+    # "auto" is chosen with the first batch, and stays. Results are those of the layout by name, also for rows that a user cut,
+    # and for position ids that are no longer known by how they were cut.
+    model = models.make("llama", "annulus")
+    annulus.transformers.register(group, "auto", name="annulus", model=model)
+    whole = models.batch(False)
+    refused("is chosen where rows are cut", **annulus.shard({k: whole[k].clone() for k in ("input_ids",)}, "zigzag", group))
+    part = annulus.transformers.shard_batch(whole)
+    chosen = annulus.Sharding(
+        "auto", group, length=models.LENGTH, heads=model.config.num_attention_heads, kv_heads=model.config.num_key_value_heads,
+        batch=len(whole["input_ids"]),
+    ).layout
+    assert annulus.sharding_of(part["input_ids"]).layout == chosen, chosen
+    got = model(**part), model(**{k: v.clone() if torch.is_tensor(v) else v for k, v in part.items()})
+    packed = models.batch(True)
+    got += (model(**annulus.transformers.shard_batch(packed)),)
+    assert annulus.sharding_of(annulus.transformers.shard_batch(packed)["input_ids"]).layout == chosen
+    striped = annulus.shard({k: packed[k] for k in ("input_ids", "position_ids")}, "striped", group)
+    got += (model(**striped, use_cache=False),)
+    annulus.transformers.register(group, chosen)
+    wanted = model(**annulus.transformers.shard_batch(whole)), model(**annulus.transformers.shard_batch(packed))
+    for one, want in zip(got, (wanted[0], wanted[0], wanted[1])):
+        assert torch.equal(one.logits, want.logits) and torch.equal(one.loss, want.loss), chosen
+    annulus.transformers.register(group, "striped")
+    assert torch.equal(got[3].logits, model(**striped, use_cache=False).logits)
+
     # Rows in another layout than the registered one would have other documents.
     for layout, other in itertools.permutations(("contiguous", "zigzag", "striped"), 2):
         annulus.transformers.register(group, layout)

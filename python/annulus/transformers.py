@@ -11,6 +11,7 @@ ranks a model whose other layers mix positions raises an error (_transformers_pr
 annulus.transformers.
 """
 
+import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Mapping
@@ -42,7 +43,7 @@ from . import _transformers_masks as masks  # noqa: E402
 from . import _transformers_probe as probe  # noqa: E402
 from ._attention import attention  # noqa: E402
 from ._operators import Group, all_reduce, group_name, rank, size  # noqa: E402
-from ._sharding import chosen_layout, shard, shift_labels  # noqa: E402
+from ._sharding import Problem, chosen_layout, cut_of, layout_for, shard, shift_labels  # noqa: E402
 from ._transformers_masks import OTHER_ATTENTION, MaskTensor, refusal  # noqa: E402
 
 # ---- The attention of a layer.
@@ -71,8 +72,7 @@ def _attend(
     *,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    group: Group,
-    layout: str,
+    registered: "_Registered",
     schedule: str,
     within: int,
     **others: Any,
@@ -104,6 +104,8 @@ def _attend(
             f"a layer has sliding_window={window}, but its mask's window is {mask.left and mask.left + 1}",
             "change one of them",
         )
+    group = registered.group
+    layout = registered.layout_of(mask.positions, mask.models_positions, others.get("position_ids"))
     if size(group) > 1:
         if not probe.known(module):
             raise AnnulusError(
@@ -139,7 +141,46 @@ def _attend(
     return out[..., : value.shape[-1]].contiguous(), None
 
 
-_registered: dict[str, tuple[Group, str]] = {}  # group and layout by name
+@dataclasses.dataclass(eq=False)
+class _Registered:
+    """What a name stands for. `chosen` is what the layout "auto" is, once rows have been cut by it."""
+
+    group: Group
+    layout: str
+    heads: int = 1
+    kv_heads: int = 0
+    schedule: str = "auto"
+    within: int = 0
+    chosen: str | None = None
+
+    def layout_for(self, rows: Tensor) -> str:
+        """Returns the layout by which to cut rows [batch, n]. Collective the first time for "auto"."""
+        if self.layout != "auto":
+            return self.layout
+        if self.chosen is None and size(self.group) == 1:
+            self.chosen = "zigzag"  # has all positions, as every layout
+        if self.chosen is None:
+            problem = Problem(None, None, self.heads, self.kv_heads, rows.shape[0], self.schedule, self.within)
+            self.chosen, _ = layout_for("auto", self.group, rows.shape[1], problem)
+        assert self.chosen is not None
+        return self.chosen
+
+    def layout_of(self, *positions: Tensor | None) -> str:
+        """Returns the layout of rows with these position ids."""
+        if self.layout != "auto":
+            return self.layout
+        cuts = [cut for cut in map(cut_of, positions) if cut is not None]
+        if cuts:
+            return cuts[0].layout
+        if self.chosen is None and size(self.group) > 1:
+            raise AnnulusError(
+                '[transformers] the layout "auto" is chosen where rows are cut, and these were cut elsewhere: cut them with '
+                "annulus.transformers.shard_batch, or register the layout by which they are cut"
+            )
+        return self.chosen or "zigzag"
+
+
+_registered: dict[str, _Registered] = {}  # by name
 
 
 def _longest(model: PreTrainedModel) -> Callable[[Tensor], Tensor | None]:
@@ -150,7 +191,7 @@ def _longest(model: PreTrainedModel) -> Callable[[Tensor], Tensor | None]:
     def longest(position_ids: Tensor) -> Tensor | None:
         model = weak()
         registered = _registered.get(model.config._attn_implementation) if model is not None else None
-        if registered is None or (ranks := size(group := registered[0])) == 1:
+        if registered is None or (ranks := size(group := registered.group)) == 1:
             return None
         each = torch.zeros(ranks, dtype=torch.int64)
         if position_ids.numel() > 0:
@@ -164,7 +205,7 @@ def _call(model: PreTrainedModel, *args: Any, **given: Any) -> Any:
     """Replaces PreTrainedModel.__call__, to check a model before its first forward over several ranks. Neither torch nor
     transformers has a hook for this, and checks in _attend would miss models whose layers never call it."""
     name = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    if name in _registered and not probe.probing() and size(_registered[name][0]) > 1:
+    if name in _registered and not probe.probing() and size(_registered[name].group) > 1:
         if not probe.known(model):
             probe.check(model, _longest(model))
         if given.get("labels") is not None and given.get("shift_labels") is not None:
@@ -183,7 +224,9 @@ def register(
     """Registers `attn_implementation=name` as attention over the ranks of `group`, with rows sharded by `layout`.
 
     group, schedule, within: as in `annulus.attention`. layout: zigzag if it is left out; over several ranks with a FutureWarning in
-    this version. Registering a name again replaces it; several groups need several
+    this version. "auto" is the layout in which causal attention over the rows of the first batch is predicted to take least time, for
+    the heads of `model` if it is given; shard_batch chooses it with that batch, together with the other ranks, and keeps it. Rows
+    that `annulus.shard` cut keep their layout. Registering a name again replaces it; several groups need several
     names. Only the group's name is stored, so that destroy_process_group can free it.
     model: sets this model's attn_implementation. Over several ranks it is checked now, by three forwards of a few tokens,
     for layers that cannot be sharded; other models are checked before their first call.
@@ -192,9 +235,13 @@ def register(
     attention.
     """
     group = None if group is None else group_name(group)
-    layout = chosen_layout(layout, group)
-    _registered[name] = group, layout
-    AttentionInterface.register(name, functools.partial(_attend, group=group, layout=layout, schedule=schedule, within=within))
+    registered = _Registered(group, "auto" if layout == "auto" else chosen_layout(layout, group), schedule=schedule, within=within)
+    if model is not None:
+        config = model.config.get_text_config()
+        registered.heads = getattr(config, "num_attention_heads", None) or 1
+        registered.kv_heads = getattr(config, "num_key_value_heads", None) or 0
+    _registered[name] = registered
+    AttentionInterface.register(name, functools.partial(_attend, registered=registered, schedule=schedule, within=within))
     AttentionMaskInterface.register(name, masks.make_mask)
     if size(group) > 1:
         PreTrainedModel.__call__ = _call
@@ -224,7 +271,7 @@ def shard_batch(
     max_length_q, max_length_k, from DataCollatorWithFlattening, are passed on, and must agree with the position ids. Labels
     are shifted before they are sharded, and do not cross documents. The model's loss is this rank's part: its sum over the
     ranks is the mean over the batch's labels, and likewise for gradients. layout and group: by default those registered
-    under `name`.
+    under `name`. With the layout "auto" the first call is collective (`register`).
 
     Raises AnnulusError if there is no layout, and for other keys in the batch.
     """
@@ -233,8 +280,9 @@ def shard_batch(
             f"[transformers] no layout is given, and no attention of the name {name!r} is registered: call "
             "annulus.transformers.register first, or pass layout and group"
         )
-    registered = _registered.get(name, (None, layout))
-    group, layout = registered[0] if group is None else group, layout or registered[1]
+    registered = _registered.get(name, _Registered(group, layout or ""))
+    group = registered.group if group is None else group
+    layout = layout or registered.layout_for(batch["input_ids"])
     if unknown := set(batch) - _CUT - _WHOLE:
         raise AnnulusError(
             f"[transformers] expected a batch of {', '.join(sorted(_CUT | _WHOLE))}, but it has {sorted(unknown)}"
