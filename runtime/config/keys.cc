@@ -282,9 +282,8 @@ const std::vector<Key>& keys() {
        "documents \"balanced\"",
        {.choices = layout_names_or_auto()}},
       {ANNULUS_KEY(attention, schedule),
-       "how ranks exchange keys and values; \"auto\" is the one that holds the fewest bytes, and of several the one "
-       "that "
-       "is predicted to take least time on attention.machine",
+       "how ranks exchange keys and values; \"auto\" is the one that is predicted to take least time on "
+       "attention.machine, of those with which the run fits into the memory that is free",
        {.choices = schedule_names()}},
       {ANNULUS_KEY(attention, within),
        "consecutive ranks that form an inner group, such as those of a host, for schedules with groups; 0: the "

@@ -2,6 +2,7 @@
 #include "runtime/training/layer_requests.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string>
@@ -12,6 +13,8 @@
 #include "attention/plan/balance.h"
 #include "attention/plan/choice.h"
 #include "attention/plan/layout.h"
+#include "attention/plan/machine.h"
+#include "common/checksum.h"
 #include "common/error.h"
 #include "common/text.h"
 #include "runtime/tensor_files/block_map_file.h"
@@ -179,6 +182,16 @@ void validate_all(const LayerRequests& requests) {
   for (const PlanRequest& request : requests.distinct) validate(request);
 }
 
+// The calls of all layers for the rows of a ring, which then has the layout.
+std::vector<RepeatedCall> calls_in(LayerRequests& requests, LayoutKind layout, int64_t rows) {
+  requests.set_layout(layout);
+  validate_all(requests);
+  std::vector<RepeatedCall> calls;
+  for (PlanRequest& request : requests.of_rows(0, rows)) calls.push_back({std::move(request), 0});
+  for (const size_t which : requests.of_layer) ++calls[which].times;
+  return calls;
+}
+
 // Divides rows by the layout in which all layers together are predicted to take the least time. Where documents are
 // apart that is the balanced one, which is dealt by the documents of each batch; they are not known yet.
 void set_auto_layout(LayerRequests& requests, const Config& c, int64_t batch) {
@@ -190,17 +203,23 @@ void set_auto_layout(LayerRequests& requests, const Config& c, int64_t batch) {
   }
   if (requests.distinct[0].ranks == 1) return;
   const int64_t rows = ceil_div(batch, c.mesh.data);
-  const auto placed = [&](LayoutKind layout) {
-    requests.set_layout(layout);
-    validate_all(requests);
-    std::vector<RepeatedCall> calls;
-    for (PlanRequest& request : requests.of_rows(0, rows)) calls.push_back({std::move(request), 0});
-    for (const size_t which : requests.of_layer) ++calls[which].times;
-    return calls;
-  };
-  const LayoutChoice choice = choose_layout(placed, "all layers");
+  const LayoutChoice choice =
+      choose_layout([&](LayoutKind layout) { return calls_in(requests, layout, rows); }, "all layers");
   requests.set_layout(choice.layout);
   requests.layout_reason = choice.reason;
+}
+
+// Gives each request the terms, with the number of layers whose calls keep something on the device at a time. The
+// leanest is what check_training takes, which looks at each call by itself.
+void set_terms(LayerRequests& requests, const Config& c, PlanTerms terms) {
+  const auto layers = static_cast<int64_t>(requests.of_layer.size());
+  const int64_t offloaded = c.memory.offload == "none" ? 0 : std::max<int64_t>(0, layers - c.memory.device_layers);
+  std::vector<int64_t> keep(requests.distinct.size());
+  for (int64_t layer = offloaded; layer < layers; ++layer) ++keep[requests.of_layer[static_cast<size_t>(layer)]];
+  for (size_t i = 0; i < keep.size(); ++i) {
+    terms.layers = terms.memory == kLeanest ? 1 : std::max<int64_t>(1, keep[i]);
+    requests.distinct[i].terms = terms;
+  }
 }
 
 LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, int context_ranks) {
@@ -252,8 +271,7 @@ LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, in
 
 TermsPointer attention_terms(const Config& c, std::string_view device) {
   const int64_t bytes = c.model.dtype == "fp64" ? 8 : c.model.dtype == "fp32" ? 4 : 2;
-  // Memory decides how long rows may be. Batches whose documents are apart are planned later than the memory plan,
-  // which counts what is chosen without documents: the leanest of their schedules holds no more.
+  // Until it is known what is free (choose_attention), memory decides: it bounds how long rows may be.
   PlanTerms terms = *terms_of(c.attention.machine, "attention.machine", device, c.model.head_dim(), bytes);
   terms.memory = kLeanest;
   return terms;
@@ -281,29 +299,170 @@ void keep_schedules(const std::vector<Stage>& chosen, int64_t data_ranks, std::v
   }
 }
 
-void choose_for_job(std::vector<Stage>& stages, const Config& config, std::string_view device, const RankHosts& hosts) {
-  if (!chooses(config)) return;
-  const TermsPointer terms = on_hosts(attention_terms(config, device), hosts);
-  for (Stage& stage : stages) {
-    for (PlanRequest& request : stage.layers.distinct) request.terms = terms;
-    set_auto_layout(stage.layers, config, stage.batch);
+namespace {
+
+bool chooses_schedules(const Config& c) { return c.attention.schedule == to_string(ScheduleKind::kAuto); }
+
+// What is asked of `auto`: a record of another question is no answer.
+std::string question(const std::vector<Stage>& stages, const Config& c, std::string_view device,
+                     const PlanTerms& terms) {
+  std::string text = std::string(device) + ", " + terms.machine.name + (c.data.documents ? ", documents" : "");
+  for (const Stage& stage : stages) {
+    LayerRequests layers = stage.layers;
+    if (c.attention.layout == kAutoLayout) layers.set_layout(LayoutKind::kZigzag);
+    text += "\nlayout " + c.attention.layout;
+    for (PlanRequest& request : layers.of_rows(0, ceil_div(stage.batch, c.mesh.data))) {
+      request.terms = {};
+      text += "; " + request.text();
+    }
+  }
+  return checksum(text.data(), text.size());
+}
+
+// `bytes` are those that the calls of a request may hold where they choose again.
+void take_schedule(PlanRequest& request, ScheduleKind schedule, int within, double bytes) {
+  request.schedule = schedule;
+  request.within = within;
+  if (request.terms->memory == kLeanest) return;
+  PlanTerms terms = *request.terms;
+  terms.memory = bytes;
+  request.terms = std::move(terms);
+}
+
+// Takes what `record` says if it answers `asked`. Returns whether it does; if not, the stages are undefined.
+bool take_recorded(const std::string& record, const std::string& asked, const Config& c, std::vector<Stage>& stages) {
+  try {
+    const nlohmann::json known = nlohmann::json::parse(record);
+    if (known.at("asked").get<std::string>() != asked) return false;
+    PlanTerms terms = *stages[0].layers.distinct[0].terms;
+    terms.machine = parse_machine(known.at("machine").get<std::string>(), "the machine of the checkpoint");
+    terms.memory = known.at("leanest").get<bool>() ? kLeanest : 0;
+    terms.or_leanest = true;
+    for (size_t s = 0; s < stages.size(); ++s) {
+      LayerRequests& layers = stages[s].layers;
+      const nlohmann::json& of_stage = known.at("stages").at(s);
+      set_terms(layers, c, terms);
+      layers.set_layout(parse_layout(of_stage.at("layout").get<std::string>(), "the layout of the checkpoint"));
+      for (size_t i = 0; i < layers.distinct.size(); ++i) {
+        const nlohmann::json& call = of_stage.at("calls").at(i);
+        take_schedule(layers.distinct[i],
+                      parse_schedule(call.at("schedule").get<std::string>(), "the schedule of the checkpoint"),
+                      call.at("within").get<int>(), call.at("bytes").get<double>());
+      }
+    }
+    return true;
+  } catch (const nlohmann::json::exception&) {  // of another version
+    return false;
   }
 }
 
-std::vector<std::string> schedule_lines(const std::vector<Stage>& stages, int ranks) {
-  std::vector<std::string> lines;
+std::string record_of(const std::vector<Stage>& stages, const std::string& asked) {
+  const PlanTerms& terms = *stages[0].layers.distinct[0].terms;
+  nlohmann::json record = {{"asked", asked}, {"machine", terms.machine.text()}, {"leanest", terms.memory == kLeanest}};
   for (const Stage& stage : stages) {
-    const int64_t context = stage.layers.distinct.front().ranks;
-    if (!stage.layers.layout_reason.empty()) {
-      lines.push_back("layout of rows of " + with_commas(stage.context, "token") + ": " + stage.layers.layout_reason);
+    nlohmann::json calls;
+    for (const PlanRequest& request : stage.layers.distinct) {
+      calls.push_back(
+          {{"schedule", to_string(request.schedule)}, {"within", request.within}, {"bytes", request.terms->memory}});
     }
-    for (const PlanRequest& request : stage.layers.of_rows(0, stage.batch * context / ranks)) {
-      if (request.ranks == 1 || request.schedule != ScheduleKind::kAuto || is_adaptive(request.pattern)) continue;
-      lines.push_back("attention of rows of " + with_commas(stage.context, "token") + ": " +
-                      choose_plan(request).reason());
+    record["stages"].push_back({{"layout", to_string(stage.layers.distinct[0].layout)}, {"calls", calls}});
+  }
+  return record.dump();
+}
+
+// "attention of rows of 65,536 tokens: "
+std::string title(const char* what, const Stage& stage) {
+  return what + std::string(" of rows of ") + with_commas(stage.context, "token") + ": ";
+}
+
+// Says what a stage has that was recorded.
+std::string recorded_line(const Stage& stage) {
+  std::vector<std::string> schedules;
+  for (const PlanRequest& request : stage.layers.distinct) {
+    schedules.push_back(std::string(to_string(request.schedule)) +
+                        (request.within > 0 ? ", within " + std::to_string(request.within) : ""));
+  }
+  return title("attention", stage) + join(schedules, "; ") + ", layout " +
+         std::string(to_string(stage.layers.distinct[0].layout)) + ", as before the resume";
+}
+
+// Chooses for one stage, whose requests have their terms. Returns false if nothing fits, or it is not known what does.
+// Without `lacks` all that the terms allow fits.
+bool choose_for_stage(Stage& stage, const Config& c, const Lacks& lacks, std::vector<std::string>& lines) {
+  LayerRequests& layers = stage.layers;
+  const bool any_layout = c.attention.layout == kAutoLayout;
+  const bool compares = any_layout && !c.data.documents;
+  const LayerRequests asked = layers;
+  CallsChoice choice([&](LayoutKind layout) { return calls_in(layers, layout, ceil_div(stage.batch, c.mesh.data)); },
+                     compares ? layouts_of_auto() : std::vector{layers.distinct[0].layout}, "all layers");
+  for (;;) {
+    layers = asked;
+    layers.set_layout(choice.best().layout);
+    for (size_t i = 0; i < layers.distinct.size(); ++i) {
+      const PlanChoice& plan = choice.best().plans[i];
+      take_schedule(layers.distinct[i], plan.request.schedule, plan.request.within, plan.chosen().bytes);
+    }
+    if (!lacks) break;
+    const std::optional<double> missing = lacks({stage});
+    if (!missing) return false;
+    if (*missing <= 0) break;
+    if (!choice.refuse("with it the run would take " + bytes_text(*missing) + " more than is free")) return false;
+  }
+  if (compares) layers.layout_reason = choice.reason();
+  if (any_layout) lines.push_back(title("layout", stage) + layers.layout_reason);
+  for (const PlanChoice& plan : choice.best().plans) {
+    if (chooses_schedules(c) && !is_adaptive(plan.request.pattern)) {
+      lines.push_back(title("attention", stage) + plan.reason());
     }
   }
-  return lines;
+  return true;
+}
+
+}  // namespace
+
+ChosenAttention choose_attention(std::vector<Stage>& stages, const Config& c, std::string_view device,
+                                 const RankHosts& hosts, const Lacks& lacks, const std::string& recorded) {
+  ChosenAttention choice;
+  if (hosts.ranks() == 1 || (!chooses_schedules(c) && c.attention.layout != kAutoLayout)) return choice;
+  PlanTerms terms = *on_hosts(attention_terms(c, device), hosts);
+  terms.or_leanest = true;
+  const std::string asked = question(stages, c, device, terms);
+  std::vector<Stage> chosen = stages;
+  if (!recorded.empty() && take_recorded(recorded, asked, c, chosen)) {
+    const std::optional<double> missing = lacks(chosen);
+    if (!missing || *missing <= 0) {
+      stages = std::move(chosen);
+      for (const Stage& stage : stages) choice.lines.push_back(recorded_line(stage));
+      choice.record = recorded;
+      return choice;
+    }
+    choice.warning = "with the attention that it had before the resume the run would take " + bytes_text(*missing) +
+                     " more than is free: it chooses again, and from here on its sums may be rounded differently";
+  }
+  for (const double memory : {0.0, kLeanest}) {
+    chosen = stages;
+    choice.lines.clear();
+    terms.memory = memory;
+    const bool all = std::all_of(chosen.begin(), chosen.end(), [&](Stage& stage) {
+      set_terms(stage.layers, c, terms);
+      return choose_for_stage(stage, c, memory == kLeanest ? nullptr : lacks, choice.lines);
+    });
+    if (all) break;
+  }
+  stages = std::move(chosen);
+  choice.record = record_of(stages, asked);
+  return choice;
+}
+
+void let_calls_choose(std::vector<Stage>& stages, const Config& c) {
+  if (!chooses_schedules(c)) return;
+  for (Stage& stage : stages) {
+    for (PlanRequest& request : stage.layers.distinct) {
+      if (request.ranks == 1 || (!c.data.documents && !is_adaptive(request.pattern))) continue;
+      request.schedule = ScheduleKind::kAuto;
+      request.within = static_cast<int>(c.attention.within);
+    }
+  }
 }
 
 }  // namespace annulus

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -90,13 +92,29 @@ std::vector<Stage> training_stages(const Config& config, int context_ranks);
 // axis.
 void keep_schedules(const std::vector<Stage>& chosen, int64_t data_ranks, std::vector<Stage>& stages);
 
-// Lets `auto` choose for this device and the hosts of the ranks that attend together in stages that were made before
-// they were known.
-void choose_for_job(std::vector<Stage>& stages, const Config& config, std::string_view device, const RankHosts& hosts);
+// By how many bytes a run with such stages would take more than is free, on the rank that lacks the most; at most 0 if
+// it fits. Nothing: what is free is not known. Where it is collective, all ranks call it alike.
+using Lacks = std::function<std::optional<double>(const std::vector<Stage>& stages)>;
 
-// Returns a line for each stage whose layout is `auto`, and for each request whose schedule is, over `ranks` ranks in
-// all: what is chosen, and why. It does not know the documents of the data; each batch chooses again for its own.
-// Adaptive patterns choose at each call.
-std::vector<std::string> schedule_lines(const std::vector<Stage>& stages, int ranks);
+// What `auto` was found to stand for.
+struct ChosenAttention {
+  // For each stage whose layout is `auto`, and for each of its requests whose schedule is: what is chosen and why, and
+  // why not the others. Adaptive patterns, whose calls choose for themselves, have none.
+  std::vector<std::string> lines;
+  std::string warning;  // why it is not what was recorded, if that is so
+  std::string record;   // for a checkpoint; empty if nothing was to be chosen
+};
+
+// Lets the stages of check_training have the layout and schedules that are predicted to take the least time of those
+// with which the run fits, on this device and the hosts of the ranks that attend together. Where several layers differ
+// in what would not fit, the one that holds the most yields first. If nothing fits, or what is free is not known, they
+// have the leanest. `recorded` is the record of an earlier choice, or empty: stages for which the same was asked then
+// keep it as long as the run fits. All ranks come to the same if `lacks` returns the same on them.
+ChosenAttention choose_attention(std::vector<Stage>& stages, const Config& config, std::string_view device,
+                                 const RankHosts& hosts, const Lacks& lacks, const std::string& recorded);
+
+// After what stages hold has been planned: lets the calls of batches whose documents are apart, and those of adaptive
+// patterns, choose again among the schedules that hold no more than the one chosen by choose_attention.
+void let_calls_choose(std::vector<Stage>& stages, const Config& config);
 
 }  // namespace annulus

@@ -2,12 +2,15 @@
 #include "runtime/training/run_memory.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
+#include <limits>
 #include <string>
 #include <system_error>
 #include <utility>
 
 #include "comm/agreement.h"
+#include "common/environment.h"
 #include "common/text.h"
 #include "memory/device_memory.h"
 #include "memory/tiers/tier_file.h"
@@ -29,10 +32,25 @@ void bound_tiers(const Config& config, FitRanks& ranks) {
   ranks.files = static_cast<double>(files);
 }
 
+// By how many bytes a rank takes more than it has, with what the plan names beside the step. Of small runs caches and
+// pool hold far less than they may: they count as no more than the step itself.
+int64_t lacking(const Config& config, const MemoryPlan& plan, const FitRanks& of) {
+  const bool gpu = of.are == RanksAre::kGpus;
+  const int64_t beside = std::min(plan.total(), gpu ? plan.caches_on_device : plan.caches + plan.pool);
+  const OffloadPlan offload = plan_offload(config, plan, of.ranks_of_a_host, of.are);
+  double lacks = static_cast<double>(plan.total() + beside + (gpu ? 0 : plan.save_copy)) - of.memory;
+  const auto tier = [&](int64_t bytes, const std::optional<double>& free) {
+    if (bytes > 0 && free) lacks = std::max(lacks, (static_cast<double>(bytes) - *free) / of.ranks_of_a_host);
+  };
+  tier(offload.host, of.host_memory);
+  tier(offload.files, of.files);
+  return static_cast<int64_t>(std::ceil(lacks));
+}
+
 }  // namespace
 
-RunMemory require_memory_for(const Config& config, const std::vector<Stage>& stages, const Sharding& sharding,
-                             Communicator& world, const RunDevice& on,
+RunMemory require_memory_for(const Config& config, std::vector<Stage>& stages, const Sharding& sharding,
+                             Communicator& world, const RunDevice& on, const std::string& recorded,
                              const std::function<void(std::string_view)>& say) {
   const OpLabel label{"planning the memory"};
   const bool gpu = on.device.is_cuda();
@@ -41,20 +59,36 @@ RunMemory require_memory_for(const Config& config, const std::vector<Stage>& sta
   const int rank = world.rank() % context;
   MemoryPlan plan;
   std::optional<AvailableMemory> free;
-  const auto nearest = [&] {
-    FitRanks of{.ranks = world.size(),
-                .ranks_of_a_host = on.ranks_here,
-                .are = are,
-                .memory = free ? static_cast<double>(free->bytes) / ranks : kAnyMachine,
-                .planned = rank};
-    bound_tiers(config, of);
-    return nearest_fit(config, of).text;
-  };
+  FitRanks here{
+      .ranks = world.size(), .ranks_of_a_host = on.ranks_here, .are = are, .memory = kAnyMachine, .planned = rank};
+  const auto nearest = [&] { return nearest_fit(config, here).text; };
   together(world, label, [&] {
     free = on.available ? on.available() : available_memory(on.device);
+    if (free) here.memory = static_cast<double>(free->bytes) / ranks;
+    bound_tiers(config, here);
     require_memory("at least ", least_memory(config, sharding, context), ranks, free, nearest);
-    plan = plan_memory(config, stages, sharding, context, rank, are);
   });
+  constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
+  const bool known = free && switch_from_environment("ANNULUS_MEMORY_CHECK", true);
+  // All rings choose by the hosts of the first one, and so alike.
+  const ChosenAttention choice = choose_attention(
+      stages, config, gpu ? "cuda" : "cpu", world.hosts().first(context),
+      [&](const std::vector<Stage>& tried) -> std::optional<double> {
+        int64_t most = std::numeric_limits<int64_t>::min();
+        for (const Terms::Numbers& of : agree_together(world, label, [&]() -> Terms {
+               if (!known) return {{}, {kUnknown}};
+               const MemoryPlan with = plan_memory(config, tried, sharding, context, rank, are);
+               return {{}, {lacking(config, with, here)}};
+             })) {
+          most = std::max(most, of[0]);
+        }
+        return most == kUnknown ? std::nullopt : std::optional(static_cast<double>(most));
+      },
+      recorded);
+  if (!choice.warning.empty()) say(choice.warning);
+  for (const std::string& line : choice.lines) say(line);
+  together(world, label, [&] { plan = plan_memory(config, stages, sharding, context, rank, are); });
+  let_calls_choose(stages, config);
   const std::vector<Terms::Numbers> fit = agree_together(world, label, [&]() -> Terms {
     const OffloadPlan offload = plan_offload(config, plan, on.ranks_here, are);
     return {{}, {save_copy_fits(plan, offload, on.ranks_here, are, gpu ? available_memory() : free) ? 1 : 0}};
@@ -71,7 +105,7 @@ RunMemory require_memory_for(const Config& config, const std::vector<Stage>& sta
     say("training waits while a checkpoint is written: the " + bytes_text(static_cast<double>(copy)) +
         " that checkpoint.background would copy for each rank are not free");
   }
-  return {std::move(plan), copies_fit};
+  return {std::move(plan), copies_fit, choice.record};
 }
 
 }  // namespace annulus

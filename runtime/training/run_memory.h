@@ -1,11 +1,12 @@
-// Plans the memory of a run on all its ranks, says how much it is, and refuses a run that does not fit, before any of
-// it is taken. Used by trainer.cc.
+// Plans the memory of a run on all its ranks, lets its attention have the schedules that are fastest with it, says how
+// much it is, and refuses a run that does not fit, before any of it is taken. Used by trainer.cc.
 #pragma once
 
 #include <c10/core/Device.h>
 
 #include <functional>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -28,12 +29,16 @@ struct RunDevice {
 struct RunMemory {
   MemoryPlan plan;         // save_copy is 0 if it does not fit
   bool copies_fit = true;  // whether what checkpoint.background copies is free on all ranks
+  std::string attention;   // ChosenAttention::record
 };
 
-// Collective. `say` gets lines for the user. Raises Error(kResource) on all ranks if the run itself does not fit: on a
-// host with too little memory the kernel would kill some process without a message.
-RunMemory require_memory_for(const Config& config, const std::vector<Stage>& stages, const Sharding& sharding,
-                             Communicator& world, const RunDevice& on,
+// Collective. Lets `auto` choose for `stages`, the result of check_training, among what fits on all ranks with all that
+// the plan names, also what caches and pool may hold, and the copies of a checkpoint (choose_attention).
+// `recorded` is RunMemory::attention of the run that is resumed, or empty. `say` gets lines for the user. Raises
+// Error(kResource) on all ranks if the run itself does not fit: on a host with too little memory the kernel would kill
+// some process without a message.
+RunMemory require_memory_for(const Config& config, std::vector<Stage>& stages, const Sharding& sharding,
+                             Communicator& world, const RunDevice& on, const std::string& recorded,
                              const std::function<void(std::string_view)>& say);
 
 }  // namespace annulus

@@ -318,6 +318,7 @@ void Run::save(bool last) {
   const RunReport::Pause pause(*report_);
   TrainingState state = training_->state();
   if (options_.device.is_cpu()) state.extra["instructions"] = instructions(config_);
+  if (!memory_.attention.empty()) state.extra["attention"] = memory_.attention;
   const std::vector<TensorSlice> slices = training_->slices_to_write();
   last ? saves_->save_last(state, slices) : saves_->save(state, slices);
 }
@@ -390,9 +391,6 @@ int Run::train() {
   world_.set_timeout(Seconds(config_.timeout));
   bound_memory(config_.memory);
   std::vector<Stage> stages = options_.stages ? *options_.stages : check_training(config_, world_.size());
-  // All rings choose by the hosts of the first one, and so alike.
-  choose_for_job(stages, config_, options_.device.is_cuda() ? "cuda" : "cpu",
-                 world_.hosts().first(world_.size() / static_cast<int>(config_.mesh.data)));
   if (config_.optimizer.shard_within == "host") {
     const std::string what =
         "number of ranks on a host, which must be the same everywhere (start as many on each "
@@ -422,14 +420,13 @@ int Run::train() {
   }
   take_data(stages, data_->weighs_targets(), data_->has_trees());
   announce();
-  for (const std::string& line : schedule_lines(stages, world_.size())) say(line);
   warn_of_later_keys(stages);
   tell_changes();
+  if (options_.resume) read_checkpoint();
   memory_ =
       require_memory_for(config_, stages, sharding_, world_, {options_.device, options_.ranks_here, options_.available},
-                         [&](std::string_view line) { say(line); });
+                         resumed_ ? resumed_->extra["attention"] : "", [&](std::string_view line) { say(line); });
   start_.memory = memory_.plan.kinds();
-  if (options_.resume) read_checkpoint();
   training_ = std::make_unique<Training>(config_, std::move(stages), world_, *data_, options_.device, sharding_);
   if (options_.resume) restore();
   if (import_) {

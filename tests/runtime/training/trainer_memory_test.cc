@@ -1,13 +1,22 @@
-// Tests of the error for a run that does not fit into memory: the configuration it suggests does fit.
+// Tests of what a run does with the memory that is free: `auto` takes the fastest attention that fits, and the error
+// for a run that does not fit suggests a configuration that does.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <optional>
 #include <sstream>
 #include <string>
+#include <utility>
 
+#include "attention/plan/choice.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
+#include "runtime/training/job.h"
+#include "runtime/training/memory_plan.h"
+#include "runtime/training/state/sharding.h"
 #include "runtime/training/trainer.h"
 #include "tests/runtime/training/tiny_run.h"
+#include "tests/runtime/training/trainer_runs.h"
 
 namespace annulus::trainer_memory_test {
 namespace {
@@ -42,6 +51,133 @@ TEST(TrainerMemory, ErrorNamesTheNearestConfigurationThatFits) {
   said.clear();
   train();
   EXPECT_EQ(said, "") << out.str();
+}
+
+// How `auto` chooses in a run: the fastest schedule with which the whole run fits.
+class AutoAttention : public ::testing::Test {
+ protected:
+  AutoAttention() : config_(tiny_config(folder_)) {
+    config_.run.steps = 4;
+    config_.checkpoint.every = 2;
+    config_.checkpoint.background = false;
+    config_.memory.caches = config_.memory.pool = 0;
+    config_.data.context = 1024;
+    config_.data.batch = 2;
+    config_.model.layers = 3;
+    config_.attention.machine = "h100";
+    PlanRequest request = check_training(config_, kRanks)[0].layers.of_rows(0, 2)[0];
+    PlanTerms terms = *request.terms;
+    terms.memory = 0;
+    terms.layers = config_.model.layers;
+    request.terms = std::move(terms);
+    choice_ = choose_plan(request);
+  }
+
+  // What a rank's plan comes to with a candidate, on the rank that needs the most.
+  int64_t need(const PlanCandidate& candidate) const {
+    Config c = config_;
+    c.attention.schedule = to_string(candidate.schedule);
+    c.attention.within = candidate.within;
+    int64_t most = 0;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      most = std::max(most, plan_memory(c, check_training(c, kRanks), make_sharding(c, kRanks, kRanks), kRanks, rank,
+                                        RanksAre::kProcesses)
+                                .total());
+    }
+    return most;
+  }
+
+  // Trains where a rank has so many bytes, but for the last one, which has `last`.
+  std::string train(const Config& config, int64_t bytes, int64_t last, std::optional<std::string> resume = {}) const {
+    std::ostringstream out;
+    run_ranks(kRanks, [&](Communicator& world) {
+      TrainOptions options;
+      options.out = &out;
+      options.resume = resume;
+      const bool is_last = world.rank() + 1 == world.size();
+      options.available = [&, is_last] { return AvailableMemory{is_last ? last : bytes, "a test"}; };
+      EXPECT_EQ(run_training(config, world, options), 0);
+    });
+    return out.str();
+  }
+
+  static bool says(const std::string& out, const std::string& what) { return out.find(what) != std::string::npos; }
+  static std::string chosen_line(const PlanCandidate& candidate) {
+    return "attention of rows of 1,024 tokens: " + candidate.name() + ", ";
+  }
+
+  static constexpr int kRanks = 4;
+  static constexpr int64_t kPlenty = 1'000'000'000;
+  static constexpr int64_t kLack = 100'000;  // more than the ranks' plans differ by
+  const TestFolder folder_;
+  Config config_;
+  PlanChoice choice_;
+};
+
+TEST_F(AutoAttention, TakesTheFastestThatFitsTheRankWithTheLeast) {
+  config_.run.steps = 1;
+  const PlanCandidate fastest = choice_.chosen();
+  const std::string plenty = train(config_, kPlenty, kPlenty);
+  EXPECT_TRUE(says(plenty, chosen_line(fastest))) << plenty;
+  EXPECT_FALSE(says(plenty, "more than is free")) << plenty;
+
+  // Too few for it, on one rank.
+  const int64_t little = need(fastest) - kLack;
+  while (need(choice_.chosen()) > little) ASSERT_TRUE(choice_.refuse("it does not fit"));
+  ASSERT_NE(choice_.chosen().name(), fastest.name());
+  const std::string out = train(config_, kPlenty, little);
+  EXPECT_TRUE(says(out, chosen_line(choice_.chosen()))) << out;
+  EXPECT_TRUE(says(out, "; " + fastest.name() + ": with it the run would take ")) << out;
+  // As much as the step takes is left to caches and pool.
+  config_.memory.caches = config_.memory.pool = 1024;
+  EXPECT_TRUE(says(train(config_, kPlenty, 2 * need(fastest) - 2 * kLack), chosen_line(choice_.chosen())));
+  EXPECT_TRUE(says(train(config_, kPlenty, 2 * need(fastest)), chosen_line(fastest)));
+}
+
+// What is free when a run is resumed changes nothing, unless the run would not fit.
+TEST_F(AutoAttention, AResumedRunKeepsWhatItHad) {
+  const int64_t little = need(choice_.chosen()) - kLack;
+  const PlanCandidate fastest = choice_.chosen();
+  while (need(choice_.chosen()) > little) ASSERT_TRUE(choice_.refuse("it does not fit"));
+  const std::string runs = config_.run.folder + "/";
+  for (const bool documents : {false, true}) {
+    Config c = config_;
+    c.data.documents = documents;
+    if (documents) c.attention.layout = "auto";
+    c.run.name = documents ? "documents" : "rows";
+    const std::string whole = c.run.name + "-001", part = c.run.name + "-002";
+    train(c, little, little);
+    c.run.steps = 2;
+    train(c, little, little);
+    c.run.steps = 4;
+    const std::string resumed = train(c, kPlenty, kPlenty, part);
+    const std::string had = documents ? "attention of rows of 1,024 tokens: " : chosen_line(choice_.chosen());
+    EXPECT_TRUE(says(resumed, had)) << resumed;
+    EXPECT_TRUE(says(resumed, ", as before the resume")) << resumed;
+
+    EXPECT_EQ(checkpoint_tensors(runs + whole, 4), checkpoint_tensors(runs + part, 4)) << c.run.name;
+  }
+  // The user may ask for another one, by name or by another machine.
+  Config c = config_;
+  c.run.name = "rows", c.run.steps = 6;
+  c.attention.machine = "h200";
+  EXPECT_FALSE(says(train(c, kPlenty, kPlenty, "rows-001"), "as before the resume"));
+  c.run.steps = 8;
+  c.attention.schedule = to_string(fastest.schedule), c.attention.within = fastest.within;
+  EXPECT_FALSE(says(train(c, kPlenty, kPlenty, "rows-001"), "attention of rows"));
+}
+
+TEST_F(AutoAttention, AResumedRunThatWouldNotFitChoosesAgain) {
+  const PlanCandidate fastest = choice_.chosen();
+  config_.run.steps = 2;
+  train(config_, kPlenty, kPlenty);
+  const int64_t little = need(fastest) - kLack;
+  while (need(choice_.chosen()) > little) ASSERT_TRUE(choice_.refuse("it does not fit"));
+  config_.run.steps = 4;
+  const std::string resumed = train(config_, little, little, "tiny-001");
+  EXPECT_TRUE(says(resumed, "before the resume the run would take 0.1 MB more than is free: it chooses again"))
+      << resumed;
+  EXPECT_TRUE(says(resumed, chosen_line(choice_.chosen()))) << resumed;
 }
 
 }  // namespace
