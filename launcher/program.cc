@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/execution/library_settings.h"
+#include "attention/execution/cudnn_workaround.h"
 #include "comm/agreement.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/bootstrap/launch_info.h"

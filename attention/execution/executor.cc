@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "attention/execution/call_checks.h"
-#include "attention/execution/library_settings.h"
+#include "attention/execution/cudnn_workaround.h"
 #include "attention/execution/planned_call.h"
 #include "attention/execution/prove.h"
 #include "attention/execution/select_blocks.h"

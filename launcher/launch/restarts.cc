@@ -3,7 +3,7 @@
 
 #include "common/error.h"
 #include "common/text.h"
-#include "runtime/run/run_words.h"
+#include "runtime/run/run_messages.h"
 
 namespace annulus {
 namespace {

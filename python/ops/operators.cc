@@ -26,7 +26,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/execution/library_settings.h"
+#include "attention/execution/cudnn_workaround.h"
 #include "attention/execution/planned_call.h"
 #include "attention/execution/select_blocks.h"
 #include "attention/execution/sinks.h"

@@ -28,10 +28,10 @@
 #include "runtime/run/checkpoint.h"
 #include "runtime/run/metrics.h"
 #include "runtime/run/run_folder.h"
-#include "runtime/run/run_words.h"
+#include "runtime/run/run_messages.h"
 #include "runtime/training/device_peak.h"
+#include "runtime/training/gpu_precision.h"
 #include "runtime/training/mesh.h"
-#include "runtime/training/numerics.h"
 #include "runtime/training/run_memory.h"
 #include "runtime/training/run_report.h"
 #include "runtime/training/run_saves.h"
@@ -400,7 +400,7 @@ int Run::train() {
   sharding_ = make_sharding(config_, world_.size(), options_.ranks_here);
   if (!sharding_.groups.empty()) sharding_.groups = world_.hosts().groups().sizes();  // hosts may differ
   // The choice of a kernel depends on these settings.
-  if (options_.device.is_cuda()) set_gpu_numerics({.tf32 = config_.tf32, .deterministic = config_.deterministic});
+  if (options_.device.is_cuda()) set_gpu_precision({.tf32 = config_.tf32, .deterministic = config_.deterministic});
   together(world_, {"choosing the attention kernel"}, [&, &m = config_.model] {
     start_.kernel = choose_kernel(parse_kernel(config_.attention.kernel, "attention.kernel"), options_.device.type(),
                                   compute_dtype(config_), m.head_dim(), m.dropout > 0, m.softcap > 0)

@@ -28,7 +28,7 @@
 #include "common/trace/recorder.h"
 #include "memory/upload.h"
 #include "runtime/tasks/task.h"
-#include "runtime/training/numerics.h"
+#include "runtime/training/gpu_precision.h"
 #include "runtime/training/offload_config.h"
 #include "runtime/training/state/learning_rate.h"
 #include "runtime/training/state/state_tier.h"
@@ -94,7 +94,7 @@ Training::Training(const Config& config, std::vector<Stage> stages, Communicator
   if (data.vocab() != config.model.vocab) {
     throw Error(ErrorKind::kInternal, "train", "the data were opened for another vocabulary than model.vocab");
   }
-  if (device.is_cuda()) set_gpu_numerics({.tf32 = config.tf32, .deterministic = config.deterministic});
+  if (device.is_cuda()) set_gpu_precision({.tf32 = config.tf32, .deterministic = config.deterministic});
   model_.set_recompute(config.model.recompute);
   model_.set_kept(&kept_);
   if (config.memory.offload != "none") {

@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "comm/threads/threads.h"
+#include "runtime/training/gpu_precision.h"
 #include "runtime/training/memory_plan.h"
-#include "runtime/training/numerics.h"
 #include "runtime/training/step_graph.h"
 #include "runtime/training/training.h"
 #include "tests/runtime/training/kept_state.h"
@@ -214,9 +214,9 @@ TEST_F(GpuTraining, Tf32FollowsTheConfiguration) {
   const at::Tensor a = at::randn({kTerms, kTerms}, kGpu), wide = a.to(at::kDouble);
   const at::Tensor exact = wide.mm(wide), magnitudes = wide.abs().mm(wide.abs());
   const auto errors = [&] { return (a.mm(a).to(at::kDouble) - exact).abs().div(magnitudes); };
-  set_gpu_numerics({.tf32 = true, .deterministic = false});
+  set_gpu_precision({.tf32 = true, .deterministic = false});
   const at::Tensor tf32 = errors();
-  set_gpu_numerics({.tf32 = false, .deterministic = false});
+  set_gpu_precision({.tf32 = false, .deterministic = false});
   const at::Tensor fp32 = errors();
   EXPECT_LE(fp32.max().item<double>(), kTerms * 0x1p-24);
   EXPECT_LE(tf32.max().item<double>(), kTerms * 0x1p-24 + 2.01 * 0x1p-11);

@@ -1,5 +1,5 @@
-// See numerics.h.
-#include "runtime/training/numerics.h"
+// See gpu_precision.h.
+#include "runtime/training/gpu_precision.h"
 
 #include <ATen/Context.h>
 
@@ -8,16 +8,16 @@
 
 namespace annulus {
 
-void set_gpu_numerics(const GpuNumerics& numerics) {
+void set_gpu_precision(const GpuPrecision& precision) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   // cuBLAS adds in a fixed order only with workspaces of fixed sizes (its manual, "Results reproducibility").
-  if (numerics.deterministic) setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  if (precision.deterministic) setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   at::Context& context = at::globalContext();
-  context.setAllowTF32CuBLAS(numerics.tf32);
-  context.setAllowTF32CuDNN(numerics.tf32);
-  context.setDeterministicAlgorithms(numerics.deterministic, /*warn_only=*/false);
-  context.setDeterministicCuDNN(numerics.deterministic);
+  context.setAllowTF32CuBLAS(precision.tf32);
+  context.setAllowTF32CuDNN(precision.tf32);
+  context.setDeterministicAlgorithms(precision.deterministic, /*warn_only=*/false);
+  context.setDeterministicCuDNN(precision.deterministic);
   // Every tensor is written before it is read, so filling each with NaN first would only cost time.
   context.setDeterministicFillUninitializedMemory(false);
 }

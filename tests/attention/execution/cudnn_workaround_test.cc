@@ -1,5 +1,5 @@
 // Tests that attention switches off a setting of LibTorch with which gradients would be wrong.
-#include "attention/execution/library_settings.h"
+#include "attention/execution/cudnn_workaround.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include "attention/plan/plan.h"
 #include "tests/attention/execution/run_everywhere.h"
 
-namespace annulus::library_settings_test {
+namespace annulus::cudnn_workaround_test {
 namespace {
 
 constexpr const char* kVariable = "TORCH_CUDNN_SDPA_AVOID_RECOMPILE";
@@ -33,4 +33,4 @@ TEST(LibrarySettings, AttentionReplacesIt) {
 }
 
 }  // namespace
-}  // namespace annulus::library_settings_test
+}  // namespace annulus::cudnn_workaround_test

@@ -1,5 +1,5 @@
-// See library_settings.h.
-#include "attention/execution/library_settings.h"
+// See cudnn_workaround.h.
+#include "attention/execution/cudnn_workaround.h"
 
 #include <c10/util/env.h>
 

@@ -1,5 +1,5 @@
-// See run_words.h.
-#include "runtime/run/run_words.h"
+// See run_messages.h.
+#include "runtime/run/run_messages.h"
 
 #include "common/text.h"
 

@@ -1,6 +1,6 @@
 // Tests that the numeric settings of GPUs reach LibTorch and the environment variable of cuBLAS, and that peak rates
 // are known only for devices with certain exact names.
-#include "runtime/training/numerics.h"
+#include "runtime/training/gpu_precision.h"
 
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
@@ -9,18 +9,18 @@
 
 #include "runtime/training/device_peak.h"
 
-namespace annulus::numerics_test {
+namespace annulus::gpu_precision_test {
 namespace {
 
-TEST(GpuNumerics, FollowTheLastCall) {
+TEST(GpuPrecision, FollowTheLastCall) {
   const at::Context& context = at::globalContext();
   unsetenv("CUBLAS_WORKSPACE_CONFIG");
-  set_gpu_numerics({.tf32 = true, .deterministic = false});
+  set_gpu_precision({.tf32 = true, .deterministic = false});
   EXPECT_TRUE(context.allowTF32CuBLAS());
   EXPECT_TRUE(context.allowTF32CuDNN());
   EXPECT_FALSE(context.deterministicAlgorithms());
   EXPECT_EQ(std::getenv("CUBLAS_WORKSPACE_CONFIG"), nullptr);
-  set_gpu_numerics({.tf32 = false, .deterministic = true});
+  set_gpu_precision({.tf32 = false, .deterministic = true});
   EXPECT_FALSE(context.allowTF32CuBLAS());
   EXPECT_FALSE(context.allowTF32CuDNN());
   EXPECT_TRUE(context.deterministicAlgorithms());
@@ -29,11 +29,11 @@ TEST(GpuNumerics, FollowTheLastCall) {
   EXPECT_STREQ(std::getenv("CUBLAS_WORKSPACE_CONFIG"), ":4096:8");
 }
 
-TEST(GpuNumerics, KeepTheUsersWorkspaceSetting) {
+TEST(GpuPrecision, KeepTheUsersWorkspaceSetting) {
   setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8", 1);
-  set_gpu_numerics({.tf32 = false, .deterministic = true});
+  set_gpu_precision({.tf32 = false, .deterministic = true});
   EXPECT_STREQ(std::getenv("CUBLAS_WORKSPACE_CONFIG"), ":16:8");
-  set_gpu_numerics({});
+  set_gpu_precision({});
   EXPECT_FALSE(at::globalContext().deterministicAlgorithms());
 }
 
@@ -55,4 +55,4 @@ TEST(DevicePeak, IsEmptyForUnknownDevices) {
 TEST(DevicePeak, CpuHasNoGpuName) { EXPECT_EQ(gpu_name(at::kCPU), ""); }
 
 }  // namespace
-}  // namespace annulus::numerics_test
+}  // namespace annulus::gpu_precision_test
