@@ -198,15 +198,7 @@ StartTimes start_times_of_process() {
 // ranks, to `path`; it raises Error(kResource) if it cannot.
 void start_and_step(Communicator& world, StartTimes times, const std::string& path) {
   times[kJoined] = wall_seconds();
-  const Config config = config_of({.layers = 1,
-                                   .dim = 64,
-                                   .heads = 2,
-                                   .kv_heads = 2,
-                                   .ffn = 128,
-                                   .context = 256,
-                                   .batch = 1,
-                                   .steps = 1,
-                                   .text_bytes = 1 << 20});
+  const Config config = config_of({.layers = 1, .dim = 64, .heads = 2, .ffn = 128, .context = 256, .steps = 1});
   const Dataset data(config.data, config.run.seed, config.model.vocab);
   Training training(config, world, data, at::kCPU);
   times[kModel] = wall_seconds();

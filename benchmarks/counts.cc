@@ -80,15 +80,8 @@ void count_attention(const CountedMask& mask, ScheduleKind schedule, Counts& cou
 }
 
 Config small_model(bool recompute, int level) {
-  Config config = config_of({.layers = 3,
-                             .dim = 64,
-                             .heads = 4,
-                             .kv_heads = 2,
-                             .ffn = 160,
-                             .context = 256,
-                             .batch = 2,
-                             .steps = 4,
-                             .text_bytes = 1 << 16});
+  Config config =
+      config_of({.layers = 3, .dim = 64, .ffn = 160, .context = 256, .batch = 2, .steps = 4, .text_bytes = 1 << 16});
   config.model.recompute = recompute;
   config.optimizer.shard = level;
   return config;

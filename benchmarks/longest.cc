@@ -173,15 +173,8 @@ class LongestBenchmark : public Benchmark {
     return ratio_of("longest/cpu of offload", settings, costs[0], costs[1], kCostGoal);
   }
 
-  SmallLlama llama_ = {.layers = 24,
-                       .dim = 64,
-                       .heads = 2,
-                       .kv_heads = 1,
-                       .ffn = 192,
-                       .context = 0,
-                       .batch = 1,
-                       .steps = 100,
-                       .text_bytes = 16 << 20};
+  SmallLlama llama_ = {
+      .layers = 24, .dim = 64, .heads = 2, .kv_heads = 1, .ffn = 192, .steps = 100, .text_bytes = 16 << 20};
   int64_t window_ = 256, rounds_ = 3;
   std::string memory_text_ = "1GiB", files_ = "/tmp";
   double memory_ = 0;

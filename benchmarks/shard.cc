@@ -117,15 +117,7 @@ class ShardBenchmark : public Benchmark {
  private:
   // 11.9M parameters: each layer takes well over 10 ms, forward and backward, on one core, below which there is no
   // goal.
-  SmallLlama llama_ = {.layers = 4,
-                       .dim = 512,
-                       .heads = 8,
-                       .kv_heads = 4,
-                       .ffn = 1376,
-                       .context = 1024,
-                       .batch = 1,
-                       .steps = 0,
-                       .text_bytes = 16 << 20};
+  SmallLlama llama_ = {.dim = 512, .heads = 8, .kv_heads = 4, .ffn = 1376, .text_bytes = 16 << 20};
   int64_t rounds_ = 40;
   std::string dtype_ = "fp32";
 };

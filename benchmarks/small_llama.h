@@ -1,5 +1,5 @@
 // The configuration that benchmarks of training steps use: a Llama over the bytes of the default corpus, on the CPU.
-// Used by train.cc, shard.cc, comm.cc, program/save.cc and program/observation.cc.
+// Used by train.cc, shard.cc, longest.cc, comm.cc, counts.cc, program/save.cc and program/observation.cc.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,12 @@
 
 namespace annulus {
 
+// What the benchmarks differ in. Each gives dim and ffn.
 struct SmallLlama {
-  int64_t layers, dim, heads, kv_heads, ffn;
-  int64_t context, batch;
-  int64_t steps;
-  int64_t text_bytes;
+  int64_t layers = 4, dim, heads = 4, kv_heads = 2, ffn;
+  int64_t context = 1024, batch = 1;
+  int64_t steps = 0;
+  int64_t text_bytes = 1 << 20;
 };
 
 inline Config config_of(const SmallLlama& llama) {

@@ -56,15 +56,7 @@ class TrainBenchmark : public Benchmark {
 
   std::vector<BenchRatio> run(Communicator& world, std::ostream& out) override {
     at::set_num_threads(threads_);
-    const Config config = config_of({.layers = 4,
-                                     .dim = 256,
-                                     .heads = 4,
-                                     .kv_heads = 2,
-                                     .ffn = 688,
-                                     .context = 1024,
-                                     .batch = 4,
-                                     .steps = steps_ + 1,
-                                     .text_bytes = 64 << 20});
+    const Config config = config_of({.dim = 256, .ffn = 688, .batch = 4, .steps = steps_ + 1, .text_bytes = 64 << 20});
     const Dataset data(config.data, config.run.seed, config.model.vocab);
     Training training(config, world, data, at::kCPU);
     training.step();  // touches memory for the first time

@@ -44,15 +44,7 @@ double seconds_of_span() {
 class StepsInTurn {
  public:
   StepsInTurn(Communicator& world, int64_t rounds)
-      : config(config_of({.layers = 4,
-                          .dim = 128,
-                          .heads = 4,
-                          .kv_heads = 2,
-                          .ffn = 344,
-                          .context = 1024,
-                          .batch = 1,
-                          .steps = 2 * rounds + 2,
-                          .text_bytes = 1 << 20})),
+      : config(config_of({.dim = 128, .ffn = 344, .steps = 2 * rounds + 2})),
         data(config.data, config.run.seed, config.model.vocab),
         training(config, world, data, at::kCPU),
         world_(world),

@@ -96,15 +96,7 @@ class SaveBenchmark : public Benchmark {
   }
 
  private:
-  SmallLlama llama_ = {.layers = 4,
-                       .dim = 512,
-                       .heads = 8,
-                       .kv_heads = 4,
-                       .ffn = 1376,
-                       .context = 256,
-                       .batch = 1,
-                       .steps = 0,
-                       .text_bytes = 1 << 20};
+  SmallLlama llama_ = {.dim = 512, .heads = 8, .kv_heads = 4, .ffn = 1376, .context = 256};
   int64_t rounds_ = 10;
   std::string folder_ = std::filesystem::temp_directory_path().string();
 };
