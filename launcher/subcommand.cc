@@ -33,17 +33,15 @@ const SubcommandEntry& find_subcommand(std::string_view name) {
     if (entry.name == name) return entry;
     if (!entry.hidden) names.emplace_back(entry.name);
   }
-  throw Error(ErrorKind::kUsage, "launcher",
-              "unknown subcommand \"" + std::string(name) + "\"" + suggestion(name, names) + "; `" +
-                  shell_quote({typed_program(), "--help"}) + "` lists them");
+  refuse_usage("unknown subcommand \"" + std::string(name) + "\"" + suggestion(name, names) + "; `" +
+               shell_quote({typed_program(), "--help"}) + "` lists them");
 }
 
 namespace {
 
-[[noreturn]] void refuse_usage(std::string_view subcommand, const std::string& message) {
-  throw Error(ErrorKind::kUsage, "launcher",
-              std::string(subcommand) + ": " + message + "; `" + shell_quote({typed_program()}) + " " +
-                  std::string(subcommand) + " --help` shows the options and an example");
+[[noreturn]] void refuse_arguments(std::string_view subcommand, const std::string& message) {
+  refuse_usage(std::string(subcommand) + ": " + message + "; `" + shell_quote({typed_program()}) + " " +
+               std::string(subcommand) + " --help` shows the options and an example");
 }
 
 }  // namespace
@@ -54,7 +52,7 @@ void refuse_option(std::string_view subcommand, const CLI::App& app, const std::
     for (const std::string& name : o->get_lnames()) known.push_back("--" + name);
     for (const std::string& name : o->get_snames()) known.push_back("-" + name);
   }
-  refuse_usage(subcommand, "unknown option " + option + suggestion(option.substr(0, option.find('=')), known));
+  refuse_arguments(subcommand, "unknown option " + option + suggestion(option.substr(0, option.find('=')), known));
 }
 
 namespace {
@@ -89,8 +87,8 @@ std::optional<std::string> number_of_ranks(const std::string& option, const std:
     const std::vector<std::string> extras = app.remaining(/*recurse=*/true);
     const std::string first = extras.empty() ? "" : extras.front();
     if (const std::optional<std::string> ranks = number_of_ranks(first, args); ranks && entry.ranks) {
-      refuse_usage(name, "unknown option " + first + ": ranks are started by `" +
-                             shell_quote({typed_program(), "launch", "-n", *ranks}) + " " + name + " ...`");
+      refuse_arguments(name, "unknown option " + first + ": ranks are started by `" +
+                                 shell_quote({typed_program(), "launch", "-n", *ranks}) + " " + name + " ...`");
     }
     if (first.starts_with("-")) refuse_option(name, meant, first);
     message = "unexpected argument \"" + first + "\"";
@@ -107,7 +105,7 @@ std::optional<std::string> number_of_ranks(const std::string& option, const std:
       if (c == '\n') c = ' ';
     }
   }
-  refuse_usage(name, message);
+  refuse_arguments(name, message);
 }
 
 // "" if `text` is a whole decimal number that T can hold and that is at least `low`; otherwise what was expected. By
@@ -183,6 +181,13 @@ void add_numbers(CLI::App& app, const std::string& name, std::vector<int64_t>& n
   option->type_name("N,N,...")->transform(CLI::Validator(complaint, ""));
 }
 
+void refuse_usage(const std::string& message) { throw Error(ErrorKind::kUsage, "launcher", message); }
+
+CLI::Option* add_repeated(CLI::App& app, const std::string& name, std::vector<std::string>& values,
+                          const std::string& help, const std::string& type) {
+  return app.add_option(name, values, help + " (may be repeated)")->expected(1)->take_all()->type_name(type);
+}
+
 void print_fact(const std::string& name, const std::string& text) {
   std::printf("  %-12s %s\n", name.c_str(), text.c_str());
 }
@@ -235,8 +240,8 @@ const CLI::Option* named_option(const CLI::App& app, const std::string& word) {
 // not given, but it most often comes from a variable of the shell that is not set.
 void refuse_empty_arguments(const SubcommandEntry& entry, const CLI::App& app, const std::vector<std::string>& args) {
   const auto refuse_empty = [&](const std::string& which) {
-    refuse_usage(entry.name,
-                 which + " is empty: give it a value, or leave it out (is a variable of the shell not set?)");
+    refuse_arguments(entry.name,
+                     which + " is empty: give it a value, or leave it out (is a variable of the shell not set?)");
   };
   for (size_t i = 0; i < args.size(); ++i) {
     const std::string& arg = args[i];

@@ -14,7 +14,8 @@
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace annulus {
 
@@ -78,6 +79,14 @@ ParsedSubcommand parse_subcommand(const SubcommandEntry& entry, const std::vecto
 
 // Declares an option that takes a list of whole numbers in one word, such as 5,9,2. `numbers` must outlive the parsing.
 void add_numbers(CLI::App& app, const std::string& name, std::vector<int64_t>& numbers, const std::string& help);
+
+// Declares an option that may be repeated, each time with one value, of the kind `type`; the help says so. `values`
+// must outlive the parsing.
+CLI::Option* add_repeated(CLI::App& app, const std::string& name, std::vector<std::string>& values,
+                          const std::string& help, const std::string& type);
+
+// Throws Error(kUsage) of the launcher.
+[[noreturn]] void refuse_usage(const std::string& message);
 
 // Throws Error(kUsage) for an option that `app` does not have; the message names the most similar option.
 [[noreturn]] void refuse_option(std::string_view subcommand, const CLI::App& app, const std::string& option);

@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "comm/hosts.h"
-#include "common/error.h"
 #include "common/logging/log_setup.h"
 #include "common/text.h"
 #include "launcher/command_line.h"
@@ -80,7 +79,7 @@ class LaunchSubcommand : public Subcommand {
     if (!mpi_args_.empty()) options_.mpi_args = shell_split(mpi_args_, "--mpi-args");
     take_hosts();
     if (ranks_.empty() && !options_.hosts) {
-      throw Error(ErrorKind::kUsage, "launcher", "launch needs the number of ranks, -n N" + usage);
+      refuse_usage("launch needs the number of ranks, -n N" + usage);
     }
     if (ranks_.empty()) {
       const std::vector<int> slots = ranks_of_hosts(*options_.hosts, 0);
@@ -88,16 +87,14 @@ class LaunchSubcommand : public Subcommand {
     }
     options_.ranks = number_of_text<int>(ranks_).value_or(0);
     if (options_.ranks < 1 || options_.ranks > kMostRanks) {
-      throw Error(ErrorKind::kUsage, "launcher",
-                  "launch -n takes a whole number of ranks from 1 to " + std::to_string(kMostRanks) + ", not \"" +
-                      ranks_ + "\"" + usage);
+      refuse_usage("launch -n takes a whole number of ranks from 1 to " + std::to_string(kMostRanks) + ", not \"" +
+                   ranks_ + "\"" + usage);
     }
     if (!(options_.grace_seconds >= 0 && options_.grace_seconds <= 86400)) {
-      throw Error(ErrorKind::kUsage, "launcher", "launch --timeout-grace takes seconds from 0 to 86400");
+      refuse_usage("launch --timeout-grace takes seconds from 0 to 86400");
     }
     if (!(options_.stuck_seconds == 0 || (options_.stuck_seconds >= 1 && options_.stuck_seconds <= 86400))) {
-      throw Error(ErrorKind::kUsage, "launcher",
-                  "launch --stuck-after takes seconds from 1 to 86400, or 0 for no limit");
+      refuse_usage("launch --stuck-after takes seconds from 1 to 86400, or 0 for no limit");
     }
     if (options_.hosts) ranks_of_hosts(*options_.hosts, options_.ranks);  // throws if there are more ranks than slots
     if (rest_.empty()) {
@@ -105,13 +102,11 @@ class LaunchSubcommand : public Subcommand {
       for (const SubcommandEntry& entry : subcommands()) {
         if (entry.ranks) known.emplace_back(entry.name);
       }
-      throw Error(ErrorKind::kUsage, "launcher",
-                  "launch needs a subcommand to run: one of " + join(known, ", ") + usage);
+      refuse_usage("launch needs a subcommand to run: one of " + join(known, ", ") + usage);
     }
     const SubcommandEntry& entry = find_subcommand(rest_.front());
     if (!entry.ranks) {
-      throw Error(ErrorKind::kUsage, "launcher",
-                  "`" + std::string(entry.name) + "` runs in one process: run it without `launch -n N`");
+      refuse_usage("`" + std::string(entry.name) + "` runs in one process: run it without `launch -n N`");
     }
     if (!entry.program.empty()) run_other_program(entry);  // that program has its own `launch`
     const Network typed = parse_network(interfaces_, hcas_, rank_hca_.empty() ? "auto" : rank_hca_, "launch");
@@ -147,14 +142,12 @@ class LaunchSubcommand : public Subcommand {
  private:
   void require_restarts(const SubcommandEntry& entry) const {
     if (options_.restarts < 0 || options_.restarts > kMostRestarts) {
-      throw Error(ErrorKind::kUsage, "launcher",
-                  "launch --restarts takes a whole number from 0 to " + std::to_string(kMostRestarts) + ", not " +
-                      std::to_string(options_.restarts));
+      refuse_usage("launch --restarts takes a whole number from 0 to " + std::to_string(kMostRestarts) + ", not " +
+                   std::to_string(options_.restarts));
     }
     if (!started_->resumes()) {
-      throw Error(ErrorKind::kUsage, "launcher",
-                  "launch --restarts needs a subcommand that writes checkpoints, `train`: `" + std::string(entry.name) +
-                      "` would begin again without anything of what it had done");
+      refuse_usage("launch --restarts needs a subcommand that writes checkpoints, `train`: `" +
+                   std::string(entry.name) + "` would begin again without anything of what it had done");
     }
   }
 
@@ -163,9 +156,8 @@ class LaunchSubcommand : public Subcommand {
     if (!typed.empty()) forget_default_hosts();
     const std::string named = hosts_named_by(options_.mpi_args);
     if (!typed.empty() && !named.empty()) {
-      throw Error(
-          ErrorKind::kUsage, "launcher",
-          "the hosts are named twice, by " + typed + " and, to mpirun, by " + named + "; leave out one of them");
+      refuse_usage("the hosts are named twice, by " + typed + " and, to mpirun, by " + named +
+                   "; leave out one of them");
     }
     if (named.empty()) options_.hosts = hosts_of_options(hosts_, hostfile_);
   }

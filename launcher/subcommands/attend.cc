@@ -12,7 +12,7 @@
 #include "launcher/device.h"
 #include "launcher/hosts/mpirun.h"
 #include "launcher/subcommand.h"
-#include "launcher/subcommands/schedule_options.h"
+#include "launcher/subcommands/shared_options.h"
 #include "launcher/subcommands/start_job.h"
 #include "runtime/attend/attend.h"
 
@@ -60,7 +60,7 @@ class AttendSubcommand : public Subcommand {
            "query i has the position i + N (default: 0, which is top-left); bottom-right: the last query has the "
            "position of the last key")
         ->type_name("N");
-    app.add_option("--device", device_, "auto (default: GPUs if there is one for each rank), cpu or cuda");
+    add_device_option(app, device_);
     app.add_option("--kernel", options_.kernel, "auto (default), cpu, reference, efficient, cudnn, flash2 or flash3");
     app.option_defaults()->group("Ranks");
     app.add_option(

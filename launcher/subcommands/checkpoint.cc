@@ -128,15 +128,13 @@ class CheckpointSubcommand : public Subcommand {
       if (app->parsed()) word_ = word;
     }
     if (word_ == kNone) {
-      throw Error(ErrorKind::kUsage, "launcher",
-                  "checkpoint needs one of the words show, verify and merge; example: annulus checkpoint show RUN");
+      refuse_usage("checkpoint needs one of the words show, verify and merge; example: annulus checkpoint show RUN");
     }
     if (max_file_text_.empty()) return;
     max_file_bytes_ = bytes_of_text(max_file_text_);
     if (!max_file_bytes_) {
-      throw Error(ErrorKind::kUsage, "launcher",
-                  "checkpoint merge: --max-file-bytes must be a number of bytes such as 5GB or 500MiB, got \"" +
-                      max_file_text_ + "\"");
+      refuse_usage("checkpoint merge: --max-file-bytes must be a number of bytes such as 5GB or 500MiB, got \"" +
+                   max_file_text_ + "\"");
     }
   }
 

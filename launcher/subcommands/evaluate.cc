@@ -7,24 +7,21 @@
 #include <optional>
 #include <system_error>
 
-#include "attention/pattern/pattern.h"
 #include "common/error.h"
 #include "common/files.h"
 #include "common/interrupt.h"
-#include "common/names.h"
 #include "common/text.h"
 #include "common/trace/beat.h"
 #include "launcher/command_line.h"
 #include "launcher/device.h"
 #include "launcher/subcommand.h"
 #include "launcher/subcommands/reported_once.h"
-#include "launcher/subcommands/schedule_options.h"
+#include "launcher/subcommands/shared_options.h"
 #include "launcher/subcommands/start_job.h"
 #include "launcher/tokens/tokenizer_process.h"
 #include "runtime/evaluation/evaluation.h"
 #include "runtime/evaluation/report.h"
 #include "runtime/tasks/task.h"
-#include "runtime/tensor_files/model_dtypes.h"
 
 namespace annulus {
 namespace {
@@ -34,17 +31,12 @@ class EvaluateSubcommand : public Subcommand {
   void declare(CLI::App& app) override {
     app.add_option("MODEL", options_.model, "a run folder, the name of a run, or a folder in Hugging Face's layout");
     app.option_defaults()->group("Model");
-    app.add_option("--runs", options_.root, "folder in which the name of a run is looked up (default: runs)")
-        ->type_name("FOLDER");
-    app.add_option("--step", options_.step, "step of the run's checkpoint (default: the newest)");
-    app.add_option("--dtype", options_.dtype, "dtype that the model computes in: fp32 (default), bf16 or fp64");
+    add_model_options(app, options_);
     app.option_defaults()->group("Losses on data");
-    app.add_option("--data", options_.data,
-                   "text or token files (a path, a glob, or a table as in data.train), or held-out: the documents that "
-                   "the run held out (may be repeated)")
-        ->expected(1)
-        ->take_all()
-        ->type_name("FILES");
+    add_repeated(app, "--data", options_.data,
+                 "text or token files (a path, a glob, or a table as in data.train), or held-out: the documents that "
+                 "the run held out",
+                 "FILES");
     app.add_option("--length", options_.length, "tokens of a row (default: the longest rows of the training)");
     app.add_option("--rows", options_.rows, "the most rows of a source, spaced evenly; 0: all (default)");
     app.add_option("--packing", options_.packing,
@@ -54,10 +46,7 @@ class EvaluateSubcommand : public Subcommand {
                    "for a folder, false)")
         ->type_name("BOOL");
     app.option_defaults()->group("Tasks");
-    app.add_option("--task", options_.tasks, join(task_names(), ", ") + "; ruler stands for RULER's (may be repeated)")
-        ->expected(1)
-        ->take_all()
-        ->type_name("NAME");
+    add_repeated(app, "--task", options_.tasks, join(task_names(), ", ") + "; ruler stands for RULER's", "NAME");
     add_numbers(app, "--lengths", options_.lengths,
                 "lengths of prompts in tokens, such as 512,1024 (default: the longest rows of the training)");
     add_numbers(app, "--depths", percents_,
@@ -68,11 +57,7 @@ class EvaluateSubcommand : public Subcommand {
                    "for the task kv, keys with a value, spread over the prompt (default: as many as fit)");
     app.add_option("--haystack", options_.haystack, "a text in which needles are hidden (default: synthetic)")
         ->type_name("FILE");
-    app.add_option("--needle", options_.needles,
-                   "for the task needle, a sentence with {key} and {value} (may be repeated)")
-        ->expected(1)
-        ->take_all()
-        ->type_name("TEXT");
+    add_repeated(app, "--needle", options_.needles, "for the task needle, a sentence with {key} and {value}", "TEXT");
     app.add_flag("--generate", options_.generate,
                  "also decode an answer to each prompt, with kernel auto, and say what of it is right");
     app.option_defaults()->group("Results");
@@ -81,24 +66,11 @@ class EvaluateSubcommand : public Subcommand {
                    "folder to write perplexity.svg, perplexity-in-documents.svg and a picture of each task to")
         ->type_name("FOLDER");
     app.add_option("--label", label_, "what pictures call this model (default: MODEL)");
-    app.add_option("--beside", beside_,
-                   "LABEL=FILE: draw the losses that an earlier --json FILE holds beside these (may be repeated)")
-        ->expected(1)
-        ->take_all()
-        ->type_name("LABEL=FILE");
-    app.option_defaults()->group("Attention");
-    app.add_option("--pattern", options_.attention.pattern,
-                   "which keys a query sees, in all layers: { kind = ..., ... } with " + pattern_kinds() +
-                       "; docs/explanation/attention.md has their keys (default: the model's own)");
-    app.add_option("--device", device_, "auto (default: GPUs if there is one for each rank), cpu or cuda");
-    app.add_option("--kernel", options_.attention.kernel,
-                   "auto (default), cpu, reference, efficient, cudnn, flash2 or flash3");
-    app.option_defaults()->group("Ranks");
+    add_repeated(app, "--beside", beside_, "LABEL=FILE: draw the losses that an earlier --json FILE holds beside these",
+                 "LABEL=FILE");
+    add_row_options(app, options_.attention, device_);
     app.add_flag("--sharded", options_.sharded,
                  "each rank keeps a part of the weights, and gathers those of a layer when it needs them");
-    app.add_option("--layout", options_.attention.layout,
-                   "how positions are divided among ranks: zigzag (default), contiguous, striped or balanced");
-    add_schedule_options(app, options_.attention.schedule, options_.attention.within, options_.attention.machine);
     app.add_option("--timeout", options_.timeout, "seconds that a communication may take (default: 300)");
     app.footer(
         "Example (after `./annulus launch -n 2 train configs/quickstart.toml`):\n"
@@ -106,14 +78,7 @@ class EvaluateSubcommand : public Subcommand {
   }
 
   void check() override {
-    index_of_name(device_, {"auto", "cpu", "cuda"}, "device", "--device");
-    index_of_name(options_.dtype, model_dtypes(), "dtype", "--dtype");
-    if (options_.dtype == "fp64") {
-      if (device_ == "cuda") {
-        throw Error(ErrorKind::kUsage, "evaluate", "--dtype fp64 computes on CPUs only: leave --device cuda out");
-      }
-      device_ = "cpu";
-    }
+    check_device_and_dtype("evaluate", device_, options_.dtype);
     if (!percents_.empty()) {
       options_.depths.clear();
       for (const int64_t percent : percents_) options_.depths.push_back(static_cast<double>(percent) / 100);

@@ -38,9 +38,7 @@ class ExportSubcommand : public Subcommand {
   }
 
   void check() override {
-    const auto refuse = [](const std::string& message) {
-      throw Error(ErrorKind::kUsage, "launcher", "export: " + message);
-    };
+    const auto refuse = [](const std::string& message) { refuse_usage("export: " + message); };
     if (!options_.dtype.empty()) index_of_name(options_.dtype, model_dtypes(), "dtype", "--dtype");
     if (shard_text_.empty()) return;
     const std::optional<int64_t> bytes = bytes_of_text(shard_text_);

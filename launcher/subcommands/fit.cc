@@ -299,10 +299,7 @@ class FitSubcommand : public Subcommand {
                    "the configuration's; 1 for a folder)")
         ->check(CLI::PositiveNumber)
         ->group(kTraining);
-    app.add_option("--set", sets_, "override one key of the configuration: --set optimizer.shard=3 (may be repeated)")
-        ->expected(1)
-        ->take_all()
-        ->type_name("KEY=VALUE")
+    add_repeated(app, "--set", sets_, "override one key of the configuration: --set optimizer.shard=3", "KEY=VALUE")
         ->group(kTraining);
     app.footer(
         "Examples:\n"

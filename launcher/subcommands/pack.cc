@@ -58,11 +58,8 @@ class PackSubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
     app.add_option("CONFIG", config_path_, "TOML file, such as configs/quickstart.toml")->required();
-    app.add_option("--set", sets_,
-                   "override one key of the configuration: --set data.packing=best-fit (may be repeated)")
-        ->expected(1)
-        ->take_all()
-        ->type_name("KEY=VALUE");
+    add_repeated(app, "--set", sets_, "override one key of the configuration: --set data.packing=best-fit",
+                 "KEY=VALUE");
     app.add_flag("--verify", verify_, "also read all tokens and indexes, and check them");
     app.footer(
         "Examples:\n"

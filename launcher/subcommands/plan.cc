@@ -22,7 +22,7 @@
 #include "launcher/subcommand.h"
 #include "launcher/subcommands/live_line.h"
 #include "launcher/subcommands/print_proof.h"
-#include "launcher/subcommands/schedule_options.h"
+#include "launcher/subcommands/shared_options.h"
 #include "runtime/tensor_files/block_map_file.h"
 
 namespace annulus {
@@ -85,7 +85,7 @@ class PlanSubcommand : public Subcommand {
 
   void check() override {
     place();
-    if (!heads_) refuse("plan needs --heads, the number of query heads");
+    if (!heads_) refuse_usage("plan needs --heads, the number of query heads");
     request_.shape.heads = *heads_;
     request_.shape.k_len = key_length_.value_or(request_.shape.q_len);
     request_.shape.kv_heads = kv_heads_.value_or(request_.shape.heads);
@@ -99,18 +99,16 @@ class PlanSubcommand : public Subcommand {
     request_.shape = aligned(request_.shape);
     if (!request_.uneven_lengths.empty()) request_.layout = LayoutKind::kContiguous;
     require_plannable(request_);
-    if (json_ && out_ == "-") refuse("--json and --out - both print to standard output; leave one of them out");
-    if (!out_.empty() && out_ != "-") require_output("launcher", "--out " + out_, out_);
-    if (!svg_.empty()) require_output("launcher", "--svg " + svg_, svg_);
-    if (!trace_.empty()) require_output("launcher", "--trace " + trace_, trace_);
-    const std::pair<const char*, const std::string*> files[] = {
-        {"--svg", &svg_}, {"--trace", &trace_}, {"--out", &out_}};
-    for (size_t i = 0; i < std::size(files); ++i) {
-      for (size_t j = i + 1; j < std::size(files); ++j) {
-        const std::string &one = *files[i].second, &other = *files[j].second;
-        if (one.empty() || other.empty() || !same_file(one, other)) continue;
-        refuse(std::string(files[i].first) + " and " + files[j].first + " name the same file; name another one");
+    if (json_ && out_ == "-") refuse_usage("--json and --out - both print to standard output; leave one of them out");
+    std::vector<std::pair<std::string, std::string>> files;
+    for (const auto& [option, file] :
+         {std::pair("--svg", svg_), std::pair("--trace", trace_), std::pair("--out", out_ == "-" ? "" : out_)}) {
+      if (file.empty()) continue;
+      require_output("launcher", option + (" " + file), file);
+      for (const auto& [before, other] : files) {
+        if (same_file(other, file)) refuse_usage(before + " and " + option + " name the same file; name another one");
       }
+      files.emplace_back(option, file);
     }
   }
 
@@ -140,7 +138,18 @@ class PlanSubcommand : public Subcommand {
   }
 
  private:
-  [[noreturn]] static void refuse(const std::string& message) { throw Error(ErrorKind::kUsage, "launcher", message); }
+  using Put = std::function<void(std::string_view)>;
+
+  // Replaces a file by one that `write` writes piece by piece.
+  static void replace(const std::string& path, const std::function<void(const Put& put)>& write) {
+    FileSystem& files = FileSystem::real();
+    replace_file(files, path, [&](const std::string& beside) {
+      const std::unique_ptr<OutputFile> file = files.create(beside);
+      write([&](std::string_view text) { file->write(text.data(), text.size()); });
+      file->sync();
+      file->close();
+    });
+  }
 
   // Makes the plan and, rank by rank meanwhile, writes it with --out, adds it to a picture if there is one, and with
   // --trace to its timeline.
@@ -155,7 +164,7 @@ class PlanSubcommand : public Subcommand {
       };
       return PlanReport(request_, head_dim_, element_bytes_, !no_proof_, say, layouts_, all);
     };
-    const auto written = [&](const std::function<void(std::string_view)>& write) {
+    const auto written = [&](const Put& write) {
       PlanFormWriter writer(write);
       PlanReport plan = made([&](const Program& program) { writer.add(program, held_rows(program)); });
       writer.finish();
@@ -164,13 +173,7 @@ class PlanSubcommand : public Subcommand {
     if (out_.empty()) return made(nullptr);
     if (out_ == "-") return written([](std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); });
     std::optional<PlanReport> plan;
-    FileSystem& files = FileSystem::real();
-    replace_file(files, out_, [&](const std::string& beside) {
-      const std::unique_ptr<OutputFile> file = files.create(beside);
-      plan.emplace(written([&](std::string_view text) { file->write(text.data(), text.size()); }));
-      file->sync();
-      file->close();
-    });
+    replace(out_, [&](const Put& put) { plan.emplace(written(put)); });
     return *std::move(plan);
   }
 
@@ -178,15 +181,12 @@ class PlanSubcommand : public Subcommand {
     if (!timeline) timeline.emplace(request_.terms->machine, RowBytes{head_dim_, element_bytes_});
     timeline->add(program);
     if (timeline->events() <= kMostTraced) return;
-    refuse("--trace would write more than " + with_commas(kMostTraced, "event") + " for " +
-           counted(request_.ranks, "rank") + ", which no viewer shows; plan fewer ranks");
+    refuse_usage("--trace would write more than " + with_commas(kMostTraced, "event") + " for " +
+                 counted(request_.ranks, "rank") + ", which no viewer shows; plan fewer ranks");
   }
 
   void write(const PlanTimeline& timeline, const PlanReport& plan) const {
-    FileSystem& files = FileSystem::real();
-    replace_file(files, trace_, [&](const std::string& beside) {
-      const std::unique_ptr<OutputFile> file = files.create(beside);
-      const auto put = [&](const std::string& text) { file->write(text.data(), text.size()); };
+    replace(trace_, [&](const Put& put) {
       put(chrome_head({{"attention", plan.request().text()},
                        {"times", "predicted on " + request_.terms->machine.name + ", none was measured"}}));
       bool first = true;
@@ -195,8 +195,6 @@ class PlanSubcommand : public Subcommand {
         put(chrome_events(record, {}));
       }
       put(chrome_tail());
-      file->sync();
-      file->close();
     });
   }
 
@@ -204,30 +202,32 @@ class PlanSubcommand : public Subcommand {
   void place() {
     const std::vector<int64_t>& lengths = request_.uneven_lengths;
     if (lengths.empty()) {
-      if (!ranks_) refuse("plan needs --ranks, or --lengths with the length of each rank");
-      if (!length_) refuse("plan needs --length, or --lengths with the length of each rank");
+      if (!ranks_) refuse_usage("plan needs --ranks, or --lengths with the length of each rank");
+      if (!length_) refuse_usage("plan needs --length, or --lengths with the length of each rank");
       request_.ranks = *ranks_;
       request_.shape.q_len = *length_;
       return;
     }
     if (layout_) {
-      refuse("--lengths gives each rank a contiguous part, but --layout was given as well; leave one of them out");
+      refuse_usage(
+          "--lengths gives each rank a contiguous part, but --layout was given as well; leave one of them out");
     }
     request_.ranks = static_cast<int>(lengths.size());
     if (ranks_ && *ranks_ != request_.ranks) {
-      refuse("--lengths has " + counted(request_.ranks, "length") + ", but --ranks says " + std::to_string(*ranks_) +
-             "; leave --ranks out, or give each rank a length");
+      refuse_usage("--lengths has " + counted(request_.ranks, "length") + ", but --ranks says " +
+                   std::to_string(*ranks_) + "; leave --ranks out, or give each rank a length");
     }
     int64_t total = 0;
     for (const int64_t n : lengths) {
       if (n < 0 || __builtin_add_overflow(total, n, &total)) {
-        refuse("--lengths must be numbers of tokens, 0 or more each, whose sum is the length of the sequence, got " +
-               list_text(lengths));
+        refuse_usage(
+            "--lengths must be numbers of tokens, 0 or more each, whose sum is the length of the sequence, got " +
+            list_text(lengths));
       }
     }
     if (length_ && *length_ != total) {
-      refuse("--lengths add up to " + std::to_string(total) + ", but --length says " + std::to_string(*length_) +
-             "; leave --length out");
+      refuse_usage("--lengths add up to " + std::to_string(total) + ", but --length says " + std::to_string(*length_) +
+                   "; leave --length out");
     }
     request_.shape.q_len = total;
   }

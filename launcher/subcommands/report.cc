@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "common/error.h"
 #include "common/files.h"
 #include "common/text.h"
 #include "launcher/python_programs/follower.h"
@@ -79,9 +78,7 @@ class ReportSubcommand : public Subcommand {
   }
 
  private:
-  [[noreturn]] static void refuse(const std::string& message) {
-    throw Error(ErrorKind::kUsage, "launcher", "report: " + message);
-  }
+  [[noreturn]] static void refuse(const std::string& message) { refuse_usage("report: " + message); }
 
   bool others() const { return tensorboard_ || wandb_; }
 

@@ -10,6 +10,7 @@
 #include "launcher/command_line.h"
 #include "launcher/subcommand.h"
 #include "launcher/subcommands/reported_once.h"
+#include "launcher/subcommands/shared_options.h"
 #include "launcher/subcommands/start_job.h"
 #include "launcher/tokens/tokenizer_process.h"
 #include "runtime/inference/sampler.h"
@@ -24,10 +25,7 @@ class SampleSubcommand : public Subcommand {
     app.add_option("MODEL", options_.run, "a run folder, the name of a run, or a folder in Hugging Face's layout")
         ->required();
     app.option_defaults()->group("Model");
-    app.add_option("--runs", options_.root, "folder in which the name of a run is looked up (default: runs)")
-        ->type_name("FOLDER");
-    app.add_option("--step", options_.step, "step of the checkpoint (default: the newest)");
-    app.add_option("--dtype", options_.dtype, "dtype that the model computes in: fp32 (default), bf16 or fp64");
+    add_model_options(app, options_);
     app.add_option("--cache", options_.cache,
                    "dtype of cached keys and values: fp32, bf16, or model (default): that of --dtype");
     app.add_option("--context", options_.context,
@@ -37,10 +35,7 @@ class SampleSubcommand : public Subcommand {
     app.add_option("--prompt", options_.prompt, "the text to continue (default: none)");
     app.add_option("--tokens,--bytes", options_.tokens,
                    "the most tokens to write; for a run on text, the most bytes (default: 500)");
-    app.add_option("--stop", options_.stop, "text that ends the output and is not shown (may be repeated)")
-        ->expected(1)
-        ->take_all()
-        ->type_name("TEXT");
+    add_repeated(app, "--stop", options_.stop, "text that ends the output and is not shown", "TEXT");
     app.add_option("--temperature", options_.temperature,
                    "temperature of the sampling; 0 always takes the most likely token (default: 0.8)");
     app.add_option("--top-k", options_.top_k, "choose among this many most likely tokens; 0: all (default: 40)");

@@ -3,7 +3,6 @@
 // (launcher/tokens/inspect_tokens.h). This file has the options.
 #include <CLI/CLI.hpp>
 
-#include "common/error.h"
 #include "launcher/python_programs/script.h"
 #include "launcher/subcommand.h"
 #include "launcher/tokens/inspect_tokens.h"
@@ -134,9 +133,7 @@ class TokenizeSubcommand : public Subcommand {
   }
 
  private:
-  [[noreturn]] static void refuse(const std::string& message) {
-    throw Error(ErrorKind::kUsage, "launcher", "tokenize: " + message);
-  }
+  [[noreturn]] static void refuse(const std::string& message) { refuse_usage("tokenize: " + message); }
 
   static int64_t id(const std::string& option, const std::string& text) {
     if (text.empty()) return -1;

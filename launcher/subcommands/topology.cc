@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "common/error.h"
 #include "common/files.h"
 #include "common/names.h"
 #include "common/text.h"
@@ -64,13 +63,10 @@ std::string network_text(const std::vector<Host>& hosts, const std::vector<std::
 class TopologySubcommand : public Subcommand {
  public:
   void declare(CLI::App& app) override {
-    app.add_option(
-           "--xml", xml_,
-           "a machine described by an hwloc XML file (`lstopo machine.xml` writes one); repeat it for each host of a "
-           "job")
-        ->expected(1)
-        ->take_all()
-        ->type_name("FILE");
+    add_repeated(
+        app, "--xml", xml_,
+        "a machine described by an hwloc XML file (`lstopo machine.xml` writes one), one for each host of a job",
+        "FILE");
     app.add_option("--load", load_, "a file that `topology --save` wrote: show its hosts instead of this one")
         ->type_name("FILE")
         ->excludes("--xml");
@@ -110,12 +106,10 @@ class TopologySubcommand : public Subcommand {
 
   void check() override {
     if (ranks_ && (*ranks_ < 1 || *ranks_ > 65536)) {
-      throw Error(ErrorKind::kUsage, "launcher",
-                  "topology -n takes a number of ranks from 1 to 65536, not " + std::to_string(*ranks_));
+      refuse_usage("topology -n takes a number of ranks from 1 to 65536, not " + std::to_string(*ranks_));
     }
     if (context_ < 0) {
-      throw Error(ErrorKind::kUsage, "launcher",
-                  "topology --context takes a number of ranks, 1 or more, not " + std::to_string(context_));
+      refuse_usage("topology --context takes a number of ranks, 1 or more, not " + std::to_string(context_));
     }
     index_of_name(device_, {"auto", "cpu", "cuda"}, "device", "topology --device");
     // The command line has precedence over the environment, as for `launch`.

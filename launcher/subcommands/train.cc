@@ -40,10 +40,7 @@ class TrainSubcommand : public Subcommand {
   void declare(CLI::App& app) override {
     app.add_option("CONFIG", config_path_,
                    "TOML file, such as configs/quickstart.toml (default with --resume: the run's own)");
-    app.add_option("--set", sets_, "override one key of the configuration: --set run.steps=100 (may be repeated)")
-        ->expected(1)
-        ->take_all()
-        ->type_name("KEY=VALUE");
+    add_repeated(app, "--set", sets_, "override one key of the configuration: --set run.steps=100", "KEY=VALUE");
     resume_ = app.add_option("--resume", resume_run_,
                              "continue a run, given by its folder or name, from its newest checkpoint (default: the "
                              "newest run with a checkpoint that has the configuration's name, if CONFIG is given)")
@@ -171,17 +168,15 @@ class TrainSubcommand : public Subcommand {
  private:
   void take_configuration_of_run() {
     const std::string needs = "train needs a configuration: a TOML file, such as configs/quickstart.toml";
-    if (!resuming_) throw Error(ErrorKind::kUsage, "launcher", needs + ", or a run to --resume");
+    if (!resuming_) refuse_usage(needs + ", or a run to --resume");
     std::error_code error;
     if (std::filesystem::is_regular_file(resume_run_, error)) {
-      throw Error(ErrorKind::kUsage, "launcher",
-                  needs + " (\"" + resume_run_ + "\" was read as the run to resume: name CONFIG first)");
+      refuse_usage(needs + " (\"" + resume_run_ + "\" was read as the run to resume: name CONFIG first)");
     }
     const auto moves = [](const std::string& set) { return set.starts_with("run.folder"); };
     if (resume_run_.find('/') == std::string::npos && std::any_of(sets_.begin(), sets_.end(), moves)) {
-      throw Error(ErrorKind::kUsage, "launcher",
-                  "without CONFIG a run is looked up in " + RunConfig{}.folder +
-                      ", whatever --set run.folder says: name its path, --resume FOLDER/NAME");
+      refuse_usage("without CONFIG a run is looked up in " + RunConfig{}.folder +
+                   ", whatever --set run.folder says: name its path, --resume FOLDER/NAME");
     }
     resume_run_ = find_run(RunConfig{}.folder, resume_run_);
     config_path_ = resume_run_ + "/config.toml";
