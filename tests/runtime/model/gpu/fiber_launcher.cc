@@ -1,6 +1,11 @@
 // See fiber_launcher.h.
+
+// Its longjmp refuses to go to another stack.
+#undef _FORTIFY_SOURCE
+
 #include "tests/runtime/model/gpu/fiber_launcher.h"
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -15,6 +20,24 @@ namespace {
 constexpr size_t kStackBytes = 64 << 10;
 constexpr int kMostThreads = 1024;  // of a block
 
+// Where a fiber or the scheduler goes on. begin() and go() save where the caller is, which they return to when somebody
+// goes there.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)  // they know swapcontext
+using Place = ucontext_t;
+void begin(Place& from, const ucontext_t& fiber) { swapcontext(&from, &fiber); }
+void go(Place& from, const Place& to) { swapcontext(&from, &to); }
+#else  // without a system call for the signal mask, which would take most of the time
+struct Place {
+  jmp_buf at;
+};
+[[gnu::noinline]] void begin(Place& from, const ucontext_t& fiber) {
+  if (_setjmp(from.at) == 0) setcontext(&fiber);
+}
+[[gnu::noinline]] void go(Place& from, Place& to) {
+  if (_setjmp(from.at) == 0) _longjmp(to.at, 1);
+}
+#endif
+
 // Runs functions that wait for each other, on one thread of the CPU.
 class Fibers {
  public:
@@ -22,23 +45,15 @@ class Fibers {
   void run(int count, bool backwards, const std::function<void(int)>& body) {
     body_ = &body;
     ended_.assign(static_cast<size_t>(count), false);
-    for (int i = 0; i < count; ++i) {
-      ucontext_t& fiber = contexts_[static_cast<size_t>(i)];
-      getcontext(&fiber);
-      std::vector<char>& stack = stacks_[static_cast<size_t>(i)];
-      stack.resize(kStackBytes);
-      fiber.uc_stack.ss_sp = stack.data();
-      fiber.uc_stack.ss_size = stack.size();
-      fiber.uc_link = &scheduler_;
-      makecontext(&fiber, &Fibers::enter, 0);
-    }
+    while (stacks_.size() < ended_.size()) add();
     for (int ended = 0; ended < count;) {
       for (int i = 0; i < count; ++i) {
         current_ = static_cast<size_t>(backwards ? count - 1 - i : i);
-        swapcontext(&scheduler_, &contexts_[current_]);
+        go(scheduler_, places_[current_]);
       }
       ended = static_cast<int>(std::count(ended_.begin(), ended_.end(), true));
       if (ended != 0 && ended != count) {
+        stacks_.clear();  // other fibers take the places of those that wait
         throw std::logic_error(std::to_string(ended) + " of " + std::to_string(count) +
                                " threads of a group have ended while the others wait for them");
       }
@@ -46,7 +61,7 @@ class Fibers {
   }
 
   // Called by a function: goes on when all others wait, too.
-  void wait() { swapcontext(&contexts_[current_], &scheduler_); }
+  void wait() { go(places_[current_], scheduler_); }
 
   static Fibers& instance() {
     static Fibers fibers;
@@ -54,18 +69,33 @@ class Fibers {
   }
 
  private:
-  Fibers() : contexts_(kMostThreads), stacks_(kMostThreads) {}
+  Fibers() : places_(kMostThreads) {}
+
+  // Adds a fiber that waits for its first function.
+  void add() {
+    current_ = stacks_.size();
+    stacks_.emplace_back(kStackBytes);
+    ucontext_t fiber;
+    getcontext(&fiber);
+    fiber.uc_stack.ss_sp = stacks_.back().data();
+    fiber.uc_stack.ss_size = stacks_.back().size();
+    makecontext(&fiber, &Fibers::enter, 0);
+    begin(scheduler_, fiber);
+  }
 
   static void enter() {
     Fibers& f = instance();
     const size_t own = f.current_;
-    (*f.body_)(static_cast<int>(own));
-    f.ended_[own] = true;
+    for (;;) {
+      go(f.places_[own], f.scheduler_);
+      (*f.body_)(static_cast<int>(own));
+      f.ended_[own] = true;
+    }
   }
 
   const std::function<void(int)>* body_ = nullptr;
-  ucontext_t scheduler_{};
-  std::vector<ucontext_t> contexts_;
+  Place scheduler_{};
+  std::vector<Place> places_;
   std::vector<std::vector<char>> stacks_;
   std::vector<bool> ended_;
   size_t current_ = 0;

@@ -115,71 +115,73 @@ constexpr Width kWidths[] = {{1},    {3},    {8},    {64},   {64, false}, {100},
                              {4096}, {4097}, {4104}, {8200}, {16400},     {17000, false}};
 
 TEST_F(GpuOps, RmsNorm) {
+  bool residual = false;  // in turn: each type and each width meets both
   for (const at::ScalarType type : kTypes) {
+    residual = !residual;
     for (const auto& [dim, aligned] : kWidths) {
-      for (const bool residual : {false, true}) {
-        const std::string what =
-            "dim " + std::to_string(dim) + (aligned ? "" : ", not aligned") + (residual ? ", with a residual" : "");
-        const int64_t rows = dim > 4000 ? 3 : 7;
-        const at::Tensor x = random({rows, dim}, type, aligned);
-        const NormWeight weight(random({dim}, type), residual ? 1 : 0);
-        const at::Tensor delta = residual ? random({rows, dim}, type) : at::Tensor();
-        const Tensors got = twice([&]() -> Tensors {
-          const RmsNorm r = kernels.add_rms_norm(x, delta, weight, 1e-5);
-          return {r.sum, r.y, r.inv_rms};
-        });
-        const bool vectors = aligned && dim * x.element_size() % 16 == 0;
-        const bool several = vectors && dim * x.element_size() <= 256;  // four rows at once
-        for (const FiberLauncher::Started& s : started) {
-          EXPECT_EQ(s.vectors, vectors) << what;
-          EXPECT_EQ(s.groups, several ? 2 : rows) << what;
-        }
-        if (residual) {
-          expect_near(got[0], wide(x) + wide(delta), /*plain=*/0, what + ": sum");
-        } else {
-          EXPECT_TRUE(got[0].is_same(x));
-        }
-        // The statistics are those of the rounded sum.
-        const auto want = [&](at::ScalarType t) -> Tensors {
-          const RmsNorm r = composed.add_rms_norm(as(t, got[0]), {}, as(t, weight), 1e-5);
-          return {r.y, r.inv_rms};
-        };
-        expect_as_composed({got[1], got[2].view({rows, 1})}, want, what + ": y and statistics");
+      const std::string what =
+          "dim " + std::to_string(dim) + (aligned ? "" : ", not aligned") + (residual ? ", with a residual" : "");
+      const int64_t rows = dim > 4000 ? 3 : 7;
+      const at::Tensor x = random({rows, dim}, type, aligned);
+      const NormWeight weight(random({dim}, type), residual ? 1 : 0);
+      const at::Tensor delta = residual ? random({rows, dim}, type) : at::Tensor();
+      const Tensors got = twice([&]() -> Tensors {
+        const RmsNorm r = kernels.add_rms_norm(x, delta, weight, 1e-5);
+        return {r.sum, r.y, r.inv_rms};
+      });
+      const bool vectors = aligned && dim * x.element_size() % 16 == 0;
+      const bool several = vectors && dim * x.element_size() <= 256;  // four rows at once
+      for (const FiberLauncher::Started& s : started) {
+        EXPECT_EQ(s.vectors, vectors) << what;
+        EXPECT_EQ(s.groups, several ? 2 : rows) << what;
       }
+      if (residual) {
+        expect_near(got[0], wide(x) + wide(delta), /*plain=*/0, what + ": sum");
+      } else {
+        EXPECT_TRUE(got[0].is_same(x));
+      }
+      // The statistics are those of the rounded sum.
+      const auto want = [&](at::ScalarType t) -> Tensors {
+        const RmsNorm r = composed.add_rms_norm(as(t, got[0]), {}, as(t, weight), 1e-5);
+        return {r.y, r.inv_rms};
+      };
+      expect_as_composed({got[1], got[2].view({rows, 1})}, want, what + ": y and statistics");
+      residual = !residual;
     }
   }
 }
 
 TEST_F(GpuOps, RmsNormGradient) {
+  bool residual = false;  // in turn: each type and each width meets both
   for (const at::ScalarType type : kTypes) {
+    residual = !residual;
     for (const auto& [dim, aligned] : kWidths) {
-      for (const bool residual : {false, true}) {
-        const std::string what = "dim " + std::to_string(dim) + (aligned ? "" : ", not aligned") +
-                                 (residual ? ", with a gradient of the sum" : "");
-        const int64_t rows = dim > 4000 ? 3 : 7;
-        const at::Tensor sum = random({rows, dim}, type, aligned);
-        const NormWeight weight(random({dim}, type), residual ? 1 : 0);
-        const at::Tensor dy = random({rows, dim}, type);
-        const at::Tensor dsum = residual ? random({rows, dim}, type) : at::Tensor();
-        const at::Tensor inv_rms = composed.add_rms_norm(wide(sum), {}, as(at::kDouble, weight), 1e-5).inv_rms;
-        const Tensors got = twice([&]() -> Tensors {
-          const RmsNormGradient r =
-              kernels.add_rms_norm_backward(dy, dsum, sum, weight, inv_rms.to(place.device(), at::kFloat).view({rows}));
-          return {r.dx, r.dweight};
-        });
-        EXPECT_EQ(got[1].scalar_type(), at::kFloat) << what;  // a tile's part is not rounded
-        if (!started.empty()) {
-          EXPECT_EQ(started[0].vectors, aligned && dim * sum.element_size() % 16 == 0) << what;
-        }
-        const auto want = [&](at::ScalarType t) -> Tensors {
-          const RmsNormGradient r = composed.add_rms_norm_backward(as(t, dy), as(t, dsum), as(t, sum), as(t, weight),
-                                                                   as(t, as(at::kFloat, inv_rms)));
-          return {r.dx, r.dweight};
-        };
-        // In a row of one element the terms of dx cancel.
-        const double terms = testing::largest(wide(dy) * (wide(weight.weight) + weight.offset) * inv_rms);
-        expect_as_composed(got, want, what, {dim == 1 ? terms : 0});
+      const std::string what = "dim " + std::to_string(dim) + (aligned ? "" : ", not aligned") +
+                               (residual ? ", with a gradient of the sum" : "");
+      const int64_t rows = dim > 4000 ? 3 : 7;
+      const at::Tensor sum = random({rows, dim}, type, aligned);
+      const NormWeight weight(random({dim}, type), residual ? 1 : 0);
+      const at::Tensor dy = random({rows, dim}, type);
+      const at::Tensor dsum = residual ? random({rows, dim}, type) : at::Tensor();
+      const at::Tensor inv_rms = composed.add_rms_norm(wide(sum), {}, as(at::kDouble, weight), 1e-5).inv_rms;
+      const Tensors got = twice([&]() -> Tensors {
+        const RmsNormGradient r =
+            kernels.add_rms_norm_backward(dy, dsum, sum, weight, inv_rms.to(place.device(), at::kFloat).view({rows}));
+        return {r.dx, r.dweight};
+      });
+      EXPECT_EQ(got[1].scalar_type(), at::kFloat) << what;  // a tile's part is not rounded
+      if (!started.empty()) {
+        EXPECT_EQ(started[0].vectors, aligned && dim * sum.element_size() % 16 == 0) << what;
       }
+      const auto want = [&](at::ScalarType t) -> Tensors {
+        const RmsNormGradient r = composed.add_rms_norm_backward(as(t, dy), as(t, dsum), as(t, sum), as(t, weight),
+                                                                 as(t, as(at::kFloat, inv_rms)));
+        return {r.dx, r.dweight};
+      };
+      // In a row of one element the terms of dx cancel.
+      const double terms = testing::largest(wide(dy) * (wide(weight.weight) + weight.offset) * inv_rms);
+      expect_as_composed(got, want, what, {dim == 1 ? terms : 0});
+      residual = !residual;
     }
   }
 }
