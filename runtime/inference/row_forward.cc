@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "attention/execution/planned_call.h"
+#include "attention/execution/terms_in_job.h"
 #include "attention/pattern/pattern.h"
 #include "common/error.h"
 #include "common/text.h"
@@ -55,6 +56,13 @@ LayerRequests row_requests(const ModelSection& model, const RowOptions& o, int64
   config.attention.machine = o.machine;
   config.attention.even = false;
   LayerRequests layers = training_stages(config, ranks)[0].layers;
+  for (PlanRequest& request : layers.distinct) {
+    PlanTerms terms = *request.terms;
+    terms.backward = false;
+    terms.memory = 0;  // what is free is found when the rows are computed
+    terms.or_leanest = true;
+    request.terms = std::move(terms);
+  }
   const Layout layout = row_layout(layers);
   for (int rank = 0; rank < ranks; ++rank) {
     if (layout.count(rank) > 0) continue;
@@ -74,6 +82,11 @@ at::Tensor RowForward::hidden(const LayerRequests& layers, const ForwardRows& ro
   const Layout layout = row_layout(layers, rows);
   const std::vector<Span>& spans = layout.spans[static_cast<size_t>(ring_.rank())];
   std::vector<PlanRequest> requests = requests_of(layers, rows);
+  const at::Device device = model_.parameters().device();
+  if (ring_.size() > 1 && requests[0].schedule == ScheduleKind::kAuto) {
+    const int64_t least = least_free_bytes(ring_, device, {label + ", looking at free memory"});
+    for (PlanRequest& request : requests) request.terms = terms_in_job(request.terms, ring_, least);
+  }
   hold_bits(requests, spans);
   std::vector<PlannedCall> calls;
   for (size_t i = 0; i < layers.of_layer.size(); ++i) {

@@ -271,7 +271,7 @@ LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, in
 
 TermsPointer attention_terms(const Config& c, std::string_view device) {
   const int64_t bytes = c.model.dtype == "fp64" ? 8 : c.model.dtype == "fp32" ? 4 : 2;
-  // Until it is known what is free (choose_attention), memory decides: it bounds how long rows may be.
+  // Until it is known what is free (choose_for_run), memory decides: it bounds how long rows may be.
   PlanTerms terms = *terms_of(c.attention.machine, "attention.machine", device, c.model.head_dim(), bytes);
   terms.memory = kLeanest;
   return terms;
@@ -420,9 +420,9 @@ bool choose_for_stage(Stage& stage, const Config& c, const Lacks& lacks, std::ve
 
 }  // namespace
 
-ChosenAttention choose_attention(std::vector<Stage>& stages, const Config& c, std::string_view device,
-                                 const RankHosts& hosts, const Lacks& lacks, const std::string& recorded) {
-  ChosenAttention choice;
+RunChoice choose_for_run(std::vector<Stage>& stages, const Config& c, std::string_view device, const RankHosts& hosts,
+                         const Lacks& lacks, const std::string& recorded) {
+  RunChoice choice;
   if (hosts.ranks() == 1 || (!chooses_schedules(c) && c.attention.layout != kAutoLayout)) return choice;
   PlanTerms terms = *on_hosts(attention_terms(c, device), hosts);
   terms.or_leanest = true;

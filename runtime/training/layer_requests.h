@@ -97,7 +97,7 @@ void keep_schedules(const std::vector<Stage>& chosen, int64_t data_ranks, std::v
 using Lacks = std::function<std::optional<double>(const std::vector<Stage>& stages)>;
 
 // What `auto` was found to stand for.
-struct ChosenAttention {
+struct RunChoice {
   // For each stage whose layout is `auto`, and for each of its requests whose schedule is: what is chosen and why, and
   // why not the others. Adaptive patterns, whose calls choose for themselves, have none.
   std::vector<std::string> lines;
@@ -110,11 +110,11 @@ struct ChosenAttention {
 // in what would not fit, the one that holds the most yields first. If nothing fits, or what is free is not known, they
 // have the leanest. `recorded` is the record of an earlier choice, or empty: stages for which the same was asked then
 // keep it as long as the run fits. All ranks come to the same if `lacks` returns the same on them.
-ChosenAttention choose_attention(std::vector<Stage>& stages, const Config& config, std::string_view device,
-                                 const RankHosts& hosts, const Lacks& lacks, const std::string& recorded);
+RunChoice choose_for_run(std::vector<Stage>& stages, const Config& config, std::string_view device,
+                         const RankHosts& hosts, const Lacks& lacks, const std::string& recorded);
 
 // After what stages hold has been planned: lets the calls of batches whose documents are apart, and those of adaptive
-// patterns, choose again among the schedules that hold no more than the one chosen by choose_attention.
+// patterns, choose again among the schedules that hold no more than the one chosen by choose_for_run.
 void let_calls_choose(std::vector<Stage>& stages, const Config& config);
 
 }  // namespace annulus

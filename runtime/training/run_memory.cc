@@ -71,7 +71,7 @@ RunMemory require_memory_for(const Config& config, std::vector<Stage>& stages, c
   constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
   const bool known = free && switch_from_environment("ANNULUS_MEMORY_CHECK", true);
   // All rings choose by the hosts of the first one, and so alike.
-  const ChosenAttention choice = choose_attention(
+  const RunChoice choice = choose_for_run(
       stages, config, gpu ? "cuda" : "cpu", world.hosts().first(context),
       [&](const std::vector<Stage>& tried) -> std::optional<double> {
         int64_t most = std::numeric_limits<int64_t>::min();

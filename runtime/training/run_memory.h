@@ -29,11 +29,11 @@ struct RunDevice {
 struct RunMemory {
   MemoryPlan plan;         // save_copy is 0 if it does not fit
   bool copies_fit = true;  // whether what checkpoint.background copies is free on all ranks
-  std::string attention;   // ChosenAttention::record
+  std::string attention;   // RunChoice::record
 };
 
 // Collective. Lets `auto` choose for `stages`, the result of check_training, among what fits on all ranks with all that
-// the plan names, also what caches and pool may hold, and the copies of a checkpoint (choose_attention).
+// the plan names, also what caches and pool may hold, and the copies of a checkpoint (choose_for_run).
 // `recorded` is RunMemory::attention of the run that is resumed, or empty. `say` gets lines for the user. Raises
 // Error(kResource) on all ranks if the run itself does not fit: on a host with too little memory the kernel would kill
 // some process without a message.
