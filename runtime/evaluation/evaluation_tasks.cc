@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -40,14 +39,10 @@ void refuse_if_interrupted() {
   if (interrupted()) throw Error(ErrorKind::kResource, "evaluate", "it was asked to stop while it made prompts");
 }
 
-std::string lower(std::string text) {
-  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return text;
-}
-
-// What of an answer a decoded one has: for tasks on text, the share of the strings that it contains, whatever their
-// case (RULER's string_match_all); for tasks on ids, 1 if it is the answer.
-double share_found(const TaskPrompt& prompt, const std::vector<int64_t>& ids, const std::optional<TokenTable>& table) {
+// What of an answer a decoded one has: for tasks on text, the share of the strings that it contains; for tasks on ids,
+// 1 if it is the answer.
+double share_decoded(const TaskPrompt& prompt, const std::vector<int64_t>& ids,
+                     const std::optional<TokenTable>& table) {
   if (prompt.answers.empty()) {
     const std::vector<int64_t> answer(prompt.tokens.begin() + prompt.answer, prompt.tokens.end());
     return ids.size() >= answer.size() && std::equal(answer.begin(), answer.end(), ids.begin()) ? 1 : 0;
@@ -60,9 +55,7 @@ double share_found(const TaskPrompt& prompt, const std::vector<int64_t>& ids, co
       text += table->bytes(id);
     }
   }
-  text = lower(text);
-  const auto holds = [&](const std::string& answer) { return text.find(lower(answer)) != std::string::npos; };
-  return static_cast<double>(std::ranges::count_if(prompt.answers, holds)) / static_cast<double>(prompt.answers.size());
+  return share_found(prompt.answers, text);
 }
 
 }  // namespace
@@ -172,7 +165,7 @@ void EvaluationJob::evaluate_cell(Forward& forward, const Cell& cell, const Task
     int64_t answered = options_.generate ? 0 : count;
     for (; answered < count && !results.stopped; ++answered) {
       const std::vector<int64_t> ids = decode(forward, {at + 3, at + 3 + at[0]}, at[1], cell.length, decoder, results);
-      if (forward.world.rank() == 0) found += share_found(prompts[static_cast<size_t>(answered)], ids, decoder.table);
+      if (forward.world.rank() == 0) found += share_decoded(prompts[static_cast<size_t>(answered)], ids, decoder.table);
       at += 3 + at[2];
       results.stopped = forward.stopped({label + ", asking whether to stop"});
     }

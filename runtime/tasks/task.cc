@@ -89,4 +89,11 @@ TaskPrompt make_prompt(const TaskSettings& settings, int64_t sample) {
   return kind.make(settings, TaskDraws(settings.seed, settings.name, sample), sample);
 }
 
+double share_found(const std::vector<std::string>& answers, const std::string& text) {
+  const std::string in = lower_case(text);
+  const auto holds = [&](const std::string& answer) { return in.find(lower_case(answer)) != std::string::npos; };
+  return static_cast<double>(std::count_if(answers.begin(), answers.end(), holds)) /
+         static_cast<double>(answers.size());
+}
+
 }  // namespace annulus

@@ -55,4 +55,8 @@ std::vector<int64_t> byte_ids(const std::string& text);
 // if the tokenizer merges the end of the prompt with the beginning of the answer, the merged token is scored, too.
 TaskPrompt make_prompt(const TaskSettings& settings, int64_t sample);
 
+// What of a decoded text is right: the share of `answers` (TaskPrompt) that it contains, whatever the case of its
+// letters, as RULER's string_match_all counts. There must be one answer at least.
+double share_found(const std::vector<std::string>& answers, const std::string& text);
+
 }  // namespace annulus

@@ -55,6 +55,16 @@ TEST(Task, SomeHaveADepthAndSomeAreText) {
   }
 }
 
+TEST(Task, DecodedTextsAreScoredByTheShareOfAnswersThatTheyHold) {
+  const std::vector<std::string> answers = {"VQXTB", "4821937", "apple"};
+  EXPECT_EQ(share_found(answers, " vqxtb, then Apple and 4821937."), 1) << "any order, and any case";
+  EXPECT_EQ(share_found(answers, "4821937 4821937"), 1.0 / 3) << "each counts once";
+  EXPECT_EQ(share_found(answers, "pineAPPLEs: 4821937"), 2.0 / 3) << "also inside other words";
+  EXPECT_EQ(share_found(answers, "VQXT B, 482193, app-le"), 0);
+  EXPECT_EQ(share_found(answers, ""), 0);
+  EXPECT_EQ(share_found({"aPPle"}, "An APPLE"), 1);
+}
+
 TEST(Task, RefusesALengthThatIsTooShortAndTakesTheOneItNames) {
   for (const std::string& name : task_names()) {
     int64_t needed = 0;
