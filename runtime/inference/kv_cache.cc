@@ -210,9 +210,12 @@ LayerRequests KvCache::begin_divided(int64_t n) {
   LayerRequests layers;
   layers.of_layer = kind_of_layer_;
   for (const LayerKind& kind : kinds_) {
+    // By the ring a rank holds two blocks of other ranks' keys at most, as generation_bytes counts. What `auto` takes
+    // may hold those of all ranks.
     layers.distinct.push_back({.shape = shape(n),
                                .pattern = of_prefix(kind, n),
                                .layout = settings_.layout,
+                               .schedule = ScheduleKind::kRing,
                                .ranks = comm_.size(),
                                .uneven_lengths = {},
                                .keep_last = false});

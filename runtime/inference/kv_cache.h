@@ -60,8 +60,8 @@ class KvCache {
   void begin(int64_t n);
   Attended attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer,
                   const at::Tensor& sinks);
-  // Each rank computes its positions by the layout of the requests that this returns, and `attention` is that of these
-  // requests (RowForward). Only if divides(n).
+  // Each rank computes its positions by the layout of the requests that this returns, whose schedule is the ring, and
+  // `attention` is that of these requests (RowForward). Only if divides(n).
   LayerRequests begin_divided(int64_t n);
   Attended attend_divided(const Attend& attention, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           int64_t layer, const at::Tensor& sinks) const;

@@ -128,6 +128,18 @@ TEST(Generator, NarrowTypesAreAsExactAsTheFullForward) {
   }
 }
 
+// The memory that is planned for a prompt is that of the ring.
+TEST(Generator, PromptsOverRanksGoByTheRing) {
+  run_ranks(3, [&](Communicator& comm) {
+    const std::vector<PatternSpec> patterns = {causal_pattern(),
+                                               parse_pattern("{ kind = \"window\", left = 5, right = 0 }", "test")};
+    KvCache cache(tiny(), patterns, cache_of(400), at::TensorOptions(at::kDouble), comm);
+    for (const PlanRequest& request : cache.begin_divided(270).distinct) {
+      EXPECT_EQ(request.schedule, ScheduleKind::kRing);
+    }
+  });
+}
+
 TEST(Generator, EqualsTheFullForward) {
   const Model model = lively_model();
   const std::vector<int64_t> tokens = some_tokens(300);
