@@ -18,16 +18,11 @@
 namespace annulus {
 namespace {
 
-// Prompt `trial` of the `trials` of a task in rows of this length, whose tokens are bytes or ids.
-TaskPrompt prompt_of(const std::string& task, const Config& config, bool bytes, int64_t length, int64_t trial) {
+// Prompt `trial` of the `trials` of a task in rows of this length. Tasks on text are for data of bytes.
+TaskPrompt prompt_of(const std::string& task, const Config& config, int64_t length, int64_t trial) {
   const auto trials = static_cast<double>(config.validation.trials);
   TaskSettings settings{.name = task, .length = length, .depth = (static_cast<double>(trial) + 0.5) / trials};
   settings.vocab = config.model.vocab;
-  if (is_text_task(task) && !bytes) {
-    throw Error(ErrorKind::kUsage, "train",
-                "validation.tasks has " + task +
-                    ", which is text, but the tokens of the data are ids of a tokenizer: annulus evaluate can run it");
-  }
   settings.encode = byte_ids;
   return make_prompt(settings, trial);
 }
@@ -37,10 +32,22 @@ TaskPrompt prompt_of(const std::string& task, const Config& config, bool bytes, 
 void Training::require_tasks() const {
   for (const std::string& named : config_.validation.tasks) {
     for (const std::string& task : tasks_of(named)) {
+      if (is_text_task(task) && !data_.is_text()) {
+        throw Error(
+            ErrorKind::kUsage, "train",
+            "validation.tasks has " + task +
+                ", which is text, but the tokens of the data are ids of a tokenizer: annulus evaluate can run it");
+      }
       for (const Stage& stage : stages_) {
-        // Prompts differ in the least length that they need.
-        for (int64_t trial = 0; trial < config_.validation.trials; ++trial) {
-          prompt_of(task, config_, data_.is_text(), stage.context, trial);
+        try {
+          // Prompts differ in the least length that they need.
+          for (int64_t trial = 0; trial < config_.validation.trials; ++trial) {
+            prompt_of(task, config_, stage.context, trial);
+          }
+        } catch (const Error& error) {
+          throw Error(error.kind(), "train",
+                      "validation.tasks, in rows of data.context = " + std::to_string(stage.context) + ": " +
+                          std::string(error.message()));
         }
       }
     }
@@ -62,7 +69,7 @@ TaskResult Training::answer(const std::string& task, const std::function<bool()>
     for (int64_t row = 0; row < shape.own_rows; ++row) {
       const int64_t trial = first + shape.first_row + row;
       if (trial >= trials) break;
-      const TaskPrompt prompt = prompt_of(task, config_, data_.is_text(), now.context, trial);
+      const TaskPrompt prompt = prompt_of(task, config_, now.context, trial);
       const auto size = static_cast<int64_t>(prompt.tokens.size());
       std::copy_n(prompt.tokens.begin(), size - 1, rows[row].data_ptr<int64_t>());  // the last predicts nothing
       std::copy_n(prompt.tokens.begin() + prompt.answer, size - prompt.answer,

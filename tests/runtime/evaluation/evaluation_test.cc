@@ -246,6 +246,15 @@ TEST(Evaluation, ValidationsScoreTasks) {
   for (const double loss : losses) EXPECT_NEAR(loss, losses[0], 1e-10);
 }
 
+TEST(Evaluation, ValidationsRefuseTasksThatTheirRowsCannotHave) {
+  const TestFolder folder;
+  Config c = exact_config(folder);
+  c.data.context = 32;
+  c.validation.tasks = {"copy"};
+  expect_error(ErrorKind::kUsage, {"validation.tasks", "data.context = 32", "copy needs at least 34 tokens"},
+               [&] { train(c, 1); });
+}
+
 // A model that has diverged has no first choice.
 TEST(Evaluation, LogitsThatAreNoNumbersAreNeverRight) {
   ModelShape shape;
