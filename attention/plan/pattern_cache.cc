@@ -57,10 +57,12 @@ void raise_to(const PatternSpec& spec, AttentionShape& shape) {
     raise(shape.batch, spec.blocks.given->batch);
     raise(shape.heads, spec.blocks.given->heads);
   }
-  for (const Slice& slice : spec.slices) {
-    if (!slice.batch.empty()) raise(shape.batch, slice.batch.last() + 1);
-    if (!slice.heads.empty()) raise(shape.heads, slice.heads.last() + 1);
-  }
+  // A slice that names no batch rows or heads has all there can be, far beyond the limit of a shape (pattern.h).
+  constexpr int64_t kMost = int64_t{1} << 24;
+  const auto raise_past = [&](int64_t& number, const Span& named) {
+    if (!named.empty() && named.last() < kMost) raise(number, named.last() + 1);
+  };
+  for (const Slice& slice : spec.slices) raise_past(shape.batch, slice.batch), raise_past(shape.heads, slice.heads);
   raise(shape.heads, output_divisor(spec));  // branches whose outputs are averaged need a head each
 }
 

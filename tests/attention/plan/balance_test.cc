@@ -330,6 +330,14 @@ TEST(Balance, HeadsAndRowsThatAreAlikeDoNotMoveCuts) {
   EXPECT_EQ(query_layout(balanced(spec, shape, 8)).spans, one.spans);
 }
 
+TEST(Balance, SlicesOfAllRowsAndHeadsAreDealtAsOne) {
+  const PatternSpec all = parse_pattern(
+      "{ kind = \"slices\", slices = [{ queries = [0, 1, 4096], keys = [0, 1, 4096], hi = 0 }] }", "test");
+  AttentionShape shape = shape_of(4096);
+  shape.batch = 3, shape.heads = 2;
+  EXPECT_EQ(query_layout(balanced(all, shape, 4)).spans, query_layout(balanced(causal_pattern(), shape, 4)).spans);
+}
+
 TEST(Balance, EvenNeedsAMultipleOfTheRanks) {
   PlanRequest request = balanced(causal_pattern(), shape_of(2050), 4);
   request.even = true;
