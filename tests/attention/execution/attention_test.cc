@@ -11,6 +11,7 @@
 
 #include <cmath>
 #include <limits>
+#include <string>
 
 #include "attention/oracle/oracle.h"
 #include "attention/plan/traffic.h"
@@ -212,14 +213,21 @@ TEST(Attention, NonFiniteValuesOfAnotherRankDoNotLeak) {
 }
 
 TEST(Attention, RepeatedRunsAreBitIdentical) {
-  const PlanRequest request = causal_ring(4, 256);
+  PlanRequest request = causal_ring(4, 256);
   const Inputs in = random_inputs(request.shape, 16, at::kFloat);
-  const RankResults a = run_everywhere(request, in, KernelKind::kAuto),
-                    b = run_everywhere(request, in, KernelKind::kAuto);
-  EXPECT_TRUE(a.result.out.equal(b.result.out));
-  EXPECT_TRUE(a.result.dq.equal(b.result.dq));
-  EXPECT_TRUE(a.result.dk.equal(b.result.dk));
-  EXPECT_TRUE(a.result.dv.equal(b.result.dv));
+  for (const std::string& schedule : schedule_names()) {
+    request.schedule = parse_schedule(schedule, "test");
+    request.within = schedule == "ring" || schedule == "all-gather" || schedule == "auto" ? 0 : 2;
+    for (const LayoutKind layout : {LayoutKind::kZigzag, LayoutKind::kBalanced, LayoutKind::kStriped}) {
+      request.layout = layout;
+      const RankResults a = run_everywhere(request, in, KernelKind::kAuto),
+                        b = run_everywhere(request, in, KernelKind::kAuto);
+      EXPECT_TRUE(a.result.out.equal(b.result.out)) << request.text();
+      EXPECT_TRUE(a.result.dq.equal(b.result.dq)) << request.text();
+      EXPECT_TRUE(a.result.dk.equal(b.result.dk)) << request.text();
+      EXPECT_TRUE(a.result.dv.equal(b.result.dv)) << request.text();
+    }
+  }
 }
 
 // The lines that attention.h and docs/reference/cpp.md show.
