@@ -335,7 +335,9 @@ bool take_recorded(const std::string& record, const std::string& asked, const Co
     const nlohmann::json known = nlohmann::json::parse(record);
     if (known.at("asked").get<std::string>() != asked) return false;
     PlanTerms terms = *stages[0].layers.distinct[0].terms;
-    terms.machine = parse_machine(known.at("machine").get<std::string>(), "the machine of the checkpoint");
+    if (known.contains("machine")) {
+      terms.machine = parse_machine(known.at("machine").get<std::string>(), "the machine of the checkpoint");
+    }
     terms.memory = known.at("leanest").get<bool>() ? kLeanest : 0;
     terms.or_leanest = true;
     for (size_t s = 0; s < stages.size(); ++s) {
@@ -356,12 +358,19 @@ bool take_recorded(const std::string& record, const std::string& asked, const Co
   }
 }
 
-std::string record_of(const std::vector<Stage>& stages, const std::string& asked) {
+// Whether the calls of a request choose for themselves.
+bool calls_choose(const PlanRequest& request, const Config& c) {
+  return chooses_schedules(c) && request.ranks > 1 && (c.data.documents || is_adaptive(request.pattern));
+}
+
+// The machine is needed where calls are to choose again as they did.
+std::string record_of(const std::vector<Stage>& stages, const std::string& asked, const Config& c) {
   const PlanTerms& terms = *stages[0].layers.distinct[0].terms;
-  nlohmann::json record = {{"asked", asked}, {"machine", terms.machine.text()}, {"leanest", terms.memory == kLeanest}};
+  nlohmann::json record = {{"asked", asked}, {"leanest", terms.memory == kLeanest}};
   for (const Stage& stage : stages) {
     nlohmann::json calls;
     for (const PlanRequest& request : stage.layers.distinct) {
+      if (calls_choose(request, c)) record["machine"] = terms.machine.text();
       calls.push_back(
           {{"schedule", to_string(request.schedule)}, {"within", request.within}, {"bytes", request.terms->memory}});
     }
@@ -450,15 +459,14 @@ RunChoice choose_for_run(std::vector<Stage>& stages, const Config& c, std::strin
     if (all) break;
   }
   stages = std::move(chosen);
-  choice.record = record_of(stages, asked);
+  choice.record = record_of(stages, asked, c);
   return choice;
 }
 
 void let_calls_choose(std::vector<Stage>& stages, const Config& c) {
-  if (!chooses_schedules(c)) return;
   for (Stage& stage : stages) {
     for (PlanRequest& request : stage.layers.distinct) {
-      if (request.ranks == 1 || (!c.data.documents && !is_adaptive(request.pattern))) continue;
+      if (!calls_choose(request, c)) continue;
       request.schedule = ScheduleKind::kAuto;
       request.within = static_cast<int>(c.attention.within);
     }
