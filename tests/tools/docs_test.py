@@ -8,7 +8,7 @@
 - Pages are mentioned by links, and so are, once on each page, the configurations and examples that it names: an
   installation has them as well. Links to pages, sections and pictures work; docs/index.md leads to every page, and
   docs/questions.md from each question to its answer.
-- No page is longer than 400 lines, nor all together than 38,895 words, without printed blocks.
+- No page is longer than 400 lines, nor all together than 39,540 words, without printed blocks.
 
 docs_test.py PATH/docs/index.md.
 """
@@ -23,7 +23,7 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(sys.argv.pop(1))))
 INDEX = "docs/index.md"
 QUESTIONS = "docs/questions.md"
-MOST_LINES, MOST_WORDS = 400, 38895
+MOST_LINES, MOST_WORDS = 400, 39540
 CODES = "docs/how-to/troubleshooting.md"
 SKIPPED = ("runs",)
 CODE = (".cc", ".h", ".cu", ".py", ".sh", ".bzl")
