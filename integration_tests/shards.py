@@ -48,10 +48,15 @@ def _fork(workers):
         for pid, _ in started:
             codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     finally:
+        for pid, _ in started[len(codes):]:
+            os.kill(pid, signal.SIGTERM)
         for _, said in started:
             said.seek(0)
             shutil.copyfileobj(said, sys.stdout.buffer)
         sys.stdout.flush()
+    for worker, code in enumerate(codes):
+        if code not in (0, 1):
+            print(f"worker {worker} ended with {code}", file=sys.stderr)
     sys.exit(1 if any(codes) else 0)
 
 

@@ -58,6 +58,7 @@ def _end(ranks: list[_Rank]) -> None:
             rank.pipe.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(rank.process.pid, signal.SIGKILL)  # the session that it leads, with all that it started
+        rank.process.send_signal(signal.SIGKILL)  # if it was just forked, it does not lead one yet
     for rank in ranks:
         rank.process.wait()
         rank.output.close()

@@ -48,9 +48,9 @@ class Forked:
                         raise subprocess.TimeoutExpired("a rank", timeout or 0.0)
                 finally:
                     os.close(ended)
-                self._exit = self._template.ask(_PID.pack(self.pid))
-            except OSError:
-                self._exit = -signal.SIGKILL  # the template is gone, and this with it
+                self._exit = self._template.exit_of(self.pid)
+            except ProcessLookupError:  # the template is gone, and this with it
+                self._exit = -signal.SIGKILL
         return self._exit
 
 
@@ -76,6 +76,14 @@ class Template:
         except OSError as error:
             raise RuntimeError("the process that imports torch for a rank has ended; standard error may say why") from error
 
+    def exit_of(self, pid: int) -> int:
+        """Returns how a rank that has ended did so: its exit code, or the negative number of the signal. Raises ProcessLookupError if
+        the template has ended."""
+        try:
+            return self.ask(_PID.pack(pid))
+        except OSError as error:
+            raise ProcessLookupError(pid) from error
+
     @property
     def alive(self) -> bool:
         """Whether it runs and has answered so far."""
@@ -97,6 +105,7 @@ class Template:
 
 def _close(channel: socket.socket, process: subprocess.Popen) -> None:
     channel.close()
+    process.kill()  # it does not see the end of a channel that a fork of this process still holds
     process.wait()
 
 
@@ -161,6 +170,6 @@ if __name__ == "__main__":
     import torch.distributed  # noqa: F401
 
     gc.freeze()  # so that collections of ranks do not copy the memory that they share
-    with contextlib.suppress(KeyboardInterrupt, OSError):
+    with contextlib.suppress(KeyboardInterrupt, ConnectionError):  # what else ends it is to be read
         _serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
     os._exit(0)

@@ -49,6 +49,11 @@ def left(folder):
     return found
 
 
+def parent(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rsplit(")", 1)[1].split()[1])
+
+
 class RanksTest(unittest.TestCase):
     def test_it_returns_what_each_rank_returned_and_prints_by_rank(self):
         words = io.StringIO()
@@ -93,13 +98,26 @@ class RanksTest(unittest.TestCase):
                     self.assertLess(time.monotonic(), end)
                     self.assertIsNone(job.poll())
                     time.sleep(0.02)
+                templates = [parent(pid) for pid in left(folder)[::2]]
                 job.send_signal(number)
                 job.wait(END)
                 pids = left(folder)
                 if number == signal.SIGKILL:  # what ranks started is theirs to end
                     for pid in pids[1::2]:
                         os.kill(pid, signal.SIGKILL)
-                self.assertEqual([p for p in pids if not gone(p)], [])
+                self.assertEqual([p for p in pids + templates if not gone(p)], [])
+
+    def test_templates_are_kept_and_replaced(self):
+        first = run_ranks(2, ranks_cases.template)
+        self.assertNotIn(os.getpid(), first)
+        self.assertEqual(run_ranks(2, ranks_cases.template), first)
+        os.kill(first[1], signal.SIGKILL)
+        self.assertTrue(gone(first[1]))
+        second = run_ranks(2, ranks_cases.template)
+        self.assertEqual(second[0], first[0])
+        self.assertNotEqual(second[1], first[1])
+        third = run_ranks(2, ranks_cases.template, environment={"OMP_NUM_THREADS": "2"})
+        self.assertTrue(set(third).isdisjoint(second), "its environment is another one")
 
     def test_what_cannot_run_on_ranks_is_refused(self):
         for function, words in [(lambda: None, "must be defined at the top of a module"), (len, "must be written in a file")]:
