@@ -17,8 +17,7 @@ find_python() { # MINOR
 # Waits until no other script holds FILE, and holds it until this one ends. Returns 1 if it had to wait: what the other one
 # installed may be all that is needed.
 hold() { # FILE
-  mkdir -p .bazel
-  exec 9>"$1"
+  mkdir -p .bazel && exec 9>"$1" || fail "Could not make $1."  # callers test this, which switches set -e off
   flock -n 9 && return
   live "set-up  waiting for another set-up in this folder to end"
   flock 9

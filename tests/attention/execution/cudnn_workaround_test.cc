@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* kVariable = "TORCH_CUDNN_SDPA_AVOID_RECOMPILE";
 
-TEST(LibrarySettings, OnlyTheWrongValueIsReplaced) {
+TEST(CudnnWorkaround, OnlyTheWrongValueIsReplaced) {
   unsetenv(kVariable);
   EXPECT_FALSE(avoid_wrong_gradients());
   EXPECT_EQ(std::getenv(kVariable), nullptr);
@@ -24,7 +24,7 @@ TEST(LibrarySettings, OnlyTheWrongValueIsReplaced) {
 }
 
 // So that programs of others that call attention in C++ have right gradients as well.
-TEST(LibrarySettings, AttentionReplacesIt) {
+TEST(CudnnWorkaround, AttentionReplacesIt) {
   setenv(kVariable, "1", 1);
   PlanRequest request;
   request.shape = {.batch = 1, .heads = 1, .kv_heads = 1, .q_len = 8, .k_len = 8};
