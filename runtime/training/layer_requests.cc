@@ -353,9 +353,10 @@ bool take_recorded(const std::string& record, const std::string& asked, const Co
       }
     }
     return true;
-  } catch (const nlohmann::json::exception&) {  // of another version
-    return false;
+  } catch (const nlohmann::json::exception&) {
+  } catch (const Error&) {  // a name that only another version has
   }
+  return false;
 }
 
 // Whether the calls of a request choose for themselves.
@@ -387,11 +388,13 @@ std::string title(const char* what, const Stage& stage) {
 // Says what a stage has that was recorded.
 std::string recorded_line(const Stage& stage) {
   std::vector<std::string> schedules;
-  for (const PlanRequest& request : stage.layers.distinct) {
-    schedules.push_back(std::string(to_string(request.schedule)) +
-                        (request.within > 0 ? ", within " + std::to_string(request.within) : ""));
+  for (const PlanRequest& r : stage.layers.distinct) {
+    if (is_adaptive(r.pattern)) continue;
+    PlanCandidate taken;
+    taken.schedule = r.schedule, taken.within = r.within;
+    schedules.push_back(taken.name());
   }
-  return title("attention", stage) + join(schedules, "; ") + ", layout " +
+  return title("attention", stage) + join(schedules, "; ") + (schedules.empty() ? "layout " : ", layout ") +
          std::string(to_string(stage.layers.distinct[0].layout)) + ", as before the resume";
 }
 
@@ -452,10 +455,11 @@ RunChoice choose_for_run(std::vector<Stage>& stages, const Config& c, std::strin
     chosen = stages;
     choice.lines.clear();
     terms.memory = memory;
-    const bool all = std::all_of(chosen.begin(), chosen.end(), [&](Stage& stage) {
+    bool all = true;
+    for (Stage& stage : chosen) {
       set_terms(stage.layers, c, terms);
-      return choose_for_stage(stage, c, memory == kLeanest ? nullptr : lacks, choice.lines);
-    });
+      all = all && choose_for_stage(stage, c, memory == kLeanest ? nullptr : lacks, choice.lines);
+    }
     if (all) break;
   }
   stages = std::move(chosen);

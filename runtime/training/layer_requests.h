@@ -78,7 +78,7 @@ struct Stage {
 // Tells stages what their data hold: weights of targets, and prefix trees, for which it raises as require_causal.
 void take_data(std::vector<Stage>& stages, bool weighs, bool trees);
 
-// The terms by which `auto` chooses (attention/plan/choice.h), where the ranks compute on `device`, "cpu" or "cuda".
+// The terms by which `auto` chooses (attention/plan/time.h), where the ranks compute on `device`, "cpu" or "cuda".
 // Raises as find_machine does.
 TermsPointer attention_terms(const Config& config, std::string_view device);
 
@@ -99,7 +99,8 @@ using Lacks = std::function<std::optional<double>(const std::vector<Stage>& stag
 // What `auto` was found to stand for.
 struct RunChoice {
   // For each stage whose layout is `auto`, and for each of its requests whose schedule is: what is chosen and why, and
-  // why not the others. Adaptive patterns, whose calls choose for themselves, have none.
+  // why not the others; of a recorded choice, one line a stage. Adaptive patterns, whose calls choose for themselves,
+  // are left out.
   std::vector<std::string> lines;
   std::string warning;  // why it is not what was recorded, if that is so
   std::string record;   // for a checkpoint; empty if nothing was to be chosen

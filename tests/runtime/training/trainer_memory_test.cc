@@ -7,11 +7,14 @@
 #include <sstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "attention/plan/choice.h"
+#include "comm/hosts.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "runtime/training/job.h"
+#include "runtime/training/layer_requests.h"
 #include "runtime/training/memory_plan.h"
 #include "runtime/training/state/sharding.h"
 #include "runtime/training/trainer.h"
@@ -178,6 +181,27 @@ TEST_F(AutoAttention, AResumedRunThatWouldNotFitChoosesAgain) {
   EXPECT_TRUE(says(resumed, "before the resume the run would take 0.1 MB more than is free: it chooses again"))
       << resumed;
   EXPECT_TRUE(says(resumed, chosen_line(choice_.chosen()))) << resumed;
+}
+
+// What a checkpoint of another version may say.
+TEST_F(AutoAttention, ARecordThatCannotBeReadIsNoAnswer) {
+  const RankHosts hosts(std::vector<int>(kRanks, 0));
+  const auto choose = [&](const std::string& recorded) {
+    std::vector<Stage> stages = check_training(config_, kRanks);
+    return choose_for_run(
+        stages, config_, "cpu", hosts, [](const std::vector<Stage>&) { return 0.0; }, recorded);
+  };
+  const RunChoice chosen = choose("");
+  EXPECT_TRUE(says(choose(chosen.record).lines.at(0), ", as before the resume"));
+  std::string unknown = chosen.record;
+  const std::string name(to_string(choice_.chosen().schedule));
+  ASSERT_NE(unknown.find('"' + name + '"'), std::string::npos) << unknown;
+  unknown.replace(unknown.find('"' + name + '"'), name.size() + 2, "\"of another version\"");
+  for (const std::string& record : {unknown, std::string("no JSON")}) {
+    const RunChoice again = choose(record);
+    EXPECT_EQ(again.lines, chosen.lines) << record;
+    EXPECT_EQ(again.record, chosen.record) << record;
+  }
 }
 
 }  // namespace
