@@ -103,7 +103,8 @@ EvaluationJob::EvaluationJob(const EvaluationOptions& options, int ranks)
   }
   if (opened_.run()) bound_memory(opened_.run()->memory);
   const auto require_rows = [&](int64_t length) {
-    return row_requests(opened_.model(), options.attention, rows_at_once(length), length, ranks, "evaluate");
+    return row_requests(opened_.model(), options.attention, rows_at_once(length), length, ranks, /*backward=*/false,
+                        "evaluate");
   };
   if (!options.data.empty()) {
     data_.emplace(data_settings(options, opened_));

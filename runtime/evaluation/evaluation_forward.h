@@ -68,8 +68,8 @@ struct EvaluationJob::Forward {
   TokenScores score(const ForwardRows& of, const at::Tensor& targets, const std::string& label) {
     const c10::AutoGradMode no_grad(false);
     const Timed timed(*this);
-    const LayerRequests layers =
-        row_requests(section, options.attention, of.tokens.size(0), of.tokens.size(1), world.size(), "evaluate");
+    const LayerRequests layers = row_requests(section, options.attention, of.tokens.size(0), of.tokens.size(1),
+                                              world.size(), /*backward=*/false, "evaluate");
     const TokenScores scores = score_tokens(held.model(), rows.hidden(layers, of, label), targets,
                                             row_layout(layers, of), world.host(), label);
     tokens += of.tokens.numel();

@@ -45,7 +45,8 @@ LogitsJob::LogitsJob(const LogitsOptions& options, int ranks)
   kernel_ = parse_kernel(options.rows.kernel, "--kernel");
   validate(opened_.model());
   read_input();
-  layers_ = row_requests(opened_.model(), options.rows, tokens_.size(0), tokens_.size(1), ranks, "logits");
+  layers_ =
+      row_requests(opened_.model(), options.rows, tokens_.size(0), tokens_.size(1), ranks, options.backward, "logits");
 }
 
 void LogitsJob::read_input() {

@@ -44,7 +44,7 @@ void check_options(const RowOptions& o) {
 }
 
 LayerRequests row_requests(const ModelSection& model, const RowOptions& o, int64_t rows, int64_t length, int ranks,
-                           const char* module) {
+                           bool backward, const char* module) {
   Config config;
   config.model = model;
   if (!o.pattern.empty()) config.model.pattern = parse_pattern(o.pattern, "--pattern");
@@ -58,7 +58,7 @@ LayerRequests row_requests(const ModelSection& model, const RowOptions& o, int64
   LayerRequests layers = training_stages(config, ranks)[0].layers;
   for (PlanRequest& request : layers.distinct) {
     PlanTerms terms = *request.terms;
-    terms.backward = false;
+    terms.backward = backward;
     terms.memory = 0;  // what is free is found when the rows are computed
     terms.or_leanest = true;
     request.terms = std::move(terms);

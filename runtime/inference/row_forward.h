@@ -34,8 +34,9 @@ void check_options(const RowOptions& options);
 
 // Returns the attention requests of rows [rows, length] over `ranks` ranks. Raises Error(kPlan) if length, heads or
 // layout are incompatible with them, or if a rank has no position; `module` names the subcommand in the message.
+// backward: whether `auto` is to count a backward.
 LayerRequests row_requests(const ModelSection& model, const RowOptions& options, int64_t rows, int64_t length,
-                           int ranks, const char* module);
+                           int ranks, bool backward, const char* module);
 
 // Rows [B, S] that pass through the model together, equal on all ranks.
 struct ForwardRows {
