@@ -61,11 +61,14 @@ RunMemory require_memory_for(const Config& config, std::vector<Stage>& stages, c
   std::optional<AvailableMemory> free;
   FitRanks here{
       .ranks = world.size(), .ranks_of_a_host = on.ranks_here, .are = are, .memory = kAnyMachine, .planned = rank};
-  const auto nearest = [&] { return nearest_fit(config, here).text; };
+  const auto nearest = [&] {
+    bound_tiers(config, here);
+    return nearest_fit(config, here).text;
+  };
   together(world, label, [&] {
     free = on.available ? on.available() : available_memory(on.device);
     if (free) here.memory = static_cast<double>(free->bytes) / ranks;
-    bound_tiers(config, here);
+    if (config.memory.offload != "none" || config.optimizer.offload != "none") bound_tiers(config, here);
     require_memory("at least ", least_memory(config, sharding, context), ranks, free, nearest);
   });
   constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
