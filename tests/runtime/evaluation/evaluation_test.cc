@@ -161,8 +161,8 @@ TEST(Evaluation, LossesByPositionAreThoseOfTheLogits) {
       }
     }
   }
-  // In fp32 the goal is 1e-6 at every position. What may differ is the rounding of the model: that of a mean of few
-  // losses is about as large as against fp64.
+  // In fp32 the goal is 1e-6 at every position, beside the rounding of the model, which on one rank is as large as the
+  // greatest difference from fp64.
   o.dtype = "fp32";
   const EvaluationResults single = evaluate(o, 1);
   for (const int ranks : {2, 4}) {
@@ -173,10 +173,14 @@ TEST(Evaluation, LossesByPositionAreThoseOfTheLogits) {
             &b = many.sources.at(0).*buckets;
       ASSERT_EQ(a.size(), in_fp64.size());
       ASSERT_EQ(b.size(), in_fp64.size());
+      double rounding = 0;
+      for (size_t i = 0; i < a.size(); ++i) {
+        if (a[i].targets > 0) rounding = std::max(rounding, std::abs(a[i].mean() - in_fp64[i].mean()));
+      }
       for (size_t i = 0; i < a.size(); ++i) {
         EXPECT_EQ(a[i].targets, b[i].targets);
-        EXPECT_NEAR(a[i].mean(), b[i].mean(), 4 * std::abs(a[i].mean() - in_fp64[i].mean()) + 1e-6)
-            << ranks << " " << i;
+        if (a[i].targets == 0) continue;
+        EXPECT_NEAR(a[i].mean(), b[i].mean(), 4 * rounding + 1e-6) << ranks << " " << i;
       }
     }
   }
