@@ -8,7 +8,7 @@
 #include <optional>
 #include <utility>
 
-#include "attention/plan/choice.h"
+#include "attention/plan/time.h"
 #include "comm/agreement.h"
 #include "comm/bootstrap/launch_info.h"
 #include "common/environment.h"

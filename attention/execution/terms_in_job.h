@@ -1,4 +1,4 @@
-// The terms of `auto` in a running job (attention/plan/choice.h): which of its ranks share a host, and how much memory
+// The terms of `auto` in a running job (attention/plan/time.h): which of its ranks share a host, and how much memory
 // is free on the rank that has the least. Used by the modules, the operators for PyTorch, and attend.
 //
 // Thread safety: functions that may be called by several threads, each with its own communicator.

@@ -15,7 +15,7 @@
 namespace annulus {
 namespace {
 
-// Stretches that lie one after the other. Places are counted in tokens from the beginning of the first piece.
+// Stretches that lie one after the other. Places are counted in tokens from the beginning of the first one.
 class Line {
  public:
   Line(const PositionWork& work, const Stretches& pieces) : work_(work), pieces_(pieces) {

@@ -398,7 +398,8 @@ bool CallsChoice::refuse(const std::string& why) {
   for (PlanChoice& plan : of.plans) plans.push_back(&plan);
   std::stable_sort(plans.begin(), plans.end(),
                    [](const auto* a, const auto* b) { return a->chosen().bytes > b->chosen().bytes; });
-  const bool other = std::any_of(plans.begin(), plans.end(), [&](PlanChoice* plan) { return plan->refuse(why); });
+  bool other = false;
+  for (PlanChoice* plan : plans) other = other || plan->refuse(why);
   if (!other) {
     of.refused = why;
     const size_t was = best_;

@@ -19,12 +19,12 @@ struct Stretch {  // of the sequence, [begin, end)
 };
 using Stretches = std::vector<Stretch>;
 
-// Appends a piece, joined to the last one if it continues it.
+// Appends a stretch, joined to the last one if it continues it.
 void append(Stretches& pieces, Stretch piece);
 
-// Returns several ways to deal `parts`, which cover the sequence, each with the pieces of every rank. `before` is as in
-// PositionWork. A rank has as many tokens as in the layout contiguous. Few of the ways are even if parts are large: the
-// caller looks. The time is bounded by counted steps.
+// Returns several ways to deal `parts`, which cover the sequence, each with the stretches of every rank. `before` is as
+// in PositionWork. A rank has as many tokens as in the layout contiguous. Few of the ways are even if parts are large:
+// the caller looks. The time is bounded by counted steps.
 std::vector<std::vector<Stretches>> deal_parts(const std::vector<int64_t>& before, const Stretches& parts, int ranks);
 
 }  // namespace annulus

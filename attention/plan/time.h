@@ -1,6 +1,7 @@
 // The time that a plan takes on a machine, predicted. As for memory, each part says what it takes (step_costs), and one
 // sweep over the steps puts the parts in order: each rank has a clock, and a transfer waits for both of its ends.
-// Used by choice.h, `annulus plan` and `annulus bench plan`. Thread safety: functions without state.
+// Also the terms by which a schedule is chosen: machine, hosts and memory. Used by choice.h, by what asks for a choice
+// (modules, training, attend), `annulus plan` and `annulus bench plan`. Thread-safe.
 #pragma once
 
 #include <cstdint>
