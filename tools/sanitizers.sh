@@ -1,9 +1,9 @@
 #!/bin/bash
 # Runs tests under the compiler's sanitizers: collectives, what ranks that are threads share, and the threads of offload
-# under the thread sanitizer; collectives, checkpoints and the CPU kernels of attention under the address (with leaks) and
-# undefined-behaviour sanitizers together. The last line is "N passed, N failed".
-#   --all   also attention over ranks, the data reader, saves behind the training and training with sharded state, under
-#           both; takes an hour longer
+# under the thread sanitizer; collectives, checkpoints and the loops over one tile of attention under the address (with
+# leaks) and undefined-behaviour sanitizers together. The last line is "N passed, N failed".
+#   --all   also the kernels of attention under the latter, and attention over ranks, the data reader, saves behind the
+#           training and training with sharded state, under both; takes an hour longer
 # Used by .ci/run.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -19,9 +19,9 @@ all=()
 collectives=//tests/comm:threads_test
 shared=(//tests/memory/pool:pool_stress_test //tests/memory/pool:shared_memory_threads_test //tests/memory/tiers:offload_test
   //tests/memory/tiers:tiered_tensors_test)
+tiles=//tests/attention/kernels:tile_math_test
 kernels=(//tests/attention/kernels:kernel_test //tests/attention/kernels:kernel_parts_test
-  //tests/attention/kernels:tile_math_test //tests/attention/kernels:shared_keys_test
-  //tests/attention/kernels:windows_test)
+  //tests/attention/kernels:shared_keys_test //tests/attention/kernels:windows_test)
 checkpoints=(//tests/runtime/run:checkpoint_test //tests/runtime/run:checkpoint_faults_test)
 
 passed=0 failed=0
@@ -35,6 +35,6 @@ under() { # SANITIZER TARGET...
 }
 under tsan "$collectives" "${shared[@]}" ${all:+"${checkpoints[@]}"} "${all[@]}"
 under asan //tests/common:leaks_are_found_test "$collectives" //tests/memory/pool:pool_test //tests/memory/pool:pool_stress_test \
-  "${checkpoints[@]}" "${kernels[@]}" "${all[@]}"
+  "${checkpoints[@]}" "$tiles" ${all:+"${kernels[@]}"} "${all[@]}"
 echo "$passed passed, $failed failed"
 ((failed == 0))
