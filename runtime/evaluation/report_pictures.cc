@@ -38,13 +38,16 @@ std::string length_text(int64_t length) {
   return length % (1024 * 1024) == 0 ? with_commas(length / 1024 / 1024) + "M" : with_commas(length / 1024) + "K";
 }
 
-// "trained up to 1K and 8K": the longest rows of the trainings; "" if none is known.
+// "trained up to 256, 1K and 8K": the longest rows of the trainings; "" if none is known.
 std::string trained_up_to(const std::set<int64_t>& contexts) {
   std::vector<std::string> ends;
   for (const int64_t context : contexts) {
     if (context > 0) ends.push_back(length_text(context));
   }
-  return ends.empty() ? "" : "trained up to " + join(ends, " and ");
+  if (ends.empty()) return "";
+  const std::string last = ends.back();
+  ends.pop_back();
+  return "trained up to " + join(ends, ", ") + (ends.empty() ? "" : " and ") + last;
 }
 
 std::string joined(const std::vector<std::string>& parts) {

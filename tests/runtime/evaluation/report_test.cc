@@ -328,6 +328,10 @@ TEST(PerplexityPicture, HasALineForEachSourceOfEachRun) {
   for (const char* text : {"before: books", "after <8 & more>: code", "trained up to 512 and 1K"}) {
     EXPECT_EQ(two.count(text), 1) << text;
   }
+  EvaluationResults longest = results_of();
+  longest.context = 2048;
+  EXPECT_EQ(sound(perplexity_svg({{"a", before}, {"b", after}, {"c", longest}})).count("trained up to 512, 1K and 2K"),
+            1);
   after.sources.resize(1);
   EXPECT_EQ(sound(perplexity_svg({{"after", after}})).count("after"), 1);
   EXPECT_EQ(points_of(sound(perplexity_svg({{"", before}}, PositionIn::kDocument))), (std::vector<size_t>{5, 5}));
