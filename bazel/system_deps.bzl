@@ -33,7 +33,7 @@ def _own(label):
     text = str(Label(label))
     return text if text.startswith("@") else "@" + text
 
-def _lib(name, incdirs = [], globs = [], defines = [], linkopts = [], deps = [], cuda_linkopts = [], cuda_deps = []):
+def _lib(name, incdirs = [], globs = [], defines = [], linkopts = [], deps = [], cuda_linkopts = []):
     return """
 cc_library(
     name = "{n}",
@@ -49,7 +49,7 @@ cc_library(
         i = repr(incdirs),
         d = repr(defines),
         l = _select(cuda_linkopts) + repr(linkopts),
-        deps = _select(cuda_deps) + repr(deps),
+        deps = repr(deps),
     )
 
 def _select(with_cuda):
@@ -131,7 +131,6 @@ def _torch(rctx):
             "-lc10_cuda",
             "-Wl,--as-needed",
         ] if cuda else [],
-        cuda_deps = [":cudart"] if cuda else [],
     ), nvidia, root, cuda
 
 def _cuda(rctx, nvidia):

@@ -19,6 +19,8 @@ own visibility, but its object code comes with that of the whole unit.
 - Flags (copts, linkopts, local_defines) belong to the unit. A source that needs flags of its own is a cc_library beside
   the unit; if parts depend on it, it is listed in cc_unit's deps.
 - A package whose parts do not all use LibTorch has two units: cc_part(unit = "plain", ...), cc_unit(name = "plain").
+- What a part needs for CUDA alone (cuda_deps) is not passed on to the code that uses the part, so that its compile commands are
+  those of a build without CUDA, and a build for CUDA finds its object files.
 """
 
 load("@rules_cc//cc:defs.bzl", "cc_library")
@@ -32,6 +34,18 @@ def _select(cuda, cpu):
 def _inside(label):
     return label.startswith(":")
 
+def _linked_impl(ctx):
+    return [
+        CcInfo(linking_context = ctx.attr.dep[CcInfo].linking_context),
+        coverage_common.instrumented_files_info(ctx, dependency_attributes = ["dep"]),
+    ]
+
+# A library as far as the linker is concerned: without its headers, folders of headers and macros.
+_linked = rule(
+    implementation = _linked_impl,
+    attrs = {"dep": attr.label(providers = [CcInfo], mandatory = True)},
+)
+
 def cc_part(
         name,
         srcs = [],
@@ -40,7 +54,6 @@ def cc_part(
         cuda_srcs = [],
         cpu_srcs = [],
         cuda_deps = [],
-        cpu_deps = [],
         unit = "unit",
         **kwargs):
     """A library whose sources are compiled with its package's unit.
@@ -54,8 +67,7 @@ def cc_part(
       deps: as in cc_library; those of the same package are parts, or stand in cc_unit's deps.
       cuda_srcs: sources of builds for CUDA.
       cpu_srcs: sources of other builds.
-      cuda_deps: dependencies of builds for CUDA, of other packages.
-      cpu_deps: dependencies of other builds, of other packages.
+      cuda_deps: further dependencies of sources in builds for CUDA, of which no header of the part includes anything.
       unit: the name of the cc_unit.
       **kwargs: visibility and other arguments of every rule.
     """
@@ -64,13 +76,16 @@ def cc_part(
     tags = ["part of " + unit]
     if srcs or cuda_srcs or cpu_srcs:
         tags.append("source of " + unit)
-    outside = [d for d in deps if not _inside(d)] + _select(cuda_deps, cpu_deps)
+    outside = [d for d in deps if not _inside(d)]
     native.filegroup(
         name = name + ".sources",
         srcs = srcs + _select(cuda_srcs, cpu_srcs),
         visibility = ["//visibility:private"],
     )
     native.filegroup(name = name + ".headers", srcs = hdrs, visibility = ["//visibility:private"])
+    if cuda_deps:
+        tags.append("cuda")
+        cc_library(name = name + ".cuda_deps", deps = _select(cuda_deps, []), visibility = ["//visibility:private"])
     cc_library(name = name + ".deps", deps = outside, tags = tags, visibility = ["//visibility:private"])
     cc_library(name = name, hdrs = hdrs, deps = outside + [":" + unit], **kwargs)
 
@@ -106,18 +121,22 @@ def cc_unit(name = "unit", deps = [], cuda_defines = [], local_defines = [], cop
               "case $$f in *.cc) echo \"#include \\\"$$f\\\"\" ;; esac; done >$@",
         visibility = ["//visibility:private"],
     )
+    headers = [":" + name + "_headers"]
+    deps = deps + [":" + part + ".deps" for part in tags]
+    private = [":" + part + ".cuda_deps" for part in tags if "cuda" in tags[part]]
+    compiled = name + ".compiled" if private else name
     cc_library(
-        name = name,
+        name = compiled,
         srcs = select({
             "//bazel:separate": sources,
             "//conditions:default": [name + ".cc"],
         }),
-        hdrs = [":" + name + "_headers"],
+        hdrs = headers,
         textual_hdrs = select({
             "//bazel:separate": [],
             "//conditions:default": sources,
         }),
-        deps = deps + [":" + part + ".deps" for part in tags],
+        deps = deps + private,
         local_defines = local_defines + _select(cuda_defines, []),
         copts = copts + [
             "-Wno-subobject-linkage",  # said of anonymous namespaces outside of the main file
@@ -125,3 +144,6 @@ def cc_unit(name = "unit", deps = [], cuda_defines = [], local_defines = [], cop
         visibility = ["//visibility:private"],
         **kwargs
     )
+    if private:
+        _linked(name = name + ".linked", dep = ":" + compiled, visibility = ["//visibility:private"])
+        cc_library(name = name, hdrs = headers, deps = deps + [":" + name + ".linked"], visibility = ["//visibility:private"])

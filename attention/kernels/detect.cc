@@ -68,9 +68,12 @@ GpuAbilities look_at_gpu() {
   return gpu;
 }
 
+constexpr bool kBuiltForCuda = true;
+
 #else
 
 GpuAbilities look_at_gpu() { return {}; }
+constexpr bool kBuiltForCuda = false;
 
 #endif
 
@@ -101,6 +104,8 @@ std::vector<DetectedKernel> look() {
 }
 
 }  // namespace
+
+bool built_for_cuda() { return kBuiltForCuda; }
 
 const GpuAbilities& gpu_abilities() {
   static const GpuAbilities gpu = look_at_gpu();

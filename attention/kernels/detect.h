@@ -26,6 +26,8 @@ struct GpuAbilities {
   std::string flash3_obstacle = "no operator flash_attn_3::fwd";
 };
 
+// Whether this build has the code for GPUs. Thread safe.
+bool built_for_cuda();
 // Returns all kernels, found or not, fastest first. The first call detects them. Thread safe.
 const std::vector<DetectedKernel>& detected_kernels();
 // Returns the abilities of the first GPU visible to this process. The first call detects them. Thread safe.

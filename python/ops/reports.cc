@@ -146,15 +146,10 @@ std::string build_info() {
   for (const DetectedKernel& kernel : detected_kernels()) {
     kernels.push_back({{"name", kernel.name}, {"found", kernel.found}, {"note", kernel.note}});
   }
-#ifdef ANNULUS_CUDA
-  const bool cuda = true;
-#else
-  const bool cuda = false;
-#endif
   return Json{{"version", kVersion},
               {"torch", TORCH_VERSION},
               {"mpi", kHasMpi},
-              {"cuda", cuda},
+              {"cuda", built_for_cuda()},
               {"cpu_kernel", choose_kernel(KernelKind::kAuto, at::kCPU, at::kFloat, 64, false).reason},
               {"kernels", std::move(kernels)}}
       .dump(2);
