@@ -76,7 +76,7 @@ PatternSpec window_as_mask(int64_t length) {
   };
   PatternSpec spec;
   spec.mask = given_mask(std::make_shared<const TokenMask>(
-      make_token_mask(1, 1, length, length, rows, {Span::range(0, length)}, "the mask")));
+      make_token_mask(1, 1, length, length, rows, HeldBits::everything(), "the mask")));
   return spec;
 }
 

@@ -20,17 +20,6 @@ BlockMap rows_of(const BlockMap& map, int64_t first, int64_t count) {
   return part;
 }
 
-// The mask of these rows, with a digest that follows from that of the whole mask.
-TokenMask rows_of(const TokenMask& mask, int64_t first, int64_t count) {
-  TokenMask part = mask;
-  part.batch = count;
-  const auto begin = mask.plane_of.begin() + first * mask.heads;
-  part.plane_of.assign(begin, begin + count * mask.heads);
-  const std::string text = mask.digest + " " + str(first) + " " + str(count);
-  part.digest = checksum(text.data(), text.size());
-  return part;
-}
-
 }  // namespace
 
 PatternSpec of_batch_rows(PatternSpec spec, int64_t first, int64_t count) {
@@ -44,7 +33,7 @@ PatternSpec of_batch_rows(PatternSpec spec, int64_t first, int64_t count) {
   if (spec.kept_keys.size() > 1)
     spec.kept_keys = {spec.kept_keys.begin() + first, spec.kept_keys.begin() + first + count};
   if (spec.mask.given && spec.mask.given->batch > count) {
-    spec.mask = given_mask(std::make_shared<const TokenMask>(rows_of(*spec.mask.given, first, count)));
+    spec.mask = given_mask(std::make_shared<const TokenMask>(spec.mask.given->of_batch_rows(first, count)));
   }
   for (Slice& slice : spec.slices) {
     if (slice.batch == kEverything) continue;

@@ -113,7 +113,7 @@ std::vector<Slice> slices_of(const PatternSpec& spec, const AttentionShape& shap
 // bits of all queries, unless it shows no later key.
 PatternSpec with_unknown_maps_full(PatternSpec spec, int64_t query_offset) {
   for (PatternSpec& member : spec.members) member = with_unknown_maps_full(std::move(member), query_offset);
-  if (!spec.mask.empty() && (!spec.mask.given || !spec.mask.given->holds_all())) {
+  if (!spec.mask.empty() && (!spec.mask.given || !spec.mask.given->held.all)) {
     if (spec.mask.given && spec.mask.given->farthest <= query_offset) spec.causal = true;
     spec.mask = {};
   }

@@ -161,35 +161,63 @@ int64_t words_of_row(const TokenMask& mask, int64_t plane, int64_t query) {
   return n;
 }
 
-bool any_held(const TokenMask& mask, const std::vector<Span>& held) {
-  return !mask.partial.runs.empty() && std::any_of(held.begin(), held.end(), [](const Span& s) { return !s.empty(); });
-}
-
-// The bytes of these queries' bits, with the places at which they are found.
-double bytes_of_bits(const TokenMask& mask, const std::vector<Span>& held) {
-  if (!any_held(mask, held)) return 0;
-  double words = static_cast<double>(mask.planes()) * static_cast<double>(mask.queries);
-  for (int64_t plane = 0; plane < mask.planes(); ++plane) {
-    for (const Span& span : held) {
-      for (int64_t i = 0; i < span.count; ++i) words += static_cast<double>(words_of_row(mask, plane, span.at(i)));
+// Which queries of each plane are held.
+class HeldQueries {
+ public:
+  HeldQueries(const TokenMask& mask, const HeldBits& held) : mask_(mask), held_(held) {
+    parts_of_.resize(static_cast<size_t>(mask.planes()), std::vector<bool>(held.parts.size()));
+    for (size_t i = 0; i < held.parts.size(); ++i) {
+      const auto [batch, heads, queries] = held.parts[i];
+      for (int64_t b = 0; b < mask.batch; ++b) {
+        for (int64_t h = 0; h < mask.heads; ++h) {
+          const bool has = (mask.batch == 1 ? !batch.empty() : batch.contains(b)) &&
+                           (mask.heads == 1 ? !heads.empty() : heads.contains(h));
+          if (has) parts_of_[static_cast<size_t>(mask.plane_of[static_cast<size_t>(b * mask.heads + h)])][i] = true;
+        }
+      }
     }
   }
-  return 8 * words;
+
+  // 1 for each query that is held.
+  const std::vector<uint8_t>& of(int64_t plane) {
+    const std::vector<bool>& parts = parts_of_[static_cast<size_t>(plane)];
+    const auto [found, fresh] = known_.try_emplace(parts);
+    if (!fresh) return found->second;
+    found->second.assign(static_cast<size_t>(mask_.queries), held_.all ? 1 : 0);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (!parts[i]) continue;
+      for (const Span& span : held_.parts[i].queries) {
+        for (int64_t j = 0; j < span.count; ++j) found->second[static_cast<size_t>(span.at(j))] = 1;
+      }
+    }
+    return found->second;
+  }
+
+ private:
+  const TokenMask& mask_;
+  const HeldBits& held_;
+  std::vector<std::vector<bool>> parts_of_;  // by plane, those of held_ that have it
+  std::map<std::vector<bool>, std::vector<uint8_t>> known_;
+};
+
+bool any_held(const TokenMask& mask, const HeldBits& held) {
+  const auto some = [](const HeldBits::Part& part) {
+    return std::any_of(part.queries.begin(), part.queries.end(), [](const Span& s) { return !s.empty(); });
+  };
+  return !mask.partial.runs.empty() && (held.all || std::any_of(held.parts.begin(), held.parts.end(), some));
 }
 
 // Gives each held query its place among the words. Raises an error if there would be too many.
 void place_words(TokenMask& mask, const std::string& where) {
   require_mask_limit(mask, mask.held, where);
   if (!any_held(mask, mask.held)) return;
-  std::vector<uint8_t> held(static_cast<size_t>(mask.queries));
-  for (const Span& span : mask.held) {
-    for (int64_t i = 0; i < span.count; ++i) held[static_cast<size_t>(span.at(i))] = 1;
-  }
+  HeldQueries held(mask, mask.held);
   int64_t next = 0;
   mask.word_of.assign(static_cast<size_t>(mask.planes() * mask.queries), -1);
   for (int64_t plane = 0; plane < mask.planes(); ++plane) {
+    const std::vector<uint8_t>& queries = held.of(plane);
     for (int64_t query = 0; query < mask.queries; ++query) {
-      if (!held[static_cast<size_t>(query)]) continue;
+      if (!queries[static_cast<size_t>(query)]) continue;
       mask.word_of[static_cast<size_t>(plane * mask.queries + query)] = next;
       next += words_of_row(mask, plane, query);
     }
@@ -201,22 +229,48 @@ std::atomic<int64_t> set_limit = -1;
 
 }  // namespace
 
-void require_mask_limit(const TokenMask& mask, const std::vector<Span>& queries, const std::string& where) {
-  const double bytes = bytes_of_bits(mask, queries);
-  const int64_t limit = mask_limit();
-  if (bytes <= static_cast<double>(limit)) return;
-  throw Error(ErrorKind::kResource, "pattern",
-              where + " has partly shown blocks whose bits would take " + bytes_text(bytes) +
-                  " on this rank, but a mask may take " + bytes_text(static_cast<double>(limit)) +
-                  "; set memory.masks or ANNULUS_MASKS_MIB to " +
-                  std::to_string(ceil_div(static_cast<int64_t>(bytes), int64_t{1} << 20)) +
-                  " (MiB) or more, or use more ranks: each holds the bits of its own queries");
+HeldBits HeldBits::of(std::vector<Span> queries) {
+  const Span every = Span::range(0, int64_t{1} << 40);
+  return {false, {{every, every, std::move(queries)}}};
 }
 
-bool TokenMask::holds_all() const {
-  int64_t n = 0;
-  for (const Span& span : held) n += span.count;
-  return n == queries;
+std::string HeldBits::text() const {
+  std::string text = all ? "all" : "";
+  for (const Part& part : parts) {
+    text += "batch rows " + to_string(part.batch) + ", heads " + to_string(part.heads) + ":";
+    for (const Span& span : part.queries) text += " " + to_string(span);
+    text += ";";
+  }
+  return text;
+}
+
+void require_mask_limit(const TokenMask& mask, const HeldBits& rows, const std::string& where) {
+  const int64_t bytes = mask.bytes_of_bits(rows), limit = mask_limit();
+  if (bytes <= limit) return;
+  throw Error(ErrorKind::kResource, "pattern",
+              where + " has partly shown blocks whose bits would take " + bytes_text(static_cast<double>(bytes)) +
+                  " on this rank, but a mask may take " + bytes_text(static_cast<double>(limit)) +
+                  "; set memory.masks or ANNULUS_MASKS_MIB to " + std::to_string(ceil_div(bytes, int64_t{1} << 20)) +
+                  " (MiB) or more, or use more ranks: each holds the bits of the queries that it owns or computes");
+}
+
+std::optional<int64_t> TokenMask::query_without_bits(const HeldBits::Part& rows) const {
+  if (held.all) return std::nullopt;
+  const auto includes = [](const Span& all, const Span& some, bool one) {
+    return one ? !all.empty() : intersect(all, some).count == some.count;
+  };
+  std::vector<Span> found;
+  for (const HeldBits::Part& part : held.parts) {
+    if (!includes(part.batch, rows.batch, batch == 1) || !includes(part.heads, rows.heads, heads == 1)) continue;
+    found.insert(found.end(), part.queries.begin(), part.queries.end());
+  }
+  for (const Span& span : rows.queries) {
+    for (int64_t i = 0; i < span.count; ++i) {
+      const auto has = [&](const Span& some) { return some.contains(span.at(i)); };
+      if (std::none_of(found.begin(), found.end(), has)) return span.at(i);
+    }
+  }
+  return std::nullopt;
 }
 
 MaskBits TokenMask::bits(int64_t plane, int64_t query, int64_t key) const {
@@ -242,13 +296,42 @@ int64_t TokenMask::bytes() const {
          whole.bytes() + partial.bytes();
 }
 
-int64_t TokenMask::bytes_holding(const std::vector<Span>& queries) const {
+int64_t TokenMask::bytes_holding(const HeldBits& rows) const {
   const auto here = static_cast<int64_t>((word_of.capacity() + words.capacity()) * sizeof(int64_t));
-  return bytes() - here + static_cast<int64_t>(bytes_of_bits(*this, queries));
+  return bytes() - here + bytes_of_bits(rows);
+}
+
+// With the places at which the bits are found.
+int64_t TokenMask::bytes_of_bits(const HeldBits& rows) const {
+  if (!any_held(*this, rows)) return 0;
+  HeldQueries held_queries(*this, rows);
+  int64_t n = planes() * queries;
+  for (int64_t plane = 0; plane < planes(); ++plane) {
+    const std::vector<uint8_t>& of_plane = held_queries.of(plane);
+    for (int64_t first = 0; first < queries; first += kBlock) {
+      const auto begin = of_plane.begin() + first, end = of_plane.begin() + std::min(first + kBlock, queries);
+      n += std::count(begin, end, 1) * words_of_row(*this, plane, first);
+    }
+  }
+  return 8 * n;
+}
+
+TokenMask TokenMask::of_batch_rows(int64_t first, int64_t count) const {
+  TokenMask part = *this;
+  part.batch = count;
+  const auto begin = plane_of.begin() + first * heads;
+  part.plane_of.assign(begin, begin + count * heads);
+  for (HeldBits::Part& rows : part.held.parts) {
+    rows.batch = rows.batch.clip(first, first + count - 1);
+    rows.batch.begin = rows.batch.empty() ? 0 : rows.batch.begin - first;
+  }
+  const std::string text = digest + " " + std::to_string(first) + " " + std::to_string(count);
+  part.digest = checksum(text.data(), text.size());
+  return part;
 }
 
 TokenMask make_token_mask(int64_t batch, int64_t heads, int64_t queries, int64_t keys, const MaskRows& rows,
-                          const std::vector<Span>& held, const std::string& where) {
+                          const HeldBits& held, const std::string& where) {
   TokenMask mask;
   mask.batch = batch, mask.heads = heads, mask.queries = queries, mask.keys = keys;
   mask.held = held;
@@ -286,7 +369,7 @@ TokenMask token_mask_from_dense(const uint8_t* shown, int64_t batch, int64_t hea
   const MaskRows rows = [=](int64_t number, int64_t first, int64_t) {
     return shown + (number * queries + first) * keys;
   };
-  return make_token_mask(batch, heads, queries, keys, rows, {Span::range(0, queries)}, "the mask");
+  return make_token_mask(batch, heads, queries, keys, rows, HeldBits::everything(), "the mask");
 }
 
 int64_t mask_limit() {

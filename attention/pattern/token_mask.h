@@ -1,7 +1,8 @@
 // TokenMask: which (query, key) pairs a mask of tokens shows, for each batch row and query head or for all. The planner
 // sees its blocks of 128 x 128 pairs: none, all or some of a block's pairs are shown, and only blocks of the last kind
-// have bits, one a pair. Kernels, the proof and the oracle read the bits. A rank holds those of the queries that it
-// owns. Made from a tensor or a file; pattern.cc makes slices from it. It is plain data on the host.
+// have bits, one a pair. Kernels, the proof and the oracle read the bits. A rank holds those of the query rows that it
+// owns or computes (needed_bits in attention/plan/plan.h). Made from a tensor or a file; pattern.cc makes slices from
+// it. It is plain data on the host.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +31,26 @@ struct MaskBits {
   }
 };
 
+// Of which query rows a mask holds the bits.
+struct HeldBits {
+  // Queries of some batch rows and query heads.
+  struct Part {
+    Span batch, heads;
+    std::vector<Span> queries;  // apart from each other
+
+    friend bool operator==(const Part&, const Part&) = default;
+  };
+  bool all = false;         // those of all
+  std::vector<Part> parts;  // or those of these, which may overlap; none: the bits have not been read
+
+  static HeldBits everything() { return {true, {}}; }
+  // Those of these queries in all batch rows and heads.
+  static HeldBits of(std::vector<Span> queries);
+
+  std::string text() const;
+  friend bool operator==(const HeldBits&, const HeldBits&) = default;
+};
+
 struct TokenMask {
   static constexpr int64_t kBlock = 128;  // positions on each side of a block
 
@@ -44,22 +66,26 @@ struct TokenMask {
   // its row, in order; -1: they are not held here. Empty: none are.
   std::vector<int64_t> word_of;
   std::vector<uint64_t> words;
-  std::vector<Span> held;  // the queries whose bits are here, each once
+  HeldBits held;
   // The least and the greatest key - query of a shown pair.
   int64_t nearest = 0, farthest = 0;
   std::string digest;  // of the sizes and all pairs, whoever holds their bits
 
   int64_t planes() const { return whole.heads; }
-  bool holds_all() const;
+  // Returns a query of these whose bits of some of these batch rows and heads are not held together; none: all are.
+  std::optional<int64_t> query_without_bits(const HeldBits::Part& rows) const;
   // Returns the bits of the run of partial blocks of this query that contains the key, which one must contain.
   MaskBits bits(int64_t plane, int64_t query, int64_t key) const;
-  int64_t bytes() const;  // of memory
-  // Of memory, if it held the bits of these queries, and of no others.
-  int64_t bytes_holding(const std::vector<Span>& queries) const;
+  int64_t bytes() const;                              // of memory
+  int64_t bytes_holding(const HeldBits& rows) const;  // of memory, if it held these bits, and no others
+  int64_t bytes_of_bits(const HeldBits& rows) const;  // of memory that these bits would take
+  // Returns the mask of the batch rows first, ..., first + count - 1, with the bits of them that are held. Its digest
+  // follows from that of the whole mask.
+  TokenMask of_batch_rows(int64_t first, int64_t count) const;
 };
 
-// Raises Error(kResource) if the bits of these queries would take more than mask_limit(). `where` names the mask.
-void require_mask_limit(const TokenMask& mask, const std::vector<Span>& queries, const std::string& where);
+// Raises Error(kResource) if these bits would take more than mask_limit(). `where` names the mask.
+void require_mask_limit(const TokenMask& mask, const HeldBits& rows, const std::string& where);
 
 // A plane of a mask, to which slices and tiles refer by its index in a list.
 struct MaskPlane {
@@ -96,11 +122,11 @@ void for_each_shown(const MaskBits& bits, const Span& keys, Visit visit) {
 // ... of plane `number` = b * heads + h. The memory is valid until the next call. Called in order, and more than once.
 using MaskRows = std::function<const uint8_t*(int64_t number, int64_t first, int64_t count)>;
 
-// Makes a mask. It holds the bits of the queries in `held`, which are apart from each other. Raises
-// Error(kPlan) if no pair of the whole mask is shown, and Error(kResource) if the bits would take more than
-// mask_limit(), before it takes memory for them. `where` names the mask in messages ("the mask in FILE").
+// Makes a mask with the bits in `held`. Raises Error(kPlan) if no pair of the whole mask is shown, and Error(kResource)
+// if the bits would take more than mask_limit(), before it takes memory for them. `where` names the mask in messages
+// ("the mask in FILE").
 TokenMask make_token_mask(int64_t batch, int64_t heads, int64_t queries, int64_t keys, const MaskRows& rows,
-                          const std::vector<Span>& held, const std::string& where);
+                          const HeldBits& held, const std::string& where);
 
 // Makes a mask that holds all of its bits, from uint8 [batch, heads, queries, keys], row-major.
 TokenMask token_mask_from_dense(const uint8_t* shown, int64_t batch, int64_t heads, int64_t queries, int64_t keys);

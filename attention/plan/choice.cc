@@ -269,11 +269,8 @@ PlanChoice compare(const PlanRequest& request, const Pattern& pattern, const std
       placed.schedule = candidate.schedule;
       placed.within = candidate.within;
       try {
-        if (moves_queries(candidate.schedule) && !pattern.masks.empty()) {
-          candidate.refused = "each rank holds the bits of its own queries' mask alone";
-        } else {
-          price(candidate, placed, needs, queries, keys, ranks);
-        }
+        if (request.schedule == ScheduleKind::kAuto) candidate.refused = why_bits_lack(pattern.masks, placed, ranks);
+        if (candidate.refused.empty()) price(candidate, placed, needs, queries, keys, ranks);
       } catch (const Error& error) {
         if (error.kind() != ErrorKind::kPlan || request.schedule != ScheduleKind::kAuto) throw;
         candidate.refused = error.message();

@@ -2,6 +2,7 @@
 #include "attention/plan/plan.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "attention/plan/choice.h"
@@ -239,36 +240,69 @@ void validate(const PlanRequest& request) {
 
 namespace {
 
-// A rank's kernels read the bits of the queries that they compute.
-void require_bits(const MaskPlanes& masks, const std::vector<Span>& queries, ScheduleKind schedule) {
+// A rank's kernels read the bits of the queries that they compute, and the proof those of the rank's own.
+void require_bits(const MaskPlanes& masks, const HeldBits::Part& rows, const PlanRequest& request, int rank) {
   const TokenMask* checked = nullptr;
   for (const MaskPlane& plane : masks) {
     if (plane.mask.get() == checked) continue;
     checked = plane.mask.get();
-    for (const Span& own : queries) {
-      for (int64_t i = 0; i < own.count; ++i) {
-        const auto holds = [&](const Span& held) { return held.contains(own.at(i)); };
-        if (std::any_of(checked->held.begin(), checked->held.end(), holds)) continue;
-        refuse("the mask does not hold the bits of query " + std::to_string(own.at(i)) +
-               " on this rank: it was made for another layout or other ranks, or the schedule \"" +
-               std::string(to_string(schedule)) +
-               "\" moves queries away from their bits; use ring, all-gather, group-cast or double-ring");
-      }
-    }
+    const std::optional<int64_t> missing = checked->query_without_bits(rows);
+    if (!missing) continue;
+    refuse("the mask does not hold the bits of query " + std::to_string(*missing) + " on rank " + std::to_string(rank) +
+           ", which schedule \"" + std::string(to_string(request.schedule)) +
+           "\" computes here: it was made for another layout or other ranks, or for a schedule that does not move "
+           "queries; make it for this layout and schedule");
   }
 }
 
 Program with_masks(Program program, const MaskPlanes& masks) {
-  const ScheduleKind schedule = program.request.schedule;
-  require_bits(masks, program.query_spans, schedule);
+  const PlanRequest& request = program.request;
+  const Span batch = Span::range(0, request.shape.batch);
+  require_bits(masks, {batch, Span::range(0, request.shape.heads), program.query_spans}, request, program.rank);
   for (const Buffer& buffer : program.buffers) {
-    if (buffer.kind == BufferKind::kQueries) require_bits(masks, buffer.rows.blocks[0].positions, schedule);
+    if (buffer.kind != BufferKind::kQueries) continue;
+    const RowBlock& rows = buffer.rows.blocks[0];
+    require_bits(masks, {batch, rows.heads, rows.positions}, request, program.rank);
   }
   program.masks = masks;
   return program;
 }
 
 }  // namespace
+
+HeldBits needed_bits(const PlanRequest& request, int rank) {
+  validate(request);
+  if (request.ranks == 1) return HeldBits::everything();
+  const Layout layout = query_layout(request);
+  HeldBits needed = HeldBits::of(layout.spans.at(static_cast<size_t>(rank)));
+  if (!moves_queries(request.schedule)) return needed;
+  const QueryShare share = query_share(request, rank);
+  HeldBits::Part computed{needed.parts[0].batch, share.heads, {}};
+  for (const int of : share.queries) {
+    const std::vector<Span>& spans = layout.spans[static_cast<size_t>(of)];
+    computed.queries.insert(computed.queries.end(), spans.begin(), spans.end());
+  }
+  needed.parts.push_back(std::move(computed));
+  return needed;
+}
+
+std::string why_bits_lack(const MaskPlanes& masks, const PlanRequest& candidate, const std::vector<int>& ranks) {
+  if (!moves_queries(candidate.schedule)) return "";
+  const TokenMask* checked = nullptr;
+  for (const MaskPlane& plane : masks) {
+    if (plane.mask.get() == checked) continue;
+    checked = plane.mask.get();
+    if (checked->held.all) continue;
+    if (!checked->held.parts.empty()) return "each rank holds the bits of its own queries' mask alone";
+    for (const int rank : ranks) {
+      const int64_t bytes = checked->bytes_of_bits(needed_bits(candidate, rank));
+      if (bytes <= mask_limit()) continue;
+      return "the bits of a mask would take " + bytes_text(static_cast<double>(bytes)) + " on rank " +
+             std::to_string(rank) + ", more than memory.masks";
+    }
+  }
+  return "";
+}
 
 Program program_of(const PlanRequest& request, Needs& needs, const Layout& queries, const Layout& keys, int rank) {
   require_heads(request);  // of a candidate of `auto`, whose request was valid with another schedule

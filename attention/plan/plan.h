@@ -106,6 +106,12 @@ struct PlanRequest {
 Layout query_layout(const PlanRequest& request);
 Layout key_layout(const PlanRequest& request);
 
+// Returns the query rows whose bits of masks a rank reads: those that it owns, by which the proof knows what is to be
+// computed, and those that it computes where the schedule moves queries. Of a request with kAuto the first alone, so
+// that `auto` takes no schedule that moves queries once these bits, and no others, are held. One rank has all. Depends
+// on no mask, whose bits need not be read yet. Raises as validate does.
+HeldBits needed_bits(const PlanRequest& request, int rank);
+
 // Key/value rows of some batch rows and kv heads at the same global positions, or query rows of some query heads,
 // stored as [batch][positions][heads]. The concatenation of the spans `positions` gives the block's rows 0, 1, 2, ...
 struct RowBlock {
@@ -259,7 +265,7 @@ struct Program {
   std::vector<Buffer> buffers;
   std::vector<Step> forward;
   std::vector<Step> backward;
-  MaskPlanes masks = {};  // to which tiles refer, with the bits of this rank's queries
+  MaskPlanes masks = {};  // to which tiles refer, with the bits that this rank needs (needed_bits)
   int saved = -1;         // the kSavedKV buffer, or -1: the backward needs only q, k, v, out, lse
   ObjectNumber number;
 

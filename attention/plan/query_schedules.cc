@@ -9,13 +9,6 @@
 namespace annulus {
 namespace {
 
-// A rank's share of the work: it computes some heads of the queries of some ranks with the keys of some ranks. Over all
-// ranks, each head, rank of queries and rank of keys come together once.
-struct Share {
-  std::vector<int> queries, keys;  // ranks, ascending
-  Span heads;                      // query heads
-};
-
 bool holds(const std::vector<int>& ranks, int rank) { return std::binary_search(ranks.begin(), ranks.end(), rank); }
 
 std::vector<int> every(int first, int step, int count) {
@@ -27,10 +20,8 @@ std::vector<int> every(int first, int step, int count) {
 // Builds the parts of a rank's program that all of these schedules share.
 class QueryMaker : protected ProgramMaker {
  public:
-  // `share_of` gives each rank's share of the work.
-  template <typename ShareOf>
-  QueryMaker(Needs& needs, Program& program, ShareOf share_of) : ProgramMaker(needs, program) {
-    for (int r = 0; r < ranks(); ++r) shares_.push_back(share_of(r));
+  QueryMaker(Needs& needs, Program& program) : ProgramMaker(needs, program) {
+    for (int r = 0; r < ranks(); ++r) shares_.push_back(query_share(program.request, r));
     const AttentionShape& shape = program.request.shape;
     const RowSet own = queries_of(rank(), Span::range(0, shape.heads));
     program.buffers.push_back({BufferKind::kOwnQueries, own});
@@ -48,8 +39,8 @@ class QueryMaker : protected ProgramMaker {
     int buffer = -1;
   };
 
-  const Share& share(int rank) const { return shares_[static_cast<size_t>(rank)]; }
-  const Share& mine() const { return share(rank()); }
+  const QueryShare& share(int rank) const { return shares_[static_cast<size_t>(rank)]; }
+  const QueryShare& mine() const { return share(rank()); }
 
   RowSet queries_of(int rank, const Span& heads) const {
     return {{{Span::range(0, program_.request.shape.batch), heads, needs_.query_spans(rank)}}};
@@ -167,7 +158,7 @@ class QueryMaker : protected ProgramMaker {
     return some;
   }
 
-  std::vector<Share> shares_;  // by rank
+  std::vector<QueryShare> shares_;  // by rank
   std::map<int, std::vector<QueryPart>> parts_of_;
   std::map<const std::vector<QueryPart>*, Lists> by_owner_;
 };
@@ -202,7 +193,7 @@ class Exchange : QueryMaker {
   }
 
   RowSet going_to(int rank) const {
-    const Share& theirs = share(rank);
+    const QueryShare& theirs = share(rank);
     return holds(theirs.keys, this->rank()) ? needed(this->rank(), theirs.queries, kv_heads_of(rank)) : RowSet{};
   }
 
@@ -239,10 +230,8 @@ class Exchange : QueryMaker {
 // place in their own group.
 class UlyssesRing : QueryMaker {
  public:
-  UlyssesRing(Needs& needs, Program& program, int within, const std::vector<Share>& shares)
-      : QueryMaker(needs, program, [&](int r) { return shares[static_cast<size_t>(r)]; }),
-        within_(within),
-        groups_(ranks() / within) {}
+  UlyssesRing(Needs& needs, Program& program, int within)
+      : QueryMaker(needs, program), within_(within), groups_(ranks() / within) {}
 
   void make() {
     make_direction(program_.forward, false);
@@ -365,36 +354,27 @@ class UlyssesRing : QueryMaker {
 
 int inner_group(const PlanRequest& request) { return request.within > 0 ? request.within : request.ranks; }
 
-// Ulysses: a rank computes some heads of its group's queries with all keys.
-Share ulysses_share(const PlanRequest& request, int rank) {
+}  // namespace
+
+QueryShare query_share(const PlanRequest& request, int rank) {
+  if (request.schedule == ScheduleKind::kMesh) {
+    const int columns = request.within > 0 ? request.within : mesh_columns(request), column = rank % columns;
+    return {every(rank - column, 1, columns), every(column, columns, request.ranks / columns),
+            Span::range(0, request.shape.heads)};
+  }
+  // Ulysses: some heads of the group's queries with all keys.
   const int within = inner_group(request), place = rank % within;
   const int64_t heads = request.shape.heads / within;
   return {every(rank - place, 1, within), every(0, 1, request.ranks), {place * heads, 1, heads}};
 }
 
-}  // namespace
-
-void make_ulysses(Needs& needs, Program& program) {
-  const PlanRequest request = program.request;
-  Exchange(needs, program, [&](int rank) { return ulysses_share(request, rank); }).make();
-}
+void make_ulysses(Needs& needs, Program& program) { Exchange(needs, program).make(); }
 
 void make_ulysses_ring(Needs& needs, Program& program) {
-  const PlanRequest request = program.request;
-  std::vector<Share> shares;
-  for (int r = 0; r < request.ranks; ++r) shares.push_back(ulysses_share(request, r));
-  UlyssesRing(needs, program, inner_group(request), shares).make();
+  UlyssesRing(needs, program, inner_group(program.request)).make();
 }
 
-void make_mesh(Needs& needs, Program& program) {
-  const PlanRequest request = program.request;
-  const int columns = request.within > 0 ? request.within : mesh_columns(request);
-  Exchange(needs, program, [&](int rank) -> Share {
-    const int column = rank % columns;
-    return {every(rank - column, 1, columns), every(column, columns, request.ranks / columns),
-            Span::range(0, request.shape.heads)};
-  }).make();
-}
+void make_mesh(Needs& needs, Program& program) { Exchange(needs, program).make(); }
 
 int mesh_columns(const PlanRequest& request) {
   // In vectors of D elements in the inputs' dtype, for each position: queries and partial results, which are twice as

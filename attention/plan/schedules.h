@@ -2,6 +2,9 @@
 // executor, the verifier and the kernels need no change. Internal to attention/.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "attention/plan/needs.h"
 #include "attention/plan/plan.h"
 
@@ -15,6 +18,20 @@ inline constexpr int kOwnResultsBuffer = 3;
 // Makes the program of a request with a schedule that is not kAuto, without the masks of its pattern, which no schedule
 // reads. `queries` and `keys` are the request's layouts, and `needs` are made from them.
 Program program_of(const PlanRequest& request, Needs& needs, const Layout& queries, const Layout& keys, int rank);
+
+// What a rank computes in a schedule that moves queries: some heads of the queries of some ranks with the keys of some
+// ranks. Over all ranks, each head, rank of queries and rank of keys come together once.
+struct QueryShare {
+  std::vector<int> queries, keys;  // ranks, ascending
+  Span heads;                      // query heads
+};
+
+// Returns a rank's share. The request must be valid, with such a schedule.
+QueryShare query_share(const PlanRequest& request, int rank);
+
+// Returns why a candidate of `auto` cannot have the bits of masks that it needs on these ranks, or "". Bits that have
+// not been read yet will be those that the chosen schedule needs. Every rank comes to the same.
+std::string why_bits_lack(const MaskPlanes& masks, const PlanRequest& candidate, const std::vector<int>& ranks);
 
 // Each function adds buffers and steps to `program`, whose request, rank, spans and buffers 0 (kOwnKV) and 1 (kOwnGrad)
 // are set.

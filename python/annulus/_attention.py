@@ -102,7 +102,8 @@ def attention(
     settings |= dict(softcap=softcap, sinks=sinks)
     op = torch.ops.annulus.attention_with_lse if return_lse else torch.ops.annulus.attention
     if mask is not None and not isinstance(mask, TokenMask):
-        mask = TokenMask(mask, group=group, layout=layout)  # autograd keeps its bits for the backward
+        # Autograd keeps its bits for the backward.
+        mask = TokenMask(mask, group=group, layout=layout, schedule=schedule, within=within)
     text = restricted(pattern, mask=mask, kept_keys=None if kept_keys is None else kept_ranges(kept_keys))
     if torch.compiler.is_compiling():
         return op(q, k, v, text, **settings)

@@ -76,7 +76,16 @@ class Operators(Protocol):
     def tree_of_rollouts(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Returns (tokens, lengths, parents, leaves)."""
 
-    def token_mask(self, shown: Tensor, *, group: str = "", layout: str = "", lengths: Sequence[int] | None = None) -> tuple[str, int]:
+    def token_mask(
+        self,
+        shown: Tensor,
+        *,
+        group: str = "",
+        layout: str = "",
+        lengths: Sequence[int] | None = None,
+        schedule: str = "auto",
+        within: int = 0,
+    ) -> tuple[str, int]:
         """Makes a mask of tokens. Returns (digest, number): what a pattern names as mask_digest, and what release_mask takes."""
 
     def release_mask(self, number: int) -> None:

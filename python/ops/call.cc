@@ -36,16 +36,13 @@ bool reads_a_file(const PatternSpec& p) {
          std::any_of(p.members.begin(), p.members.end(), reads_a_file);
 }
 
-// The pattern with block maps and masks read from files; they are read once for each shape, and these queries, and
-// cached.
+// The pattern with block maps and masks read from files; they are read once for each shape, and these bits, and cached.
 PatternSpec with_block_maps(const std::string& text, const PatternSpec& pattern, const AttentionShape& s,
-                            const std::optional<std::vector<Span>>& held) {
+                            const HeldBits& held) {
   static NamedCache<PatternSpec> cache("block maps");
   std::string key =
       c10::str(text, "|", s.batch, "|", s.heads, "|", s.kv_heads, "|", s.q_len, "|", s.k_len, "|", s.query_offset);
-  if (held && has_mask(pattern)) {
-    for (const Span& span : *held) key += "|" + to_string(span);
-  }
+  if (has_mask(pattern)) key += "|" + held.text();
   return *cache.get(
       key, [&] { return read_block_maps(pattern, s, held); }, [](const PatternSpec& p) { return p.bytes(); });
 }
@@ -181,9 +178,10 @@ PatternSpec pattern_with(const std::string& text, const std::optional<Tensor>& c
 }
 
 PatternSpec pattern_for(const std::string& text, const std::optional<Tensor>& cu_seqlens, const AttentionShape& shape,
-                        const std::optional<std::vector<Span>>& held) {
+                        const HeldBits& held) {
   const std::shared_ptr<const PatternSpec> given = pattern_of(text);
-  PatternSpec pattern = with_known_masks(reads_a_file(*given) ? with_block_maps(text, *given, shape, held) : *given);
+  PatternSpec pattern =
+      with_known_masks(reads_a_file(*given) ? with_block_maps(text, *given, shape, held) : *given, held);
   if (!cu_seqlens || !cu_seqlens->defined()) return pattern;
   const std::vector<int64_t> documents = document_lengths(*cu_seqlens);
   require_end(documents, shape);
@@ -313,15 +311,19 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
   place_sequence(call.request, parts);
   call.request.shape = aligned(call.request.shape);
   if (packed) require_end(documents, call.request.shape);  // the same on every rank
-  call.request.pattern = with_known_masks(std::move(given));
+  call.request.pattern = given;
+  if (has_mask(given)) {
+    const HeldBits bits = needed_bits(call.request, comm.rank());  // raises the same on every rank
+    call.request.pattern = with_known_masks(std::move(given), bits);
+  }
   if (!reads_a_file(call.request.pattern)) {
     take_leanest_if_none_fits(call.request);
     return call;
   }
   agree_on_call(
       [&]() -> CallTerms {
-        const std::vector<Span> own = query_layout(call.request).spans.at(static_cast<size_t>(comm.rank()));
-        call.request.pattern = pattern_for(settings.pattern, cu_seqlens, call.request.shape, own);
+        const HeldBits bits = needed_bits(call.request, comm.rank());
+        call.request.pattern = pattern_for(settings.pattern, cu_seqlens, call.request.shape, bits);
         return {};
       },
       comm, label);

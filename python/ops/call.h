@@ -62,10 +62,9 @@ std::string balanced_by(std::string pattern, std::optional<at::Tensor> cu_seqlen
 PatternSpec pattern_with(const std::string& text, const std::optional<at::Tensor>& cu_seqlens);
 
 // Returns the pattern of a text for one shape, with the documents of cu_seqlens, with block maps and masks loaded from
-// files, and with masks that Python has made. Those from files hold the bits of the queries in `held`, by default of
-// all.
+// files, and with masks that Python has made. Those from files hold the bits in `held`, by default all.
 PatternSpec pattern_for(const std::string& text, const std::optional<at::Tensor>& cu_seqlens,
-                        const AttentionShape& shape, const std::optional<std::vector<Span>>& held = {});
+                        const AttentionShape& shape, const HeldBits& held = HeldBits::everything());
 
 // Sets the length of each rank's part of the sequence in the request. Raises Error(kUsage) if the number of lengths or
 // their sum is wrong, Error(kPlan) if they do not match the layout.

@@ -9,9 +9,10 @@
 
 namespace annulus::torch_ops {
 
-// Returns the pattern with the masks that it names by a digest alone. One that no longer exists, or never did, stays
-// unknown, and is refused when the pattern's slices are made.
-PatternSpec with_known_masks(PatternSpec spec);
+// Returns the pattern with the masks that it names by a digest alone: of equal ones the latest that holds these bits,
+// if there is one. One that no longer exists, or never did, stays unknown, and is refused when the pattern's slices are
+// made.
+PatternSpec with_known_masks(PatternSpec spec, const HeldBits& bits);
 
 // Returns these masks of a pattern, to keep them.
 std::vector<std::shared_ptr<const TokenMask>> known_masks(const PatternSpec& spec);

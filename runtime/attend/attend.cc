@@ -163,7 +163,7 @@ AttendJob::AttendJob(const AttendOptions& options, const AttendRanks& ranks) : o
     request_.layout = choice.layout;
     layout_reason_ = choice.reason;
   }
-  request_.pattern = read_block_maps(request_.pattern, request_.shape, queries_with_bits(ranks.rank));
+  request_.pattern = read_block_maps(request_.pattern, request_.shape, bits_to_read(ranks.rank));
   validate(request_);
   if (request_.schedule == ScheduleKind::kAuto && request_.terms->most_bytes() > 0) resolve_schedule(request_);
   if (options.check && !draw_) {
@@ -171,21 +171,18 @@ AttendJob::AttendJob(const AttendOptions& options, const AttendRanks& ranks) : o
   }
 }
 
-// The queries whose bits of masks this rank reads; nothing: those of all.
-std::optional<std::vector<Span>> AttendJob::queries_with_bits(std::optional<int> rank) const {
-  // The check of all pairs is made on rank 0. With a schedule that moves queries, ranks compute those of others.
-  const bool looks_at_all = options_.check && ((!draw_ && rank == 0) || moves_queries(request_.schedule));
-  if (!rank || looks_at_all || !has_mask(request_.pattern)) return std::nullopt;
-  const Layout layout = query_layout(request_);
-  std::vector<Span> queries = layout.spans.at(static_cast<size_t>(*rank));
-  if (!draw_) return queries;
-  const auto held = [&](const Span& row) {
-    return std::any_of(queries.begin(), queries.end(), [&](const Span& span) { return span.contains(row.begin); });
-  };
-  for (const Span& row : drawn_queries(*draw_, request_.shape, layout)) {
-    if (!held(row)) queries.push_back(row);
+// The bits of masks that this rank reads.
+HeldBits AttendJob::bits_to_read(std::optional<int> rank) const {
+  // The check of all pairs is made on rank 0.
+  const bool looks_at_all = options_.check && !draw_ && rank == 0;
+  if (!rank || !has_mask(request_.pattern)) return HeldBits::everything();
+  if (looks_at_all) return HeldBits::of({Span::range(0, request_.shape.q_len)});
+  HeldBits bits = needed_bits(request_, *rank);
+  if (draw_ && !bits.all) {
+    HeldBits drawn = HeldBits::of(drawn_queries(*draw_, request_.shape, query_layout(request_)));
+    bits.parts.push_back(std::move(drawn.parts[0]));
   }
-  return queries;
+  return bits;
 }
 
 void AttendJob::open_input() {

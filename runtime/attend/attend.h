@@ -69,8 +69,8 @@ class AttendJob {
   // Opens the input and reads its header. Raises Error(kUsage) for wrong options, Error(kInput) for a file that cannot
   // be read or a tensor that is missing or has a wrong dtype or shape, Error(kPlan) if lengths, heads or layout do not
   // fit the ranks, and Error(kResource) if the output's folder cannot be written. Of a mask of tokens a rank holds the
-  // bits of its own queries, or of all if it does not know which rank it is or results are checked. The layout `auto`
-  // is chosen here, as if a mask hid nothing.
+  // bits that it needs (needed_bits), or all if it does not know which rank it is or checks all results. The layout
+  // `auto` is chosen here, as if a mask hid nothing.
   AttendJob(const AttendOptions& options, const AttendRanks& ranks);
 
   // Returns everything that must be equal on all ranks.
@@ -86,7 +86,7 @@ class AttendJob {
 
  private:
   void open_input();
-  std::optional<std::vector<Span>> queries_with_bits(std::optional<int> rank) const;
+  HeldBits bits_to_read(std::optional<int> rank) const;
   void check_tensor(const char* name, const char* expected, const std::vector<int64_t>& shape) const;
   void write(const AttendResults& whole, const PatternSpec& pattern) const;
   at::Tensor sinks() const;  // undefined without

@@ -87,7 +87,7 @@ at::Tensor RowForward::hidden(const LayerRequests& layers, const ForwardRows& ro
     const int64_t least = least_free_bytes(ring_, device, {label + ", looking at free memory"});
     for (PlanRequest& request : requests) request.terms = terms_in_job(request.terms, ring_, least);
   }
-  hold_bits(requests, spans);
+  hold_bits(requests, ring_.rank());
   std::vector<PlannedCall> calls;
   for (size_t i = 0; i < layers.of_layer.size(); ++i) {
     AttentionCall call;

@@ -65,8 +65,7 @@ std::shared_ptr<const BlockMap> read_map(const BlocksSpec& spec, const Attention
   return map;
 }
 
-std::shared_ptr<const TokenMask> read_mask(const MaskSpec& spec, const AttentionShape& shape,
-                                           const std::vector<Span>& held) {
+std::shared_ptr<const TokenMask> read_mask(const MaskSpec& spec, const AttentionShape& shape, const HeldBits& held) {
   const SafetensorsFile file(spec.file);
   const TensorInfo& mask = mask_of(file, spec.file, /*bools=*/true, "[batch or 1, heads or 1, queries, keys]", shape,
                                    shape.q_len, shape.k_len);
@@ -83,7 +82,7 @@ std::shared_ptr<const TokenMask> read_mask(const MaskSpec& spec, const Attention
   return made;
 }
 
-void read_all(PatternSpec& spec, const AttentionShape& shape, const std::vector<Span>& held) {
+void read_all(PatternSpec& spec, const AttentionShape& shape, const HeldBits& held) {
   for (PatternSpec& member : spec.members) read_all(member, shape, held);
   if (!spec.mask.file.empty() && !spec.mask.given) {
     spec.mask.given = read_mask(spec.mask, shape, held);
@@ -96,11 +95,10 @@ void read_all(PatternSpec& spec, const AttentionShape& shape, const std::vector<
 
 }  // namespace
 
-PatternSpec read_block_maps(const PatternSpec& spec, const AttentionShape& shape,
-                            const std::optional<std::vector<Span>>& held) {
+PatternSpec read_block_maps(const PatternSpec& spec, const AttentionShape& shape, const HeldBits& held) {
   validate(spec, shape);
   PatternSpec read = spec;
-  read_all(read, shape, held.value_or(std::vector{Span::range(0, shape.q_len)}));
+  read_all(read, shape, held);
   validate(read, shape);
   return read;
 }

@@ -10,7 +10,6 @@
 // queries, keys], nonzero for pairs that are seen. It is read 128 rows at a time, and a second time for its bits.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,12 +19,12 @@ namespace annulus {
 
 // Returns the pattern with every map = "file" and every mask loaded, also in members of a union: `given` is the file's
 // map or mask and `digest` its digest, so ranks that read different files have different texts. A mask holds the bits
-// of the queries in `held`, ascending and apart from each other; by default of all. Raises Error(kPlan) if a mask does
+// in `held`, by default all. Raises Error(kPlan) if a mask does
 // not match the shape or the pattern's block, or shows no pair, Error(kInput) for an unreadable file, a mask of another
 // dtype, or a digest that differs from the pattern's, and Error(kResource) as make_token_mask does. All sizes are
 // checked before allocation.
 PatternSpec read_block_maps(const PatternSpec& spec, const AttentionShape& shape,
-                            const std::optional<std::vector<Span>>& held = {});
+                            const HeldBits& held = HeldBits::everything());
 
 // Replaces the file atomically. Raises as write_safetensors does.
 void write_block_map(const std::string& path, const BlockMap& map);

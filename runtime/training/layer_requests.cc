@@ -107,13 +107,6 @@ bool any_mask(const LayerRequests& layers) {
   return std::ranges::any_of(layers.distinct, [](const PlanRequest& r) { return has_mask(r.pattern); });
 }
 
-std::vector<Span> all_queries(const PlanRequest& request) { return {Span::range(0, request.shape.q_len)}; }
-
-// The queries whose bits a rank with these ones needs.
-std::vector<Span> needed(const PlanRequest& request, const std::vector<Span>& own) {
-  return moves_queries(request.schedule) ? all_queries(request) : own;
-}
-
 // Calls visit(spec) for a pattern and all its members that have a mask.
 template <typename Spec, typename Visit>
 void for_each_mask(Spec& pattern, const Visit& visit) {
@@ -121,48 +114,66 @@ void for_each_mask(Spec& pattern, const Visit& visit) {
   for (auto& member : pattern.members) for_each_mask(member, visit);
 }
 
-// The queries of these rows whose bits a rank holds in training.
-std::vector<Span> held_queries(const Config& config, const LayerRequests& layers, const Span& rows, int rank) {
-  if (layout_follows_documents(config)) return all_queries(layers.distinct[0]);
-  return query_layout(layers.of_rows(rows.begin, rows.count)[0]).spans.at(static_cast<size_t>(rank));
+// The bits that a rank holds of a request for the global batch, in which it has these rows; `own` is the same request
+// for them alone. If batches have layouts of their own, its queries are none in particular.
+HeldBits bits_of_rows(const PlanRequest& request, const PlanRequest& own, const Span& rows, int rank,
+                      bool layouts_change) {
+  const bool one = own.ranks == 1;
+  HeldBits held = layouts_change && !one ? HeldBits::of({Span::range(0, own.shape.q_len)}) : needed_bits(own, rank);
+  if (rows.count == request.shape.batch) return held;
+  if (held.all) held = HeldBits::of({Span::range(0, own.shape.q_len)});
+  for (HeldBits::Part& part : held.parts) part.batch = rows;
+  return held;
+}
+
+void hold(PlanRequest& request, const HeldBits& bits) {
+  for_each_mask(request.pattern, [](MaskSpec& mask) {
+    if (!mask.file.empty()) mask.given = {};
+  });
+  request.pattern = read_block_maps(request.pattern, request.shape, bits);
+}
+
+void hold_bits(LayerRequests& layers, const Span& rows, int rank, bool layouts_change) {
+  if (!any_mask(layers)) return;
+  const std::vector<PlanRequest> own = layers.of_rows(rows.begin, rows.count);
+  for (size_t i = 0; i < own.size(); ++i) {
+    PlanRequest& request = layers.distinct[i];
+    if (has_mask(request.pattern)) hold(request, bits_of_rows(request, own[i], rows, rank, layouts_change));
+  }
 }
 
 }  // namespace
 
-void hold_bits(std::vector<PlanRequest>& requests, const std::vector<Span>& queries) {
+void hold_bits(std::vector<PlanRequest>& requests, int rank) {
   for (PlanRequest& request : requests) {
-    if (!has_mask(request.pattern)) continue;
-    for_each_mask(request.pattern, [](MaskSpec& mask) {
-      if (!mask.file.empty()) mask.given = {};
-    });
-    request.pattern = read_block_maps(request.pattern, request.shape, needed(request, queries));
+    if (has_mask(request.pattern)) hold(request, needed_bits(request, rank));
   }
 }
 
 void hold_bits(const Config& config, LayerRequests& layers, const Span& rows, int rank) {
-  hold_bits(layers.distinct, held_queries(config, layers, rows, rank));
+  hold_bits(layers, rows, rank, layout_follows_documents(config));
 }
 
 std::vector<PlanRequest> plannable_rows(LayerRequests layers, int64_t rows, int rank) {
-  if (any_mask(layers)) {
-    hold_bits(layers.distinct, query_layout(layers.of_rows(0, rows)[0]).spans.at(static_cast<size_t>(rank)));
-  }
+  hold_bits(layers, Span::range(0, rows), rank, /*layouts_change=*/false);
   return layers.of_rows(0, rows);
 }
 
-// The masks of the rows of all ranks, and of its own where these are others.
+// The masks of the global batch, with the bits of the rank's rows, and those of its rows where these are others.
 int64_t mask_bytes(const Config& config, const LayerRequests& layers, int64_t rows, int rank) {
   if (!any_mask(layers)) return 0;
   std::set<const TokenMask*> seen;
   int64_t bytes = 0;
-  const std::vector<Span> queries = held_queries(config, layers, Span::range(0, rows), rank);
   const std::vector<PlanRequest> own = layers.of_rows(0, rows);
-  for (const std::vector<PlanRequest>* requests : {&layers.distinct, &own}) {
-    for (const PlanRequest& request : *requests) {
-      for_each_mask(request.pattern, [&](const MaskSpec& mask) {
+  for (size_t i = 0; i < own.size(); ++i) {
+    if (!has_mask(own[i].pattern)) continue;
+    const HeldBits held =
+        bits_of_rows(layers.distinct[i], own[i], Span::range(0, rows), rank, layout_follows_documents(config));
+    for (const PatternSpec* pattern : {&layers.distinct[i].pattern, &own[i].pattern}) {
+      for_each_mask(*pattern, [&](const MaskSpec& mask) {
         if (!seen.insert(mask.given.get()).second) return;
-        const bool holds = !mask.given->held.empty();  // a program has made it
-        bytes += holds ? mask.given->bytes() : mask.given->bytes_holding(needed(request, queries));
+        const bool made = mask.given->held != HeldBits();  // by a program
+        bytes += made ? mask.given->bytes() : mask.given->bytes_holding(held);
       });
     }
   }
@@ -248,19 +259,23 @@ LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, in
     requests.of_layer.push_back(static_cast<size_t>(found - texts.begin()));
     if (found != texts.end()) continue;
     texts.push_back(text);
-    request.pattern = read_block_maps(c.model.pattern.of(layer), request.shape, std::vector<Span>{});
+    request.pattern = read_block_maps(c.model.pattern.of(layer), request.shape, HeldBits{});
     if (c.attention.layout != kAutoLayout) validate(request);
     requests.distinct.push_back(request);
   }
   requests.set_layout(request.layout);
   set_auto_layout(requests, c, batch);
   validate_all(requests);
-  for (const PlanRequest& of : requests.distinct) {
+  if (!any_mask(requests)) return requests;
+  const Span rows = Span::range(0, ceil_div(batch, c.mesh.data));
+  const std::vector<PlanRequest> own = requests.of_rows(0, rows.count);
+  for (size_t i = 0; i < own.size(); ++i) {
+    const PlanRequest& of = requests.distinct[i];
     for (int rank = 0; rank < context_ranks && has_mask(of.pattern); ++rank) {
-      const std::vector<Span> queries = held_queries(c, requests, Span::range(0, ceil_div(batch, c.mesh.data)), rank);
+      const HeldBits held = bits_of_rows(of, own[i], rows, rank, layout_follows_documents(c));
       for_each_mask(of.pattern, [&](const MaskSpec& mask) {
         if (mask.file.empty()) return;  // a program has made it, with the bits that it holds
-        require_mask_limit(*mask.given, needed(of, queries), "the mask in " + mask.file);
+        require_mask_limit(*mask.given, held, "the mask in " + mask.file);
       });
     }
   }
@@ -359,9 +374,10 @@ bool take_recorded(const std::string& record, const std::string& asked, const Co
   return false;
 }
 
-// Whether the calls of a request choose for themselves.
+// Whether the calls of a request choose for themselves. With a mask of tokens ranks hold the bits for one schedule.
 bool calls_choose(const PlanRequest& request, const Config& c) {
-  return chooses_schedules(c) && request.ranks > 1 && (c.data.documents || is_adaptive(request.pattern));
+  return chooses_schedules(c) && request.ranks > 1 && !has_mask(request.pattern) &&
+         (c.data.documents || is_adaptive(request.pattern));
 }
 
 // The machine is needed where calls are to choose again as they did.

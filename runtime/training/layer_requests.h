@@ -42,12 +42,13 @@ struct LayerRequests {
 // follows. Raises Error(kPlan) for trees and a pattern other than causal.
 void set_documents(std::vector<PlanRequest>& requests, const std::vector<RowParts>& rows);
 
-// Lets the masks of tokens in requests hold the bits of these queries, this rank's own, whose files are read again.
-// Where a schedule moves queries to other ranks, they hold those of all. Raises as read_block_maps does.
-void hold_bits(std::vector<PlanRequest>& requests, const std::vector<Span>& queries);
+// Lets the masks of tokens in requests hold the bits that this rank needs (needed_bits), whose files are read again.
+// Raises as read_block_maps does.
+void hold_bits(std::vector<PlanRequest>& requests, int rank);
 
 // The same for training, for a rank of those that attend together and its rows of the global batch. If the layout
-// follows the documents of each batch, its queries are those of none in particular, and it holds the bits of all.
+// follows the documents of each batch, it may have any queries of its rows in the next step, and reading a file in each
+// step would take longer than the step: so it holds the bits of them all.
 void hold_bits(const Config& config, LayerRequests& layers, const Span& rows, int rank);
 
 // Returns layers.of_rows(0, rows) with the bits without which the programs of this rank are not planned.

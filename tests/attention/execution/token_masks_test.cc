@@ -13,6 +13,7 @@
 #include "attention/kernels/choose_kernel.h"
 #include "attention/oracle/oracle.h"
 #include "attention/plan/plan.h"
+#include "attention/testing/any_request.h"
 #include "comm/threads/threads.h"
 #include "tests/attention/execution/run_everywhere.h"
 #include "tests/common/exactness.h"
@@ -78,10 +79,12 @@ PlanRequest any_masked_request(const AttentionShape& shape, const PatternSpec& p
   request.layout =
       *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped, LayoutKind::kBalanced);
   request.schedule = *rc::gen::element(ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast,
-                                       ScheduleKind::kDoubleRing);
+                                       ScheduleKind::kDoubleRing, ScheduleKind::kUlysses, ScheduleKind::kUlyssesRing,
+                                       ScheduleKind::kMesh);
   request.ranks = *rc::gen::inRange(1, 6);
-  const bool groups = request.schedule == ScheduleKind::kGroupCast || request.schedule == ScheduleKind::kDoubleRing;
+  const bool groups = request.schedule != ScheduleKind::kRing && request.schedule != ScheduleKind::kAllGather;
   if (groups && request.ranks % 2 == 0) request.within = *rc::gen::element(0, 1, 2);
+  testing::fit_heads(request);
   return request;
 }
 
@@ -117,10 +120,11 @@ RC_GTEST_PROP(TokenMasks, EqualTheOracleOfTheirBytes, ()) {
                 }));
 }
 
-// Each rank has a mask that holds the bits of its own queries. Ranks that are threads share caches.
+// Each rank has a mask that holds the bits of the queries that it owns or computes. Ranks that are threads share
+// caches.
 RC_GTEST_PROP(TokenMasks, RanksNeedOnlyTheBitsOfTheirQueries, ()) {
   const int64_t n = *rc::gen::element<int64_t>(100, 129, 300);
-  const AttentionShape shape{1, 2, 1, n, n, 0};
+  const AttentionShape shape{2, 4, 2, n, n, 0};
   const Drawn mask = any_mask(shape);
   const PlanRequest whole = any_masked_request(shape, with_mask(mask));
   const Layout layout = query_layout(whole);
@@ -138,8 +142,8 @@ RC_GTEST_PROP(TokenMasks, RanksNeedOnlyTheBitsOfTheirQueries, ()) {
     call.comm = &comm;
     call.prove = true;
     call.request = whole;
-    call.request.pattern.mask = given_mask(
-        std::make_shared<const TokenMask>(make_token_mask(mask.batch, mask.heads, n, n, rows, own, "the mask")));
+    call.request.pattern.mask = given_mask(std::make_shared<const TokenMask>(
+        make_token_mask(mask.batch, mask.heads, n, n, rows, needed_bits(whole, comm.rank()), "the mask")));
     const auto of = [&](const at::Tensor& t) { return testing::rows_of(t, 1, own); };
     const AttentionOutput out = attention_forward(of(in.q), of(in.k), of(in.v), call);
     const AttentionGradients d = attention_backward(of(in.dout), of(in.q), of(in.k), of(in.v), out);
@@ -202,6 +206,31 @@ TEST(TokenMasks, AreAsExactInBf16AsAPlainComputation) {
   EXPECT_TRUE(testing::as_exact(run.result, expected, at::kBFloat16));
 }
 
+// In units of 8 bytes: a place for each query of each plane, and three blocks of two words for each row that is held.
+TEST(TokenMasks, TakeTheMemoryOfTheRowsThatARankOwnsOrComputes) {
+  const int64_t n = 320;
+  PlanRequest request;
+  request.shape = {1, 4, 4, n, n, 0};
+  request.ranks = 4;
+  Drawn mask{1, 4, n, n, std::vector<uint8_t>(static_cast<size_t>(4 * n * n))};
+  for (size_t i = 0; i < mask.shown.size(); ++i) mask.shown[i] = i % 7 % 2;
+  const TokenMask all = *with_mask(mask).mask.given;
+  ASSERT_EQ(all.planes(), 4);
+  const int64_t own = 4 * n / 4;
+  const auto expect_held = [&](ScheduleKind schedule, int within, int64_t rows) {
+    request.schedule = schedule, request.within = within;
+    for (int rank = 0; rank < 4; ++rank) {
+      EXPECT_EQ(all.bytes_of_bits(needed_bits(request, rank)), 8 * (4 * n + 6 * rows)) << to_string(schedule);
+    }
+  };
+  for (const ScheduleKind schedule : {ScheduleKind::kRing, ScheduleKind::kGroupCast, ScheduleKind::kAuto}) {
+    expect_held(schedule, 0, own);
+  }
+  expect_held(ScheduleKind::kUlysses, 0, own + 3 * n / 4);      // one head of the queries of three others
+  expect_held(ScheduleKind::kUlyssesRing, 2, own + 2 * n / 4);  // two heads of those of one other
+  expect_held(ScheduleKind::kMesh, 2, own + 4 * n / 4);         // four heads of those of one other
+}
+
 TEST(TokenMasks, OfOtherRanksAreRefusedBeforeAnythingIsSent) {
   const int64_t n = 60;
   const std::vector<uint8_t> shown = [] {
@@ -211,20 +240,25 @@ TEST(TokenMasks, OfOtherRanksAreRefusedBeforeAnythingIsSent) {
   }();
   const MaskRows rows = [&](int64_t, int64_t first, int64_t) { return shown.data() + first * n; };
   const Inputs in = testing::random_inputs({1, 2, 1, n, n, 0}, 8, at::kFloat);
-  testing::expect_refused_everywhere(
-      [&](Communicator& comm) {
-        AttentionCall call;
-        call.comm = &comm;
-        call.request = testing::causal_zigzag(3, n);
-        const std::vector<Span> own = query_layout(call.request).spans[static_cast<size_t>(comm.rank())];
-        call.request.layout = LayoutKind::kContiguous;
-        call.request.pattern.mask =
-            given_mask(std::make_shared<const TokenMask>(make_token_mask(1, 1, n, n, rows, own, "the mask")));
-        const std::vector<Span> queries = query_layout(call.request).spans[static_cast<size_t>(comm.rank())];
-        const auto of = [&](const at::Tensor& t) { return testing::rows_of(t, 1, queries); };
-        attention_forward(of(in.q), of(in.k), of(in.v), call);
-      },
-      ErrorKind::kPlan, "does not hold the bits of query");
+  const auto expect_refused = [&](LayoutKind layout, ScheduleKind schedule) {
+    testing::expect_refused_everywhere(
+        [&](Communicator& comm) {
+          AttentionCall call;
+          call.comm = &comm;
+          call.request = testing::causal_zigzag(3, n);
+          call.request.pattern.mask = given_mask(std::make_shared<const TokenMask>(
+              make_token_mask(1, 1, n, n, rows, needed_bits(call.request, comm.rank()), "the mask")));
+          call.request.layout = layout;
+          call.request.schedule = schedule;
+          if (moves_queries(schedule)) call.request.within = 3;
+          const std::vector<Span> queries = query_layout(call.request).spans[static_cast<size_t>(comm.rank())];
+          const auto of = [&](const at::Tensor& t) { return testing::rows_of(t, 1, queries); };
+          attention_forward(of(in.q), of(in.k), of(in.v), call);
+        },
+        ErrorKind::kPlan, "does not hold the bits of query");
+  };
+  expect_refused(LayoutKind::kContiguous, ScheduleKind::kRing);
+  expect_refused(LayoutKind::kZigzag, ScheduleKind::kMesh);
 }
 
 }  // namespace

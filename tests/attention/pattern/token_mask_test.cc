@@ -110,9 +110,9 @@ TEST(TokenMask, RanksHoldTheBitsOfTheirQueries) {
   const TokenMask all = token_mask_from_dense(bytes.data(), 1, 1, n, n);
   size_t words = 0;
   for (int64_t rank = 0; rank < 3; ++rank) {
-    const TokenMask part = make_token_mask(1, 1, n, n, rows, {{rank, 3, 100}}, "the mask");
+    const TokenMask part = make_token_mask(1, 1, n, n, rows, HeldBits::of({{rank, 3, 100}}), "the mask");
     EXPECT_EQ(part.digest, all.digest);
-    EXPECT_FALSE(part.holds_all());
+    EXPECT_FALSE(part.held.all);
     words += part.words.size();
     EXPECT_EQ(all.bytes_holding(part.held), part.bytes());
     EXPECT_EQ(part.bytes_holding(all.held), all.bytes());
@@ -135,6 +135,40 @@ TEST(TokenMask, RanksHoldTheBitsOfTheirQueries) {
   EXPECT_TRUE(none.words.empty() && none.word_of.empty());
   EXPECT_EQ(none.bits(0, 7, 0).words, nullptr);
   EXPECT_EQ(none.bytes_holding(all.held), all.bytes());
+}
+
+TEST(TokenMask, PartsOfBatchRowsAndHeadsAreHeldOnce) {
+  const int64_t n = 300;
+  std::vector<uint8_t> bytes(static_cast<size_t>(2 * 3 * n * n));
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = i % 7 % 2 == 1;
+  const TokenMask all = token_mask_from_dense(bytes.data(), 2, 3, n, n);
+  ASSERT_EQ(all.planes(), 6);
+  const MaskRows rows = [&](int64_t number, int64_t first, int64_t) { return bytes.data() + (number * n + first) * n; };
+  // The queries 0 to 99 of row 1, and of its heads 1 and 2 those from 50 on; 50 to 99 are in both.
+  const Span row = {1, 1, 1};
+  const HeldBits held{false, {{row, Span::range(0, 3), {Span::range(0, 100)}}, {row, {1, 1, 2}, {Span::range(50, n)}}}};
+  const TokenMask part = make_token_mask(2, 3, n, n, rows, held, "the mask");
+  EXPECT_EQ(part.words.size(), static_cast<size_t>(6 * (100 + 2 * n)));  // three blocks of two words a row
+  EXPECT_EQ(all.bytes_holding(held), part.bytes());
+  EXPECT_EQ(all.bytes_of_bits(held), 8 * (6 * n + 6 * (100 + 2 * n)));
+  const TokenMask cut = part.of_batch_rows(1, 1);
+  for (int64_t b = 0; b < 2; ++b) {
+    for (int64_t h = 0; h < 3; ++h) {
+      for (int64_t q = 0; q < n; ++q) {
+        const bool here = b == 1 && (q < 100 || h > 0);
+        ASSERT_EQ(part.bits(part.plane_of[static_cast<size_t>(3 * b + h)], q, 0).words != nullptr, here);
+        const HeldBits::Part one{{b, 1, 1}, {h, 1, 1}, {{q, 1, 1}}};
+        EXPECT_EQ(part.query_without_bits(one), here ? std::nullopt : std::optional(q));
+        if (b == 0) {
+          EXPECT_EQ(cut.query_without_bits(one).has_value(), h == 0 && q >= 100);
+        }
+        if (here) {
+          ASSERT_EQ(part.bits(3 + h, q, 200).shows(200), bytes[static_cast<size_t>(((3 + h) * n + q) * n + 200)] != 0);
+        }
+      }
+    }
+  }
+  EXPECT_EQ(part.query_without_bits({row, Span::range(0, 3), {Span::range(90, 110)}}), 100);
 }
 
 TEST(TokenMask, DigestsTellPairsAndSizesApart) {
@@ -161,7 +195,7 @@ TEST(TokenMask, RefusesBitsBeyondTheLimitWithTheirSize) {
                  {"2.1 MB", "1.0 MB", "memory.masks", "ANNULUS_MASKS_MIB to 3 (MiB)", "more ranks"},
                  [&] { token_mask_from_dense(bytes.data(), 1, 1, n, n); });
   const MaskRows rows = [&](int64_t, int64_t first, int64_t) { return bytes.data() + first * n; };
-  EXPECT_EQ(make_token_mask(1, 1, n, n, rows, {Span::range(0, 1024)}, "the mask").words.size(), 65536u);
+  EXPECT_EQ(make_token_mask(1, 1, n, n, rows, HeldBits::of({Span::range(0, 1024)}), "the mask").words.size(), 65536u);
 }
 
 TEST(TokenMask, RefusesMasksThatLeaveNoQueryAKey) {

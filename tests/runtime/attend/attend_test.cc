@@ -177,6 +177,13 @@ TEST(Attend, MasksOfTokensAreThoseOfTheFile) {
   const int64_t limit = mask_limit();
   set_mask_limit(int64_t{8} * (1 + 1) * 2 * 83 + 8 * 2 * 2 * (4 + 4));
   expect_checked(o, 2, "checked: 4 of 664 rows");
+  // With a schedule that moves queries it holds those of the queries that it computes, here all.
+  o.schedule = "ulysses";
+  expect_error(ErrorKind::kResource, {"whose bits would take "}, [&] { AttendJob(o, {RankHosts(2), 0, 1}); });
+  set_mask_limit(limit);
+  expect_checked(o, 2, "checked: 4 of 664 rows");
+  set_mask_limit(int64_t{8} * (1 + 1) * 2 * 83 + 8 * 2 * 2 * (4 + 4));
+  o.schedule = "auto";
   o.check_rows = "";
   AttendJob(o, {RankHosts(2), 0, 1});
   expect_error(ErrorKind::kResource, {"whose bits would take "}, [&] {

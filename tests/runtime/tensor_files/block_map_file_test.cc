@@ -98,7 +98,7 @@ TEST(MaskFile, ReadsThePairsAndOnlyTheBitsOfTheHeldQueries) {
     EXPECT_EQ(count_pairs(make_pattern(read, kMasked)), 4 * shown.to(at::kLong).sum().item<int64_t>());
     const PatternSpec again = parse_pattern(read.text(), "");  // demands the digest
     EXPECT_EQ(read_block_maps(again, kMasked).mask.given->words, want.words);
-    const PatternSpec part = read_block_maps(masked(path), kMasked, std::vector{Span::range(130, 140)});
+    const PatternSpec part = read_block_maps(masked(path), kMasked, HeldBits::of({Span::range(130, 140)}));
     EXPECT_EQ(part.text(), read.text());
     EXPECT_EQ(part.mask.given->words.size(), 2 * 10 * 4u);  // two planes; two partly shown blocks a row
   }

@@ -317,6 +317,13 @@ TEST(MemoryPlan, CountsAttentionBuffers) {
 }
 
 // The bits of a mask lie on each rank, and once more those of its rows.
+// Of the pairs of two rows that differ.
+std::vector<uint8_t> two_masks() {
+  std::vector<uint8_t> shown(2 * 512 * 512, 1);
+  for (size_t i = 0; i < shown.size(); i += 3) shown[i] = 0;
+  return shown;
+}
+
 TEST(MemoryPlan, CountsMasksOfTokens) {
   const TestFolder folder;
   Config config = config_of(folder, {"", 3, 64, 2, 1, 128, 256, 512, 2});
@@ -326,8 +333,7 @@ TEST(MemoryPlan, CountsMasksOfTokens) {
     return plan.step.lasting("masks of tokens");
   };
   EXPECT_EQ(lasting(), 0);
-  std::vector<uint8_t> shown(2 * 512 * 512, 1);
-  for (size_t i = 0; i < shown.size(); i += 3) shown[i] = 0;
+  const std::vector<uint8_t> shown = two_masks();
   const auto mask = std::make_shared<const TokenMask>(token_mask_from_dense(shown.data(), 2, 1, 512, 512));
   config.model.pattern.all.mask = given_mask(mask);
   EXPECT_EQ(lasting(), mask->bytes());
@@ -339,25 +345,59 @@ TEST(MemoryPlan, CountsMasksOfTokens) {
   EXPECT_GT(lasting(), mask->bytes() + 512 * 512 / 8);
   EXPECT_EQ(plan_memory(config, check_training(config, 2), {}, 1, 0, RanksAre::kGpus).step.lasting("masks of tokens"),
             0);
-  // Of a file a rank holds the bits of its queries alone.
-  config.mesh.data = 1;
-  config.model.pattern.each.clear();
+}
+
+TEST(MemoryPlan, CountsTheBitsOfAFilesMaskThatARankHolds) {
+  const TestFolder folder;
+  Config config = config_of(folder, {"", 3, 64, 2, 1, 128, 256, 512, 2});
+  std::vector<uint8_t> shown = two_masks();
+  const auto mask = std::make_shared<const TokenMask>(token_mask_from_dense(shown.data(), 2, 1, 512, 512));
   const std::string path = folder.path() + "/mask.safetensors";
   write_safetensors(path, {{"mask", at::from_blob(shown.data(), {2, 1, 512, 512}, at::kByte)}});
   config.model.pattern.all = parse_pattern("{ kind = 'causal', mask = '" + path + "' }", "test");
   for (const int ranks : {1, 2}) {
-    std::vector<Stage> stages = check_training(config, ranks);
+    const std::vector<Stage> stages = check_training(config, ranks);
     EXPECT_TRUE(stages[0].layers.distinct[0].pattern.mask.given->words.empty());
     for (int rank = 0; rank < ranks; ++rank) {
       LayerRequests own = stages[0].layers;
       hold_bits(config, own, Span::range(0, 2), rank);
       const TokenMask& held = *own.distinct[0].pattern.mask.given;
-      EXPECT_EQ(held.held, query_layout(own.distinct[0]).spans[static_cast<size_t>(rank)]);
+      EXPECT_EQ(held.held, needed_bits(own.distinct[0], rank));
       EXPECT_EQ(held.words.size(), mask->words.size() / static_cast<size_t>(ranks));
       EXPECT_EQ(plan_memory(config, stages, {}, ranks, rank, RanksAre::kProcesses).step.lasting("masks of tokens"),
                 held.bytes());
     }
   }
+  // Of a batch that data-parallel ranks share, those of its rows alone; the second mask is that of these rows.
+  config.mesh.data = 2;
+  std::vector<Stage> stages = check_training(config, 2);
+  hold_bits(config, stages[0].layers, {1, 1, 1}, 0);
+  const TokenMask& of_row = *stages[0].layers.distinct[0].pattern.mask.given;
+  EXPECT_EQ(of_row.words.size(), mask->words.size() / 2);
+  EXPECT_EQ(of_row.bits(of_row.plane_of[0], 7, 0).words, nullptr);
+  EXPECT_NE(of_row.bits(of_row.plane_of[1], 7, 0).words, nullptr);
+  EXPECT_EQ(
+      plan_memory(config, check_training(config, 2), {}, 1, 0, RanksAre::kProcesses).step.lasting("masks of tokens"),
+      of_row.bytes() + stages[0].layers.of_rows(1, 1)[0].pattern.mask.given->bytes());
+  config.mesh.data = 1;
+  // Ranks that compute queries of others hold the bits of these, too, here of all.
+  config.attention.schedule = "ulysses";
+  for (const int rank : {0, 1}) {
+    LayerRequests own = check_training(config, 2)[0].layers;
+    hold_bits(config, own, Span::range(0, 2), rank);
+    EXPECT_EQ(own.distinct[0].pattern.mask.given->words.size(), mask->words.size());
+  }
+  // So do those whose layout follows the documents of each batch. memory.masks bounds them as well.
+  config.attention.schedule = "ring";
+  config.attention.layout = "balanced";
+  config.data.documents = true;
+  stages = check_training(config, 2);
+  hold_bits(config, stages[0].layers, Span::range(0, 2), 0);
+  const TokenMask& of_any_layout = *stages[0].layers.distinct[0].pattern.mask.given;
+  EXPECT_EQ(of_any_layout.words.size(), mask->words.size());
+  EXPECT_EQ(
+      plan_memory(config, check_training(config, 2), {}, 2, 0, RanksAre::kProcesses).step.lasting("masks of tokens"),
+      of_any_layout.bytes());
   config.memory.masks = 0;
   expect_error(ErrorKind::kResource, {"the mask in " + path, "on this rank", "memory.masks"},
                [&] { check_training(config, 2); });
