@@ -4,6 +4,9 @@
 #include <rapidcheck.h>
 
 #include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
 
 namespace annulus::testing {
 namespace {
@@ -80,13 +83,19 @@ std::vector<Span> any_kept_keys(int64_t length) {
   return kept;
 }
 
+PatternSpec any_of_kind(Kind kind, const AttentionShape& shape, int depth);
+
 PatternSpec any_member(const AttentionShape& shape, int depth) {
-  PatternSpec spec;
   std::vector<Kind> kinds = {Kind::kFull, Kind::kWindow, Kind::kSlices, Kind::kDilated, Kind::kDilated};
   if (shape.q_len == shape.k_len && shape.query_offset == 0) kinds.insert(kinds.end(), {Kind::kTree, Kind::kTree});
   if (shape.query_offset % 16 == 0) kinds.insert(kinds.end(), {Kind::kBlocks, Kind::kBlocks});
   if (depth < 2) kinds.push_back(Kind::kUnion);
-  spec.kind = *rc::gen::elementOf(kinds);
+  return any_of_kind(*rc::gen::elementOf(kinds), shape, depth);
+}
+
+PatternSpec any_of_kind(Kind kind, const AttentionShape& shape, int depth) {
+  PatternSpec spec;
+  spec.kind = kind;
   spec.causal = *rc::gen::arbitrary<bool>();
   switch (spec.kind) {
     case Kind::kFull:
@@ -189,5 +198,24 @@ TokenMask any_token_mask(const AttentionShape& shape) {
 }
 
 PatternSpec any_pattern(const AttentionShape& shape) { return any_member(shape, 0); }
+
+PatternSpec with_any_mask(PatternSpec pattern, const AttentionShape& shape) {
+  pattern.mask = given_mask(std::make_shared<const TokenMask>(any_token_mask(shape)));
+  if (pattern.mask.given->nearest > shape.query_offset) pattern.causal = false;
+  return pattern;
+}
+
+PatternSpec any_masked_union(const AttentionShape& shape) {
+  PatternSpec all;
+  all.kind = Kind::kUnion;
+  all.members = {any_of_kind(Kind::kWindow, shape, 1), any_member(shape, 2)};
+  if (shape.q_len == shape.k_len && shape.query_offset == 0) {
+    all.members.push_back(any_of_kind(Kind::kTree, shape, 1));
+  }
+  PatternSpec& masked = all.members[static_cast<size_t>(any(0, static_cast<int64_t>(all.members.size()) - 1))];
+  masked = with_any_mask(std::move(masked), shape);
+  all.causal = masked.mask.given->nearest <= shape.query_offset && *rc::gen::arbitrary<bool>();
+  return all;
+}
 
 }  // namespace annulus::testing

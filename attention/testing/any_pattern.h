@@ -18,6 +18,13 @@ BlockMap any_block_map(const AttentionShape& shape, int64_t block);
 // shows a pair if the shape has any, and a key that is not after its query if there is one.
 TokenMask any_token_mask(const AttentionShape& shape);
 
+// Returns the pattern with a mask of tokens. Where no query has a position of a key that is shown it is not causal.
+PatternSpec with_any_mask(PatternSpec pattern, const AttentionShape& shape);
+
+// Returns a union, causal or not, of a window, of a tree if the shape can have one, and of a pattern of another kind,
+// one of which has a mask of tokens.
+PatternSpec any_masked_union(const AttentionShape& shape);
+
 // Returns lengths, some of them 0, that add up to `length`.
 std::vector<int64_t> any_documents(int64_t length, int64_t count);
 

@@ -25,14 +25,6 @@ PatternSpec any_with_given_map(const AttentionShape& shape) {
   return both;
 }
 
-// Any pattern with a mask of tokens. Where no query has a position of a key it is not causal.
-PatternSpec any_with_mask(const AttentionShape& shape) {
-  PatternSpec spec = any_pattern(shape);
-  spec.mask = given_mask(std::make_shared<const TokenMask>(any_token_mask(shape)));
-  if (spec.mask.given->nearest > shape.query_offset) spec.causal = false;
-  return spec;
-}
-
 PatternSpec with_slices(PatternSpec spec, const AttentionShape& shape) {
   for (PatternSpec& member : spec.members) member = with_slices(std::move(member), shape);
   if (spec.kind != PatternSpec::Kind::kBlocks || !spec.blocks.given) return spec;
@@ -76,9 +68,10 @@ AttentionShape any_shape() {
 PlanRequest any_request(const AttentionShape& shape) {
   PlanRequest request;
   request.shape = shape;
-  const int kind = *rc::gen::inRange(0, 6);
+  const int kind = *rc::gen::inRange(0, 7);
   request.pattern = kind == 0   ? any_with_given_map(request.shape)
-                    : kind == 1 ? any_with_mask(request.shape)
+                    : kind == 1 ? with_any_mask(any_pattern(request.shape), request.shape)
+                    : kind == 2 ? any_masked_union(request.shape)
                                 : any_pattern(request.shape);
   request.layout =
       *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped, LayoutKind::kBalanced);

@@ -119,11 +119,10 @@ RC_GTEST_PROP(Pattern, MapsOfDenseDataCountThePairsOfTheirNonzeroBlocks, ()) {
   }
 }
 
-RC_GTEST_PROP(Pattern, MasksRestrictEveryKindToTheirPairs, ()) {
+RC_GTEST_PROP(Pattern, MasksRestrictEveryKindAndMemberToTheirPairs, ()) {
   const AttentionShape shape = any_shape();
-  PatternSpec spec = testing::any_pattern(shape);
-  spec.mask = given_mask(std::make_shared<const TokenMask>(testing::any_token_mask(shape)));
-  if (spec.mask.given->nearest > shape.query_offset) spec.causal = false;
+  const PatternSpec spec = *rc::gen::arbitrary<bool>() ? testing::with_any_mask(testing::any_pattern(shape), shape)
+                                                       : testing::any_masked_union(shape);
   RC_LOG() << to_string(shape) << "\n" << spec.text() << "\n";
   RC_ASSERT(difference(spec, shape) == "");
 }

@@ -19,16 +19,38 @@ PlanForm read_form(const std::string& text, const PlanFormSource& source) {
   return read_plan_form(in, source);
 }
 
+namespace {
+
+// Of a pattern one member at most has a mask.
+void name_mask(PatternSpec& spec) {
+  for (PatternSpec& member : spec.members) name_mask(member);
+  if (spec.mask.given) spec.mask.file = "mask.safetensors";
+}
+
+MaskSpec mask_of(const PatternSpec& spec) {
+  for (const PatternSpec& member : spec.members) {
+    if (MaskSpec mask = mask_of(member); !mask.empty()) return mask;
+  }
+  return spec.mask;
+}
+
+PatternSpec with_mask(PatternSpec spec, const MaskSpec& mask) {
+  for (PatternSpec& member : spec.members) member = with_mask(std::move(member), mask);
+  if (!spec.mask.file.empty()) spec.mask = mask;
+  return spec;
+}
+
+}  // namespace
+
 PlanRequest with_named_mask(PlanRequest request) {
-  if (request.pattern.mask.given) request.pattern.mask.file = "mask.safetensors";
+  name_mask(request.pattern);
   return request;
 }
 
 PlanFormSource with_mask_of(const PlanRequest& request) {
   PlanFormSource source{"plan.json"};
-  source.load = [mask = request.pattern.mask](PatternSpec spec, const AttentionShape&) {
-    if (!spec.mask.file.empty()) spec.mask = mask;
-    return spec;
+  source.load = [mask = mask_of(request.pattern)](PatternSpec spec, const AttentionShape&) {
+    return with_mask(std::move(spec), mask);
   };
   return source;
 }
