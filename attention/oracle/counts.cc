@@ -81,10 +81,10 @@ Count shown(const MaskSpec& spec) {
       const BlockRun& run = mask->partial.runs[static_cast<size_t>(r)];
       if (run.begin <= block && block < run.end) {
         const auto at = static_cast<size_t>(plane * mask->queries + query);
-        const int64_t first = mask->word_of.empty() ? -1 : mask->word_of[at];
+        const int64_t first = mask->stored->word_of.empty() ? -1 : mask->stored->word_of[at];
         if (first < 0) throw std::logic_error("[oracle] the bits of the mask are not held here");
         const int64_t bit = 128 * (before + block - run.begin) + key % 128;
-        return static_cast<int64_t>(mask->words[static_cast<size_t>(first + bit / 64)] >> (bit % 64) & 1);
+        return static_cast<int64_t>(mask->stored->words[static_cast<size_t>(first + bit / 64)] >> (bit % 64) & 1);
       }
       before += run.end - run.begin;
     }

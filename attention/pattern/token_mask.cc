@@ -94,20 +94,20 @@ class MaskMaker {
   }
 
   // Reads the bits of the held queries of a plane. `number` is one of those that have this plane.
-  void read_bits(int64_t plane, int64_t number) {
+  void read_bits(int64_t plane, int64_t number, TokenMask::Stored& stored) {
     for (int64_t first = 0; first < mask_.queries; first += kBlock) {
       const auto row = static_cast<size_t>(plane * mask_.partial.query_blocks + first / kBlock);
       const auto begin = mask_.partial.runs.begin() + mask_.partial.offsets[row];
       const auto end = mask_.partial.runs.begin() + mask_.partial.offsets[row + 1];
       if (begin == end) continue;
       const int64_t past = std::min(first + kBlock, mask_.queries);
-      const auto held = [&](int64_t query) { return mask_.word_of[at(plane, query)] >= 0; };
+      const auto held = [&](int64_t query) { return stored.word_of[at(plane, query)] >= 0; };
       bool any = false;
       for (int64_t query = first; query < past; ++query) any = any || held(query);
       if (!any) continue;
       for_each_row(number, first, [&](int64_t query) {
         if (!held(query)) return;
-        uint64_t* to = mask_.words.data() + mask_.word_of[at(plane, query)];
+        uint64_t* to = stored.words.data() + stored.word_of[at(plane, query)];
         for (auto run = begin; run != end; ++run) {
           to = std::copy(packed_.begin() + run->begin * kWords, packed_.begin() + run->end * kWords, to);
         }
@@ -208,21 +208,23 @@ bool any_held(const TokenMask& mask, const HeldBits& held) {
 }
 
 // Gives each held query its place among the words. Raises an error if there would be too many.
-void place_words(TokenMask& mask, const std::string& where) {
+TokenMask::Stored placed_words(const TokenMask& mask, const std::string& where) {
   require_mask_limit(mask, mask.held, where);
-  if (!any_held(mask, mask.held)) return;
+  TokenMask::Stored stored;
+  if (!any_held(mask, mask.held)) return stored;
   HeldQueries held(mask, mask.held);
   int64_t next = 0;
-  mask.word_of.assign(static_cast<size_t>(mask.planes() * mask.queries), -1);
+  stored.word_of.assign(static_cast<size_t>(mask.planes() * mask.queries), -1);
   for (int64_t plane = 0; plane < mask.planes(); ++plane) {
     const std::vector<uint8_t>& queries = held.of(plane);
     for (int64_t query = 0; query < mask.queries; ++query) {
       if (!queries[static_cast<size_t>(query)]) continue;
-      mask.word_of[static_cast<size_t>(plane * mask.queries + query)] = next;
+      stored.word_of[static_cast<size_t>(plane * mask.queries + query)] = next;
       next += words_of_row(mask, plane, query);
     }
   }
-  mask.words.resize(static_cast<size_t>(next));
+  stored.words.resize(static_cast<size_t>(next));
+  return stored;
 }
 
 std::atomic<int64_t> set_limit = -1;
@@ -276,13 +278,13 @@ std::optional<int64_t> TokenMask::query_without_bits(const HeldBits::Part& rows)
 MaskBits TokenMask::bits(int64_t plane, int64_t query, int64_t key) const {
   const auto row = static_cast<size_t>(plane * partial.query_blocks + query / kBlock);
   const int64_t block = key / kBlock,
-                word = word_of.empty() ? -1 : word_of[static_cast<size_t>(plane * queries + query)];
+                word = stored->word_of.empty() ? -1 : stored->word_of[static_cast<size_t>(plane * queries + query)];
   if (word < 0) return {};
   int64_t before = 0;  // words of the runs before the one with the key
   for (int64_t r = partial.offsets[row]; r < partial.offsets[row + 1]; ++r) {
     const BlockRun& run = partial.runs[static_cast<size_t>(r)];
     if (block < run.begin) break;
-    if (block < run.end) return {words.data() + word + before, run.begin * kBlock};
+    if (block < run.end) return {stored->words.data() + word + before, run.begin * kBlock};
     before += kWords * (run.end - run.begin);
   }
   throw Error(ErrorKind::kInternal, "pattern",
@@ -291,13 +293,13 @@ MaskBits TokenMask::bits(int64_t plane, int64_t query, int64_t key) const {
 }
 
 int64_t TokenMask::bytes() const {
-  return static_cast<int64_t>(sizeof *this + (plane_of.capacity() + word_of.capacity()) * sizeof(int64_t) +
-                              words.capacity() * sizeof(uint64_t)) +
+  return static_cast<int64_t>(sizeof *this + plane_of.capacity() * sizeof(int64_t) +
+                              (stored->word_of.capacity() + stored->words.capacity()) * sizeof(uint64_t)) +
          whole.bytes() + partial.bytes();
 }
 
 int64_t TokenMask::bytes_holding(const HeldBits& rows) const {
-  const auto here = static_cast<int64_t>((word_of.capacity() + words.capacity()) * sizeof(int64_t));
+  const auto here = static_cast<int64_t>((stored->word_of.capacity() + stored->words.capacity()) * sizeof(int64_t));
   return bytes() - here + bytes_of_bits(rows);
 }
 
@@ -359,9 +361,11 @@ TokenMask make_token_mask(int64_t batch, int64_t heads, int64_t queries, int64_t
     refuse_plan(where +
                 " shows no pair, so no query would see a key: true, or nonzero, stands for pairs that are seen");
   }
-  place_words(mask, where);
-  for (int64_t plane = 0; !mask.word_of.empty() && plane < mask.planes(); ++plane)
-    maker.read_bits(plane, first_with[static_cast<size_t>(plane)]);
+  TokenMask::Stored stored = placed_words(mask, where);
+  for (int64_t plane = 0; !stored.word_of.empty() && plane < mask.planes(); ++plane) {
+    maker.read_bits(plane, first_with[static_cast<size_t>(plane)], stored);
+  }
+  mask.stored = std::make_shared<const TokenMask::Stored>(std::move(stored));
   return mask;
 }
 

@@ -64,8 +64,11 @@ struct TokenMask {
   BlockMap whole, partial;
   // The bits of a query are the words from word_of[plane * queries + query] on, two for each of the partial blocks of
   // its row, in order; -1: they are not held here. Empty: none are.
-  std::vector<int64_t> word_of;
-  std::vector<uint64_t> words;
+  struct Stored {
+    std::vector<int64_t> word_of;
+    std::vector<uint64_t> words;
+  };
+  std::shared_ptr<const Stored> stored = std::make_shared<const Stored>();  // also that of masks of some batch rows
   HeldBits held;
   // The least and the greatest key - query of a shown pair.
   int64_t nearest = 0, farthest = 0;
@@ -76,11 +79,11 @@ struct TokenMask {
   std::optional<int64_t> query_without_bits(const HeldBits::Part& rows) const;
   // Returns the bits of the run of partial blocks of this query that contains the key, which one must contain.
   MaskBits bits(int64_t plane, int64_t query, int64_t key) const;
-  int64_t bytes() const;                              // of memory
+  int64_t bytes() const;                              // of memory, with the bits
   int64_t bytes_holding(const HeldBits& rows) const;  // of memory, if it held these bits, and no others
   int64_t bytes_of_bits(const HeldBits& rows) const;  // of memory that these bits would take
-  // Returns the mask of the batch rows first, ..., first + count - 1, with the bits of them that are held. Its digest
-  // follows from that of the whole mask.
+  // Returns the mask of the batch rows first, ..., first + count - 1, with the bits of them that are held, which it
+  // shares. Its digest follows from that of the whole mask.
   TokenMask of_batch_rows(int64_t first, int64_t count) const;
 };
 

@@ -159,7 +159,8 @@ std::vector<PlanRequest> plannable_rows(LayerRequests layers, int64_t rows, int 
   return layers.of_rows(0, rows);
 }
 
-// The masks of the global batch, with the bits of the rank's rows, and those of its rows where these are others.
+// The masks of the global batch, with the bits of the rank's rows, which those of its rows share where these are
+// others.
 int64_t mask_bytes(const Config& config, const LayerRequests& layers, int64_t rows, int rank) {
   if (!any_mask(layers)) return 0;
   std::set<const TokenMask*> seen;
@@ -172,8 +173,8 @@ int64_t mask_bytes(const Config& config, const LayerRequests& layers, int64_t ro
     for (const PatternSpec* pattern : {&layers.distinct[i].pattern, &own[i].pattern}) {
       for_each_mask(*pattern, [&](const MaskSpec& mask) {
         if (!seen.insert(mask.given.get()).second) return;
-        const bool made = mask.given->held != HeldBits();  // by a program
-        bytes += made ? mask.given->bytes() : mask.given->bytes_holding(held);
+        const bool shares = pattern == &own[i].pattern, made = mask.given->held != HeldBits();  // by a program
+        bytes += shares ? mask.given->bytes_holding({}) : made ? mask.given->bytes() : mask.given->bytes_holding(held);
       });
     }
   }

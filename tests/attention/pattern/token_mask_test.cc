@@ -91,7 +91,7 @@ TEST(TokenMask, BitsAreOfPartlyShownBlocksAlone) {
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = i % n <= i / n % n;
   const TokenMask mask = token_mask_from_dense(bytes.data(), 2, 3, n, n);
   EXPECT_EQ(mask.planes(), 1);  // all six are equal
-  EXPECT_EQ(mask.words.size() * 8, 4u * 2048);
+  EXPECT_EQ(mask.stored->words.size() * 8, 4u * 2048);
   const PatternSpec spec = with_mask(mask);
   const AttentionShape shape{2, 3, 1, n, n, 0};
   const Pattern pattern = make_pattern(spec, shape);
@@ -99,7 +99,7 @@ TEST(TokenMask, BitsAreOfPartlyShownBlocksAlone) {
   EXPECT_EQ(count_pairs(pattern), 6 * n * (n + 1) / 2);
   EXPECT_FALSE(sees_later(spec, shape));
   const std::vector<uint8_t> all(static_cast<size_t>(n * n), 1);
-  EXPECT_TRUE(token_mask_from_dense(all.data(), 1, 1, n, n).words.empty());
+  EXPECT_TRUE(token_mask_from_dense(all.data(), 1, 1, n, n).stored->words.empty());
 }
 
 TEST(TokenMask, RanksHoldTheBitsOfTheirQueries) {
@@ -113,7 +113,7 @@ TEST(TokenMask, RanksHoldTheBitsOfTheirQueries) {
     const TokenMask part = make_token_mask(1, 1, n, n, rows, HeldBits::of({{rank, 3, 100}}), "the mask");
     EXPECT_EQ(part.digest, all.digest);
     EXPECT_FALSE(part.held.all);
-    words += part.words.size();
+    words += part.stored->words.size();
     EXPECT_EQ(all.bytes_holding(part.held), part.bytes());
     EXPECT_EQ(part.bytes_holding(all.held), all.bytes());
     for (int64_t q = 0; q < n; ++q) {
@@ -128,11 +128,11 @@ TEST(TokenMask, RanksHoldTheBitsOfTheirQueries) {
     causal.causal = true;
     EXPECT_FALSE(sees_later(causal, {1, 1, 1, n, n, 0}));
   }
-  EXPECT_EQ(words, all.words.size());
+  EXPECT_EQ(words, all.stored->words.size());
   // One without bits has the blocks alone.
   const TokenMask none = make_token_mask(1, 1, n, n, rows, {}, "the mask");
   EXPECT_EQ(none.digest, all.digest);
-  EXPECT_TRUE(none.words.empty() && none.word_of.empty());
+  EXPECT_TRUE(none.stored->words.empty() && none.stored->word_of.empty());
   EXPECT_EQ(none.bits(0, 7, 0).words, nullptr);
   EXPECT_EQ(none.bytes_holding(all.held), all.bytes());
 }
@@ -148,10 +148,11 @@ TEST(TokenMask, PartsOfBatchRowsAndHeadsAreHeldOnce) {
   const Span row = {1, 1, 1};
   const HeldBits held{false, {{row, Span::range(0, 3), {Span::range(0, 100)}}, {row, {1, 1, 2}, {Span::range(50, n)}}}};
   const TokenMask part = make_token_mask(2, 3, n, n, rows, held, "the mask");
-  EXPECT_EQ(part.words.size(), static_cast<size_t>(6 * (100 + 2 * n)));  // three blocks of two words a row
+  EXPECT_EQ(part.stored->words.size(), static_cast<size_t>(6 * (100 + 2 * n)));  // three blocks of two words a row
   EXPECT_EQ(all.bytes_holding(held), part.bytes());
   EXPECT_EQ(all.bytes_of_bits(held), 8 * (6 * n + 6 * (100 + 2 * n)));
   const TokenMask cut = part.of_batch_rows(1, 1);
+  EXPECT_EQ(cut.stored, part.stored);  // no copy
   for (int64_t b = 0; b < 2; ++b) {
     for (int64_t h = 0; h < 3; ++h) {
       for (int64_t q = 0; q < n; ++q) {
@@ -195,7 +196,8 @@ TEST(TokenMask, RefusesBitsBeyondTheLimitWithTheirSize) {
                  {"2.1 MB", "1.0 MB", "memory.masks", "ANNULUS_MASKS_MIB to 3 (MiB)", "more ranks"},
                  [&] { token_mask_from_dense(bytes.data(), 1, 1, n, n); });
   const MaskRows rows = [&](int64_t, int64_t first, int64_t) { return bytes.data() + first * n; };
-  EXPECT_EQ(make_token_mask(1, 1, n, n, rows, HeldBits::of({Span::range(0, 1024)}), "the mask").words.size(), 65536u);
+  EXPECT_EQ(make_token_mask(1, 1, n, n, rows, HeldBits::of({Span::range(0, 1024)}), "the mask").stored->words.size(),
+            65536u);
 }
 
 TEST(TokenMask, RefusesMasksThatLeaveNoQueryAKey) {

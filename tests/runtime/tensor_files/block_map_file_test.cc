@@ -94,13 +94,13 @@ TEST(MaskFile, ReadsThePairsAndOnlyTheBitsOfTheHeldQueries) {
     const PatternSpec read = read_block_maps(masked(path), kMasked);
     const TokenMask want = token_mask_from_dense(static_cast<const uint8_t*>(shown.const_data_ptr()), 2, 1, 200, 150);
     EXPECT_EQ(read.mask.digest, want.digest);
-    EXPECT_EQ(read.mask.given->words, want.words);
+    EXPECT_EQ(read.mask.given->stored->words, want.stored->words);
     EXPECT_EQ(count_pairs(make_pattern(read, kMasked)), 4 * shown.to(at::kLong).sum().item<int64_t>());
     const PatternSpec again = parse_pattern(read.text(), "");  // demands the digest
-    EXPECT_EQ(read_block_maps(again, kMasked).mask.given->words, want.words);
+    EXPECT_EQ(read_block_maps(again, kMasked).mask.given->stored->words, want.stored->words);
     const PatternSpec part = read_block_maps(masked(path), kMasked, HeldBits::of({Span::range(130, 140)}));
     EXPECT_EQ(part.text(), read.text());
-    EXPECT_EQ(part.mask.given->words.size(), 2 * 10 * 4u);  // two planes; two partly shown blocks a row
+    EXPECT_EQ(part.mask.given->stored->words.size(), 2 * 10 * 4u);  // two planes; two partly shown blocks a row
   }
 }
 
