@@ -163,6 +163,14 @@ AttendJob::AttendJob(const AttendOptions& options, const AttendRanks& ranks) : o
     request_.layout = choice.layout;
     layout_reason_ = choice.reason;
   }
+  if (request_.schedule == ScheduleKind::kAuto && request_.ranks > 1 && has_mask(request_.pattern)) {
+    PlanRequest without_bits = request_;  // which are those that the chosen schedule needs
+    without_bits.pattern = read_block_maps(request_.pattern, request_.shape, HeldBits());
+    const PlanChoice choice = choose_plan(without_bits);
+    request_.schedule = choice.request.schedule;
+    request_.within = choice.request.within;
+    schedule_reason_ = choice.reason();
+  }
   request_.pattern = read_block_maps(request_.pattern, request_.shape, bits_to_read(ranks.rank));
   validate(request_);
   if (request_.schedule == ScheduleKind::kAuto && request_.terms->most_bytes() > 0) resolve_schedule(request_);
@@ -369,6 +377,7 @@ void AttendJob::run(Communicator& world, at::Device device) const {
       of_blocks.pattern = ran.pattern;
       std::printf("auto: %s\n", choose_plan(of_blocks).reason().c_str());
     }
+    if (!schedule_reason_.empty()) std::printf("auto: %s\n", schedule_reason_.c_str());
     if (gathered) {
       std::printf("trace: %s (clocks of ranks agree within %s microseconds)\n", options_.trace.c_str(),
                   significant(static_cast<double>(gathered->clock_error) / 1e3, 2).c_str());

@@ -97,6 +97,7 @@ class AttendJob {
   KernelKind kernel_ = KernelKind::kAuto;
   PlanRequest request_;
   std::string layout_reason_;            // why the layout `auto` is this one; empty for another
+  std::string schedule_reason_;          // why `auto` is this schedule, where a mask of tokens is read for it
   std::optional<SafetensorsFile> file_;  // either this
   std::optional<RandomInput> random_;    // or this
   std::optional<RowDraw> draw_;          // which rows are checked, if not all

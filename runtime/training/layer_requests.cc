@@ -146,7 +146,9 @@ void hold_bits(LayerRequests& layers, const Span& rows, int rank, bool layouts_c
 
 void hold_bits(std::vector<PlanRequest>& requests, int rank) {
   for (PlanRequest& request : requests) {
-    if (has_mask(request.pattern)) hold(request, needed_bits(request, rank));
+    if (!has_mask(request.pattern)) continue;
+    request = resolve_schedule(request);
+    hold(request, needed_bits(request, rank));
   }
 }
 

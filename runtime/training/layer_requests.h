@@ -42,8 +42,9 @@ struct LayerRequests {
 // follows. Raises Error(kPlan) for trees and a pattern other than causal.
 void set_documents(std::vector<PlanRequest>& requests, const std::vector<RowParts>& rows);
 
-// Lets the masks of tokens in requests hold the bits that this rank needs (needed_bits), whose files are read again.
-// Raises as read_block_maps does.
+// Lets the masks of tokens in requests hold the bits that this rank needs (needed_bits), whose files are read again,
+// and the requests with them have the schedule that `auto` stands for. Raises as read_block_maps and resolve_schedule
+// do.
 void hold_bits(std::vector<PlanRequest>& requests, int rank);
 
 // The same for training, for a rank of those that attend together and its rows of the global batch. If the layout

@@ -6,6 +6,7 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -101,6 +102,32 @@ TEST(Choice, SaysWhyTheOthersLost) {
   });
   ASSERT_NE(ulysses, choice.candidates.end());
   EXPECT_FALSE(ulysses->refused.empty()) << "8 heads cannot be divided among 6 ranks";
+}
+
+// A schedule that moves queries is taken where a rank has the bits of masks that it needs, or is yet to read them.
+TEST(Choice, MindsWhichBitsOfMasksARankHasOrMayRead) {
+  const int64_t n = 512;
+  PlanRequest request = request_of("{ kind = \"full\" }", n, 4);
+  std::vector<uint8_t> shown(static_cast<size_t>(n * n));
+  for (size_t i = 0; i < shown.size(); ++i) shown[i] = i % 3 > 0;
+  const MaskRows rows = [&](int64_t, int64_t first, int64_t) { return shown.data() + first * n; };
+  const auto why_not_ulysses = [&](const HeldBits& held) {
+    request.pattern.mask =
+        given_mask(std::make_shared<const TokenMask>(make_token_mask(1, 1, n, n, rows, held, "the mask")));
+    const PlanChoice choice = choose_plan(request, make_pattern(request.pattern, request.shape));
+    for (const PlanCandidate& c : choice.candidates) {
+      if (c.schedule == ScheduleKind::kUlysses && c.within == 0) return c.refused;
+    }
+    return std::string("is none of the candidates");
+  };
+  EXPECT_EQ(why_not_ulysses(HeldBits::everything()), "");
+  EXPECT_EQ(why_not_ulysses(HeldBits()), "");
+  EXPECT_EQ(why_not_ulysses(needed_bits(request, 1)), "each rank holds the bits of its own queries' mask alone");
+  const int64_t limit = mask_limit(), all = 8 * n + n * n / 8;
+  set_mask_limit(all - 1);
+  const std::string refused = why_not_ulysses(HeldBits());
+  set_mask_limit(limit);
+  EXPECT_NE(refused.find("on rank 0, more than memory.masks"), std::string::npos) << refused;
 }
 
 TEST(Choice, OffersInnerGroupsOverSeveralHosts) {

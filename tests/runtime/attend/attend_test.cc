@@ -183,7 +183,7 @@ TEST(Attend, MasksOfTokensAreThoseOfTheFile) {
   set_mask_limit(limit);
   expect_checked(o, 2, "checked: 4 of 664 rows");
   set_mask_limit(int64_t{8} * (1 + 1) * 2 * 83 + 8 * 2 * 2 * (4 + 4));
-  o.schedule = "auto";
+  o.schedule = "auto";  // takes none whose bits would be too many
   o.check_rows = "";
   AttendJob(o, {RankHosts(2), 0, 1});
   expect_error(ErrorKind::kResource, {"whose bits would take "}, [&] {
