@@ -13,6 +13,7 @@
 #include "attention/kernels/choose_kernel.h"
 #include "attention/oracle/oracle.h"
 #include "attention/plan/plan.h"
+#include "attention/testing/any_pattern.h"
 #include "attention/testing/any_request.h"
 #include "comm/threads/threads.h"
 #include "tests/attention/execution/run_everywhere.h"
@@ -120,11 +121,38 @@ RC_GTEST_PROP(TokenMasks, EqualTheOracleOfTheirBytes, ()) {
                 }));
 }
 
+// A mask of one member of a union hides nothing of the others.
+RC_GTEST_PROP(TokenMasks, OfAMemberEqualTheOracleBesideAWindowAndATree, ()) {
+  const int64_t n = *rc::gen::element<int64_t>(60, 129);
+  const AttentionShape shape{1, 4, *rc::gen::element<int64_t>(1, 2, 4), n, n, 0};
+  PatternSpec rest = parse_pattern(
+      "{ kind = \"union\", of = [{ kind = \"window\", left = 20, right = 3, sink_tokens = 5 }] }", "test");
+  PatternSpec tree;
+  tree.kind = PatternSpec::Kind::kTree;
+  const std::vector<std::vector<int64_t>> parents = {{-1, 0, 1, 1, 0}, {-1, 0, -1, 2, 2}};
+  tree.tree = {{testing::any_documents(n, 5)}, {*rc::gen::elementOf(parents)}};
+  rest.members.push_back(tree);
+  rest.causal = *rc::gen::arbitrary<bool>();
+  const Count others = count_of(rest, shape);
+  const Drawn mask = any_mask(shape);
+  PatternSpec all = rest;
+  all.members.insert(all.members.begin() + *rc::gen::inRange(0, 3), with_mask(mask));
+  if (rest.causal && with_mask(mask).mask.given->nearest > 0) RC_DISCARD("refused");
+  const PlanRequest request = any_masked_request(shape, all);
+  const KernelKind kernel = *rc::gen::element(KernelKind::kCpu, KernelKind::kReference);
+  RC_LOG() << request.text() << ", " << to_string(kernel) << "\n";
+  const Inputs in = testing::random_inputs(shape, 8, at::kDouble);
+  expect_result(testing::run_everywhere(request, in, kernel).result,
+                oracle_with(in, [&](int64_t b, int64_t h, int64_t query, int64_t key) -> int64_t {
+                  return others(b, h, query, key) + ((!rest.causal || key <= query) && mask.at(b, h, query, key));
+                }));
+}
+
 // Each rank has a mask that holds the bits of the queries that it owns or computes. Ranks that are threads share
 // caches.
 RC_GTEST_PROP(TokenMasks, RanksNeedOnlyTheBitsOfTheirQueries, ()) {
-  const int64_t n = *rc::gen::element<int64_t>(100, 129, 300);
-  const AttentionShape shape{2, 4, 2, n, n, 0};
+  const int64_t n = *rc::gen::element<int64_t>(100, 129, 200);
+  const AttentionShape shape{1, 4, 2, n, n, 0};
   const Drawn mask = any_mask(shape);
   const PlanRequest whole = any_masked_request(shape, with_mask(mask));
   const Layout layout = query_layout(whole);
