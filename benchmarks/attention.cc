@@ -78,7 +78,8 @@ std::vector<Cell> usual_cells() {
   cells.push_back({"causal", 16384, 64, "fp32"});
   cells.push_back({"dropout", 4096, 64, "fp32"});
   for (const char* mask : {"sinks", "softcap"}) {
-    for (const int64_t dim : {64, 128}) cells.push_back({mask, 4096, dim, "fp32"});
+    for (const int64_t length : {1024, 4096}) cells.push_back({mask, length, 64, "fp32"});
+    cells.push_back({mask, 4096, 128, "fp32"});
   }
   for (const char* dtype : {"bf16", "fp64"}) {
     cells.push_back({"causal", 1024, 64, dtype});
