@@ -297,7 +297,7 @@ TEST(TrainingPatterns, DocumentsOfFilesLossDoesNotDependOnTheRanks) {
   EXPECT_GT(std::abs(losses(config, 1, 1)[0] - one[0]), 1e-6) << "the documents mask some keys";
 }
 
-// Each rank reads the bits of its own queries, and plans with others are refused.
+// Each rank reads the bits of the queries that it owns or computes, and plans with others are refused.
 TEST(TrainingPatterns, LossWithAMaskOfAFileDoesNotDependOnTheRanks) {
   const TestFolder folder;
   const std::string path = folder.path() + "/mask.safetensors";
@@ -305,8 +305,11 @@ TEST(TrainingPatterns, LossWithAMaskOfAFileDoesNotDependOnTheRanks) {
   write_safetensors(path, {{"mask", shown.logical_or(at::eye(136, at::kBool))}});
   Config config = config_with(folder, pattern("{ kind = 'causal', mask = '" + path + "' }"));
   const std::vector<double> one = losses(config, 1);
-  for (const auto& [ranks, data, layout, schedule] : std::vector<std::tuple<int, int64_t, std::string, std::string>>{
-           {2, 1, "zigzag", "ring"}, {4, 2, "striped", "all-gather"}, {4, 1, "balanced", "auto"}}) {
+  for (const auto& [ranks, data, layout, schedule] :
+       std::vector<std::tuple<int, int64_t, std::string, std::string>>{{2, 1, "zigzag", "ring"},
+                                                                       {4, 2, "striped", "all-gather"},
+                                                                       {4, 2, "zigzag", "ulysses"},
+                                                                       {4, 1, "balanced", "auto"}}) {
     config.mesh.data = data;
     config.attention.layout = layout;
     config.attention.schedule = schedule;
