@@ -26,7 +26,8 @@ FOLDER = {
     "max_position_embeddings": 4096,
     "torch_dtype": "bfloat16",
 }
-NUMBERS = re.compile(r"^ +([0-3]) +(all|recompute|offload|optimizer)((?: +[\d.]+){6})  (yes|no) +(.*)$", re.M)
+NUMBERS = re.compile(r"^ +([0-3]) +(all|recompute|offload|optimizer)((?: +[\d.]+){6})  (yes|no) +([\d,]+|none|only these)(?:  (.*))?$", re.M)
+ATTENTION = ("kv_bytes_sent", "gradient_bytes_sent", "query_bytes_sent")
 
 
 class FitTest(cli.CliTest):
@@ -43,6 +44,10 @@ class FitTest(cli.CliTest):
 
     def json(self, *more, **options):
         return json.loads(self.fit("--json", *more, **options))
+
+    def sent(self, *more, **options):
+        """Returns what attention sends at each level."""
+        return [{key: level[key] for key in ATTENTION} for level in self.json(*more, **options)["traffic"]]
 
     def write_folder(self, name="model", **keys):
         os.makedirs(self.path(name))
@@ -61,33 +66,35 @@ class FitTest(cli.CliTest):
         table, plan = self.fit(), self.json()
         rows, fits = NUMBERS.findall(table), plan["fits"]
         self.assertEqual(len(rows), 16)
-        for (level, keeps, numbers, does, longest), fit in zip(rows, fits):
+        for (level, keeps, numbers, does, longest, attention), fit in zip(rows, fits):
+            self.assertEqual(attention, fit["attention"]["chosen"] + (" (leanest)" if fit["attention"]["leanest"] else ""))
             self.assertEqual((int(level), keeps), (fit["shard"], fit["keeps"]))
             self.assertEqual([f"{b / 1e6:.1f}" for b in fit["bytes"].values()], numbers.split())
             self.assertEqual(does == "yes", fit["fits"])
             self.assertEqual(int(longest.replace(",", "")), fit["longest_context"])
-        ring = plan["attention_traffic"]
         sent = re.findall(r"^ +([0-3])((?: +[\d.]+){5})$", table, re.M)
         self.assertEqual(len(sent), 4)
         for (level, numbers), state in zip(sent, plan["traffic"]):
-            parts = [state["reduce_scatter_bytes"], state["all_gather_bytes"], ring["kv_bytes_sent"], ring["gradient_bytes_sent"]]
+            parts = [state[f"{part}_bytes"] for part in ("reduce_scatter", "all_gather")] + [state[key] for key in ATTENTION]
             self.assertEqual(int(level), state["shard"])
-            total = sum(parts) + ring["query_bytes_sent"]
+            total = sum(parts)
+            parts.pop()
             self.assertEqual([f"{b / 1e6:.1f}" for b in [*parts, total]], numbers.split())
 
     def test_traffic_of_the_ring(self):
         full = ["--set", "model.pattern={ kind = 'full' }", "--set", "attention.schedule=ring"]
-        ring = self.json(*full)["attention_traffic"]
+        ring, *others = self.sent(*full)
+        self.assertEqual(others, [ring] * 3)
         # The keys and values of a rank: in 4 layers 2 rows of 1,024 tokens with 4 heads of 64 elements, for K and for V.
         block = 4 * 2 * 1024 * 4 * 64 * 2
         # Over 4 ranks each sends 3 blocks in the forward. In the backward it begins with the one that it received last, so
         # that it sends 2, and 3 blocks of gradients in fp32.
         self.assertEqual(ring, {"kv_bytes_sent": (3 + 2) * block * 2, "gradient_bytes_sent": 3 * block * 4, "query_bytes_sent": 0})
         for more, times in (("--batch", "4"), 2), (("--context", "8192"), 2), (("--set", "data.accumulate=3"), 3):
-            self.assertEqual(self.json(*full, *more)["attention_traffic"], {key: times * sent for key, sent in ring.items()}, more)
-        self.assertEqual(self.json(ranks=1)["attention_traffic"], {"kv_bytes_sent": 0, "gradient_bytes_sent": 0, "query_bytes_sent": 0})
+            self.assertEqual(self.sent(*full, *more)[0], {key: times * sent for key, sent in ring.items()}, more)
+        self.assertEqual(self.sent(ranks=1), [{key: 0 for key in ATTENTION}])
         # Of a causal mask, rows that no rank further along needs are not sent.
-        self.assertLess(self.json()["attention_traffic"]["kv_bytes_sent"], ring["kv_bytes_sent"])
+        self.assertLess(self.sent(*full[2:])[0]["kv_bytes_sent"], ring["kv_bytes_sent"])
         self.assertNotIn("fewer where documents end within a row", self.fit())
         self.assertIn("fewer where documents end within a row", self.fit("--set", "data.documents=true"))
 
@@ -223,9 +230,22 @@ class FitTest(cli.CliTest):
         rows = self.json("--set", "optimizer.offload=host", "--set", "device=cuda")["fits"]
         self.assertEqual({row["bytes"]["optimizer"] for row in rows[12:]}, {rows[15]["bytes"]["optimizer"]})
 
+    def test_says_what_auto_would_choose(self):
+        auto = ["--set", "attention.layout=auto", "--set", "attention.machine=h100"]
+        enough, little = self.json(*auto), self.json(*auto, memory="10MB")
+        self.assertEqual({fit["attention"]["leanest"] for fit in enough["fits"]}, {False})
+        self.assertEqual([fit["attention"]["leanest"] for fit in little["fits"]], [not fit["fits"] for fit in little["fits"]])
+        name = r"(ring|group-cast|ulysses|mesh|all-gather)[\w, -]*, layout (zigzag|contiguous|striped|balanced)"
+        for fit in enough["fits"] + enough["ways"]:
+            self.assertRegex(fit["attention"]["chosen"], f"^{name}$")
+        self.assertRegex(self.fit(*auto, memory="10MB"), rf"\n +0 +all .* no +none  {name} \(leanest\)\n")
+        fixed = self.fit("--set", "attention.schedule=ring")
+        self.assertRegex(fixed, r"\n +0 +all .* yes +[\d,]+\n")
+        self.assertNotIn("longest rows  attention", fixed)
+
     def test_minds_what_a_host_has(self):
         model = "configs/plan/8b.toml"
-        at = ["--set", "optimizer.shard=3", "--context", "131072"]
+        at = ["--set", "optimizer.shard=3", "--context", "131072", "--set", "attention.schedule=ring"]
         memory = "24GB"
         ways = self.json(*at, ranks=8, memory=memory, model=model)["ways"]
         kept = ways[2]["host_bytes_of_host"]

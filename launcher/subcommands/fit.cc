@@ -56,6 +56,13 @@ std::string longest_text(const std::optional<int64_t>& longest, int64_t multiple
   return (*longest + multiple > kLongestPlanned ? "at least " : "") + with_commas(*longest);
 }
 
+// The attention that a run would choose; empty if nothing was to be chosen.
+std::string attention_name(const Config& c, const FitAttention& attention) {
+  const bool chooses = c.attention.schedule == "auto" || c.attention.layout == "auto";
+  if (!chooses || attention.text.empty()) return "";
+  return attention.text + (attention.leanest ? " (leanest)" : "");
+}
+
 // The share of a step's computing that the update may add when the state of the optimizer is offloaded.
 constexpr double kUpdateShare = 0.05;
 
@@ -121,34 +128,43 @@ void print_table(const Config& c, const FitRanks& ranks, const FitTable& table, 
               counted(ranks.ranks, "rank").c_str(), table.data, table.context, counted(table.shards, "rank").c_str(),
               table.replicas > 1 ? (", " + std::to_string(table.replicas) + " times").c_str() : "");
   const bool gpu = ranks.are == RanksAre::kGpus;
+  const int rank = table.fits.front().attention.rank;
+  const bool one = std::ranges::all_of(table.fits, [&](const Fit& fit) { return fit.attention.rank == rank; });
   std::printf(
-      "%s has %s; in addition, caches take at most %s of it%s%s; the plan is for rank %d of the context axis\n\n",
-      gpu ? "a GPU" : "a rank", bytes_text(ranks.memory).c_str(),
+      "%s has %s; in addition, caches take at most %s of it%s%s; the plan is for %s\n\n", gpu ? "a GPU" : "a rank",
+      bytes_text(ranks.memory).c_str(),
       bytes_text(static_cast<double>(gpu ? table.caches_on_device : table.caches)).c_str(),
       gpu || c.memory.pool == 0
           ? ""
           : (", freed memory that is kept at most " + bytes_text(static_cast<double>(c.memory.pool << 20))).c_str(),
-      table.selects_what_travels ? "; keys and values sent for selected blocks are not counted" : "", table.planned);
+      table.selects_what_travels ? "; keys and values sent for selected blocks are not counted" : "",
+      one ? ("rank " + std::to_string(rank) + " of the context axis").c_str()
+          : "the rank of the context axis that needs the most");
   std::printf("%5s %9s", "shard", "keeps");
   for (const Kind& kind : kKinds) std::printf(" %11s", kind.name);
-  std::printf(" %11s  %-4s %15s\n", ("total, " + std::string(name)).c_str(), "fits", "longest rows");
+  const bool named = !attention_name(c, table.fits.front().attention).empty();
+  std::printf(" %11s  %-4s %15s%s\n", ("total, " + std::string(name)).c_str(), "fits", "longest rows",
+              named ? "  attention" : "");
   for (const Fit& fit : table.fits) {
     std::printf("%5d %9s", fit.level, to_string(fit.keeps));
     for (const Kind& kind : kKinds) std::printf(" %11.1f", shown(static_cast<double>(fit.bytes.*kind.bytes)));
-    std::printf(" %11.1f  %-4s %15s\n", shown(static_cast<double>(fit.bytes.total())), fit.fits ? "yes" : "no",
-                longest_text(fit.longest, 2 * table.context).c_str());
+    std::printf(" %11.1f  %-4s %15s%s\n", shown(static_cast<double>(fit.bytes.total())), fit.fits ? "yes" : "no",
+                longest_text(fit.longest, 2 * table.context).c_str(),
+                named ? ("  " + attention_name(c, fit.attention)).c_str() : "");
   }
-  const AttentionTraffic& ring = table.attention;
   std::printf("\na rank sends in a step, %s; keys and values are those of the rank that sends the most%s:\n", name,
               c.data.documents ? ", and fewer where documents end within a row" : "");
   std::printf("%5s %15s %15s %15s %15s %15s\n", "shard", "reduce-scatter", "all-gather", "keys, values",
               "their gradients", "total");
+  double queries = 0;
   for (const FitTraffic& level : table.traffic) {
+    const AttentionTraffic& ring = level.attention;
+    queries = std::max(queries, ring.queries);
     std::printf("%5d %15.1f %15.1f %15.1f %15.1f %15.1f\n", level.level, shown(level.reduced), shown(level.gathered),
                 shown(ring.keys_and_values), shown(ring.gradients),
                 shown(level.reduced + level.gathered + ring.total()));
   }
-  if (ring.queries > 0) std::printf("the total includes %.1f of queries and their results\n", shown(ring.queries));
+  if (queries > 0) std::printf("the total includes up to %.1f of queries and their results\n", shown(queries));
   print_ways(ranks, table, tflops);
   if (table.save_copy > 0) {
     const auto copy = static_cast<double>(table.save_copy);
@@ -208,10 +224,14 @@ std::string fit_picture(const std::string& model, const Config& c, const FitRank
 void print_json(const std::string& model, const FitRanks& ranks, const FitTable& table, const NearestFit& nearest) {
   using Json = nlohmann::ordered_json;
   Json fits = Json::array(), traffic = Json::array(), ways = Json::array();
+  const auto attention = [](const FitAttention& of) {
+    return Json{{"chosen", of.text}, {"leanest", of.leanest}, {"planned_rank", of.rank}};
+  };
   for (const FitWay& way : table.ways) {
     ways.push_back({{"keeps", to_string(way.keeps)},
                     {"memory_offload", way.tiers.memory},
                     {"optimizer_offload", way.tiers.optimizer},
+                    {"attention", attention(way.attention)},
                     {"device_bytes", way.device},
                     {"host_bytes_of_host", way.of_host.host},
                     {"file_bytes_of_host", way.of_host.files},
@@ -226,13 +246,18 @@ void print_json(const std::string& model, const FitRanks& ranks, const FitTable&
     bytes["total"] = fit.bytes.total();
     fits.push_back({{"shard", fit.level},
                     {"keeps", to_string(fit.keeps)},
+                    {"attention", attention(fit.attention)},
                     {"bytes", bytes},
                     {"fits", fit.fits},
                     {"longest_context", fit.longest ? Json(*fit.longest) : Json()}});
   }
   for (const FitTraffic& level : table.traffic) {
-    traffic.push_back(
-        {{"shard", level.level}, {"reduce_scatter_bytes", level.reduced}, {"all_gather_bytes", level.gathered}});
+    traffic.push_back({{"shard", level.level},
+                       {"reduce_scatter_bytes", level.reduced},
+                       {"all_gather_bytes", level.gathered},
+                       {"kv_bytes_sent", level.attention.keys_and_values},
+                       {"gradient_bytes_sent", level.attention.gradients},
+                       {"query_bytes_sent", level.attention.queries}});
   }
   const Json all = {{"model", model},
                     {"parameters", table.parameters},
@@ -241,7 +266,6 @@ void print_json(const std::string& model, const FitRanks& ranks, const FitTable&
                     {"context", table.context},
                     {"shards", table.shards},
                     {"replicas", table.replicas},
-                    {"planned_rank", table.planned},
                     {"memory", ranks.memory},
                     {"host_memory", ranks.host_memory ? Json(*ranks.host_memory) : Json()},
                     {"files", ranks.files ? Json(*ranks.files) : Json()},
@@ -249,10 +273,6 @@ void print_json(const std::string& model, const FitRanks& ranks, const FitTable&
                     {"longest_planned", kLongestPlanned},
                     {"fits", fits},
                     {"traffic", traffic},
-                    {"attention_traffic",
-                     {{"kv_bytes_sent", table.attention.keys_and_values},
-                      {"gradient_bytes_sent", table.attention.gradients},
-                      {"query_bytes_sent", table.attention.queries}}},
                     {"ways", ways},
                     {"flops_of_rank", table.flops},
                     {"save_copy_bytes_of_rank", table.save_copy},
@@ -344,7 +364,6 @@ class FitSubcommand : public Subcommand {
       LiveLine line;
       table = what_fits(config_, on_, [&](const std::string& text) { line.say(text); });
     }
-    on_.planned = table.planned;
     const NearestFit nearest = nearest_fit(config_, on_);
     if (!svg_.empty()) write_atomically(FileSystem::real(), svg_, fit_picture(model_, config_, on_, table, nearest));
     if (json_) {

@@ -5,9 +5,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
+#include <tuple>
 #include <utility>
 
+#include "attention/plan/choice.h"
+#include "comm/hosts.h"
 #include "common/error.h"
 #include "common/text.h"
 #include "runtime/training/job.h"
@@ -41,7 +45,21 @@ std::string listed(const std::vector<std::string>& words) {
 // What a plan is compared with.
 enum class Of { kDevice, kAll };
 
-// Plans one rank of a configuration at any level, with or without recomputation, and with rows of any length.
+// A configuration's run on the rank of the context axis that needs the most.
+struct PlannedRun {
+  std::vector<Stage> stages;  // in which `auto` has chosen
+  FitAttention attention;
+  MemoryPlan memory;
+  // The attention with which rows of some length may take least, and the rank that then needs the most. Of short rows
+  // that is what holds least in a call, of long rows what keeps least for the backward.
+  struct Least {
+    std::vector<Stage> stages;
+    int rank = 0;
+  };
+  std::vector<Least> least;
+};
+
+// Plans a configuration at any level, with or without recomputation, and with rows of any length.
 class Fitting {
  public:
   Fitting(const Config& config, const FitRanks& ranks)
@@ -52,18 +70,11 @@ class Fitting {
         stages_(check_training(config, ranks.ranks)),
         levels_(sharding(3).shards > 1 ? 4 : 1) {
     const double least = least_memory(config, sharding(0), context_);
-    if (least >= kAnyMachine) {
-      highest_ = least_memory(config, sharding(levels_ - 1), context_);
-    } else if (ranks.planned) {
-      planned_ = *ranks.planned;
-    } else {
-      choose_rank();
-    }
+    if (least >= kAnyMachine) highest_ = least_memory(config, sharding(levels_ - 1), context_);
   }
 
   int data() const { return data_; }
   int context() const { return context_; }
-  int planned() const { return planned_; }
   int levels() const { return levels_; }  // the number of levels that differ, from level 0 on
   int64_t unit() const { return 2 * context_; }
   // The least bytes of a rank at the highest level, if even level 0's lower bound is too large to be planned.
@@ -109,16 +120,29 @@ class Fitting {
     return c;
   }
 
-  // With the first of tiers(keeps).
-  MemoryPlan plan(int level, Keeps keeps, std::optional<int64_t> length) {
-    return plan(with(level, keeps, tiers(keeps)[0], length), level, length);
+  // What the device keeps as it is configured, but for the optimizer.
+  Keeps configured() const {
+    return config_.memory.offload != "none" ? Keeps::kOffloaded
+           : config_.model.recompute        ? Keeps::kRecomputed
+                                            : Keeps::kAll;
   }
 
-  // What the rank sends that sends the most, of those that are compared.
-  AttentionTraffic attention() const {
+  // The run of with(level, keeps, tiers, length).
+  const PlannedRun& run(int level, Keeps keeps, const Tiers& tiers, std::optional<int64_t> length = std::nullopt) {
+    const auto key = std::make_tuple(level, keeps, tiers.memory, tiers.optimizer, length.value_or(0));
+    const auto found = runs_.find(key);
+    return found != runs_.end() ? found->second
+                                : runs_[key] = make_run(with(level, keeps, tiers, length), level, length);
+  }
+  // With the first of tiers(keeps).
+  const PlannedRun& run(int level, Keeps keeps) { return run(level, keeps, tiers(keeps)[0]); }
+
+  // What the rank sends that sends the most, of those that are compared, with what is configured to be kept.
+  AttentionTraffic attention(int level) {
     AttentionTraffic most;
+    const std::vector<Stage>& stages = run(level, configured()).stages;
     for (const int rank : compared()) {
-      const AttentionTraffic sent = attention_traffic(config_, stages_, rank);
+      const AttentionTraffic sent = attention_traffic(config_, stages, rank);
       if (sent.total() > most.total()) most = sent;
     }
     return most;
@@ -137,9 +161,11 @@ class Fitting {
   FitWay way(Keeps keeps, const Tiers& tiers, std::optional<int64_t> longest) {
     const int level = levels_ - 1;
     const Config c = with(level, keeps, tiers, std::nullopt);
-    const MemoryPlan of_rank = plan(c, level, std::nullopt);
+    const PlannedRun& run = this->run(level, keeps, tiers);
+    const MemoryPlan& of_rank = run.memory;
     FitWay way{.keeps = keeps,
                .tiers = tiers,
+               .attention = run.attention,
                .device = of_rank.total(),
                .of_host = plan_offload(c, of_rank, ranks_.ranks_of_a_host, ranks_.are),
                .moved = of_rank.offloaded * config_.data.accumulate.most(),
@@ -175,15 +201,12 @@ class Fitting {
   }
   bool bounded() const { return ranks_.host_memory || ranks_.files; }
 
-  MemoryPlan plan(const Config& c, int level, std::optional<int64_t> length) {
-    return plan_memory(c, length ? stages_of(c, *length) : stages_, sharding(level), context_, planned_, ranks_.are);
-  }
-
-  // Returns the length of the longest rows, of at most `most` tokens, that fit; 0 if none do, nothing if rows of some
-  // length are impossible. Memory is nearly affine in the length, so the next length to try is the one at which the
-  // line through two known loads reaches 1; or, where the line bends and the estimates come from one side alone, the
-  // middle.
+  // Returns the length of the longest rows, of at most `most` tokens, that fit with the attention that takes least; 0
+  // if none do, nothing if rows of some length are impossible. Memory is nearly affine in the length, so the next
+  // length to try is the one at which the line through two known loads reaches 1; or, where the line bends and the
+  // estimates come from one side alone, the middle.
   std::optional<int64_t> longest(int level, Keeps keeps, const Tiers& tiers, int64_t most, Of of = Of::kAll) {
+    const PlannedRun& run = this->run(level, keeps, tiers);
     int64_t fit = 0, too_long = most / unit() + 1;  // in units
     std::map<int64_t, double> known;
     int fitted = 0;  // how many of the last plans fit, or, negative, did not
@@ -193,7 +216,10 @@ class Fitting {
       } else {
         try {
           const Config c = with(level, keeps, tiers, next * unit());
-          known[next] = load(c, plan(c, level, next * unit()), of);
+          for (const PlannedRun::Least& least : run.least) {
+            const double now = load(c, plan(c, stages_of(c, least, next * unit()), level, least.rank), of);
+            known[next] = known.contains(next) ? std::min(known[next], now) : now;
+          }
         } catch (const Error& e) {
           if (e.kind() != ErrorKind::kPlan) throw;
           return std::nullopt;
@@ -226,12 +252,72 @@ class Fitting {
     return slope > 0 && end < 1e15 ? static_cast<int64_t>(std::floor(end)) : int64_t{1} << 50;
   }
 
-  const std::vector<Stage>& stages_of(const Config& c, int64_t length) {
-    const auto found = other_stages_.find(length);
+  MemoryPlan plan(const Config& c, const std::vector<Stage>& stages, int level, int rank) const {
+    return plan_memory(c, stages, sharding(level), context_, rank, ranks_.are);
+  }
+
+  // Returns the plan of the rank that needs the most, of those that are compared, and sets `rank` to it.
+  MemoryPlan plan_most(const Config& c, const std::vector<Stage>& stages, int level, int& rank) const {
+    std::optional<MemoryPlan> most;
+    for (const int one : compared()) {
+      MemoryPlan plan = this->plan(c, stages, level, one);
+      if (most && plan.total() <= most->total()) continue;
+      most = std::move(plan), rank = one;
+    }
+    return std::move(*most);
+  }
+
+  PlannedRun make_run(const Config& c, int level, std::optional<int64_t> length) {
+    PlannedRun run;
+    const std::vector<Stage> asked = length || c.memory.offload != config_.memory.offload
+                                         ? check_training(c, ranks_.ranks)  // other rows, or layers that keep something
+                                         : stages_;
+    run.stages = asked;
+    const bool can_fit = least_memory(c, sharding(level), context_) <= ranks_.memory;  // if not, nothing is compared
+    const RunChoice choice = choose_for_run(
+        run.stages, c, ranks_.are == RanksAre::kGpus ? "cuda" : "cpu",
+        RankHosts::filled(ranks_.ranks, ranks_.ranks_of_a_host).first(context_),
+        [&](const std::vector<Stage>& tried) -> std::optional<double> {
+          if (!can_fit) return std::nullopt;
+          int64_t most = std::numeric_limits<int64_t>::min();
+          for (const int rank : compared()) most = std::max(most, lacking(c, plan(c, tried, level, rank), ranks_));
+          return static_cast<double>(most);
+        },
+        "");
+    run.attention = {attention_text(run.stages, c.attention.layout == kAutoLayout), choice.leanest};
+    run.memory = plan_most(c, run.stages, level, run.attention.rank);
+    run.least.push_back({run.stages, run.attention.rank});
+    if (choice.record.empty()) return run;
+    for (const bool of_a_call : {false, true}) {
+      std::vector<Stage> terms = asked, least = asked;
+      for (Stage& stage : terms) {
+        for (PlanRequest& request : stage.layers.distinct) {
+          PlanTerms one = *request.terms;
+          if (of_a_call) one.layers = 1;
+          request.terms = std::move(one);
+        }
+      }
+      keep_schedules(terms, c.mesh.data, least);
+      const auto same = [&](const PlannedRun::Least& of) {
+        return attention_text(of.stages, /*layouts=*/true) == attention_text(least, /*layouts=*/true);
+      };
+      if (std::ranges::any_of(run.least, same)) continue;
+      int rank = 0;
+      plan_most(c, least, level, rank);
+      run.least.push_back({std::move(least), rank});
+    }
+    return run;
+  }
+
+  // The stages of rows of another length that have this attention.
+  const std::vector<Stage>& stages_of(Config c, const PlannedRun::Least& least, int64_t length) {
+    const auto key = std::make_pair(attention_text(least.stages, /*layouts=*/true), length);
+    const auto found = other_stages_.find(key);
     if (found != other_stages_.end()) return found->second;
+    c.attention.layout = to_string(least.stages[0].layers.distinct[0].layout);
     std::vector<Stage> stages = check_training(c, ranks_.ranks);
-    keep_schedules(stages_, c.mesh.data, stages);
-    return other_stages_[length] = std::move(stages);
+    keep_schedules(least.stages, c.mesh.data, stages);
+    return other_stages_[key] = std::move(stages);
   }
 
   // The ranks of the context axis that are planned to find the one that needs, or sends, the most.
@@ -243,26 +329,14 @@ class Fitting {
     return all;
   }
 
-  void choose_rank() {
-    int64_t most = -1;
-    int needs_most = 0;
-    for (const int rank : compared()) {
-      planned_ = rank;
-      const int64_t total = plan(0, Keeps::kAll, std::nullopt).total();
-      if (total > most) needs_most = rank;
-      most = std::max(most, total);
-    }
-    planned_ = needs_most;
-  }
-
   const Config& config_;
   const FitRanks& ranks_;
   const int data_, context_;
   const std::vector<Stage> stages_;
   const int levels_;
-  int planned_ = 0;
   std::optional<double> highest_;
-  std::map<int64_t, std::vector<Stage>> other_stages_;  // the stages for other lengths, by length
+  std::map<std::tuple<int, Keeps, std::string, std::string, int64_t>, PlannedRun> runs_;
+  std::map<std::pair<std::string, int64_t>, std::vector<Stage>> other_stages_;  // by attention and length
 };
 
 std::string level_text(int level, Keeps keeps) {
@@ -305,9 +379,7 @@ FitTable what_fits(const Config& config, const FitRanks& ranks,
                  .context = fitting.context(),
                  .shards = cut.shards,
                  .replicas = cut.replicas,
-                 .planned = fitting.planned(),
-                 .flops = fitting.flops(),
-                 .attention = fitting.attention()};
+                 .flops = fitting.flops()};
   Parameters parameters(described_units(shape));
   parameters.lay_out(cut.shards);
   const auto element = static_cast<double>(c10::elementSize(compute_dtype(config)));
@@ -315,8 +387,13 @@ FitTable what_fits(const Config& config, const FitRanks& ranks,
   for (int level = 0; level < fitting.levels(); ++level) {
     for (const Keeps keeps : kAllKeeps) {
       say("planning " + level_text(level, keeps));
-      const MemoryPlan plan = fitting.plan(level, keeps, std::nullopt);
-      Fit fit{.level = level, .keeps = keeps, .bytes = plan.kinds(), .fits = fitting.fits_device(plan)};
+      const PlannedRun& run = fitting.run(level, keeps);
+      const MemoryPlan& plan = run.memory;
+      Fit fit{.level = level,
+              .keeps = keeps,
+              .attention = run.attention,
+              .bytes = plan.kinds(),
+              .fits = fitting.fits_device(plan)};
       say("looking for the longest rows of " + level_text(level, keeps));
       fit.longest = fitting.longest(level, keeps, fitting.tiers(keeps)[0], kLongestPlanned, Of::kDevice);
       table.fits.push_back(fit);
@@ -336,7 +413,8 @@ FitTable what_fits(const Config& config, const FitRanks& ranks,
     }
     const StateTraffic sent =
         state_traffic(parameters, fitting.sharding(level), shape.tie_embeddings, config.data.accumulate.most());
-    table.traffic.push_back({level, wide * sent.reduced, (level == 0 ? wide : element) * sent.gathered});
+    table.traffic.push_back(
+        {level, wide * sent.reduced, (level == 0 ? wide : element) * sent.gathered, fitting.attention(level)});
   }
   return table;
 }
@@ -345,10 +423,9 @@ NearestFit nearest_fit(const Config& config, const FitRanks& ranks) {
   Fitting fitting(config, ranks);
   const int now = std::min(static_cast<int>(config.optimizer.shard), fitting.levels() - 1);
   const int highest = fitting.levels() - 1;
-  const Keeps keeps_now = config.memory.offload != "none" ? Keeps::kOffloaded
-                          : config.model.recompute        ? Keeps::kRecomputed
-                                                          : Keeps::kAll;
-  const auto found = [&](int level, Keeps keeps, const Tiers& tiers, std::optional<int64_t> length, int64_t bytes) {
+  const Keeps keeps_now = fitting.configured();
+  const auto found = [&](int level, Keeps keeps, const Tiers& tiers, std::optional<int64_t> length) {
+    const int64_t bytes = fitting.run(level, keeps, tiers, length).memory.total();
     NearestFit nearest{.found = true, .level = level, .keeps = keeps, .tiers = tiers, .context = config.data.context};
     std::vector<std::string> changed;
     if (level != now) changed.push_back("optimizer.shard = " + std::to_string(level));
@@ -378,8 +455,8 @@ NearestFit nearest_fit(const Config& config, const FitRanks& ranks) {
     for (int level = now; level <= highest; ++level) {
       for (const Tiers& tiers : fitting.tiers(keeps)) {
         const Config with = fitting.with(level, keeps, tiers, std::nullopt);
-        const MemoryPlan plan = fitting.plan(with, level, std::nullopt);
-        if (fitting.load(with, plan) <= 1) return found(level, keeps, tiers, std::nullopt, plan.total());
+        const MemoryPlan& plan = fitting.run(level, keeps, tiers).memory;
+        if (fitting.load(with, plan) <= 1) return found(level, keeps, tiers, std::nullopt);
         if (!fitting.bounded()) break;
       }
     }
@@ -407,17 +484,13 @@ NearestFit nearest_fit(const Config& config, const FitRanks& ranks) {
     }
   }
   const int64_t shortest = fitting.unit();
-  if (longest > 0) {
-    const Config with = fitting.with(highest, keeps_longest, longest_tiers, longest);
-    return found(highest, keeps_longest, longest_tiers, longest, fitting.plan(with, highest, longest).total());
-  }
+  if (longest > 0) return found(highest, keeps_longest, longest_tiers, longest);
   why += "with " + at + " even rows of " + with_commas(shortest, "token") + " need ";
-  const MemoryPlan least = fitting.plan(highest, Keeps::kOptimizer, shortest);
+  const Tiers tiers = fitting.tiers(Keeps::kOptimizer)[0];
+  const MemoryPlan& least = fitting.run(highest, Keeps::kOptimizer, tiers, shortest).memory;
   const MemoryKinds held = least.kinds();
   if (fitting.fits_device(least)) {
-    return {.text = why + fitting.offload_text(
-                              fitting.with(highest, Keeps::kOptimizer, fitting.tiers(Keeps::kOptimizer)[0], shortest),
-                              least)};
+    return {.text = why + fitting.offload_text(fitting.with(highest, Keeps::kOptimizer, tiers, shortest), least)};
   }
   return {.text = why + bytes_text(static_cast<double>(held.total())) + " a rank, of which weights, gradients and " +
                   "optimizer are " + bytes_text(static_cast<double>(held.weights + held.gradients + held.optimizer)) +

@@ -32,20 +32,6 @@ struct AttentionTraffic {
 // much. Nothing is counted for layers whose pattern selects its blocks at run time.
 AttentionTraffic attention_traffic(const Config& config, const std::vector<Stage>& stages, int rank);
 
-// The ranks to plan for.
-struct FitRanks {
-  int ranks = 1;
-  int ranks_of_a_host = 1;
-  RanksAre are = RanksAre::kGpus;
-  double memory = 0;  // bytes that each may take
-  // Bytes that the ranks of a host may offload to its memory and to files, together. Nothing: any number.
-  std::optional<double> host_memory = {}, files = {};
-  // The rank of the context axis to plan. Nothing: the one that needs the most, of all ranks, or of the first two, the
-  // middle one and the last two where there are more than 16. In the layouts zigzag and striped all ranks need the
-  // same, except for a row.
-  std::optional<int> planned = {};
-};
-
 // The longest rows, in tokens, that are tried.
 inline constexpr int64_t kLongestPlanned = int64_t{1} << 27;
 
@@ -69,23 +55,34 @@ struct Tiers {
   bool operator==(const Tiers&) const = default;
 };
 
+// The attention of a run, in which `auto` stands for what the run would choose with the memory that is planned for.
+struct FitAttention {
+  std::string text;      // attention_text()
+  bool leanest = false;  // RunChoice::leanest
+  int rank = 0;          // of the context axis, the one that needs the most, of those that are compared
+};
+
 // The result for one level, for the device alone.
 struct Fit {
   int level = 0;
   Keeps keeps = Keeps::kAll;
+  FitAttention attention = {};
   MemoryKinds bytes = {};  // with rows as configured
   bool fits = false;
-  // The longest rows that fit, in tokens: a multiple of U, which is twice the ranks of the context axis; 0 if none fit.
-  // A plan with rows of this length fits, and one with U more tokens does not or is beyond kLongestPlanned. Example:
-  // with 8 context ranks, 65,536 means that rows of 65,536 fit and rows of 65,552 do not. Nothing if the configuration
-  // cannot be planned with other lengths (a block map from a file has one length).
+  // The longest rows that fit, in tokens, with the attention that takes least: a multiple of U, which is twice the
+  // ranks of the context axis; 0 if none fit. A plan with rows of this length fits, and one with U more tokens does not
+  // or is beyond kLongestPlanned. Example: with 8 context ranks, 65,536 means that rows of 65,536 fit and rows of
+  // 65,552 do not. Nothing if the configuration cannot be planned with other lengths (a block map from a file has one
+  // length).
   std::optional<int64_t> longest = {};
 };
 
-// The bytes that a rank sends in a step for gradients and weights, on average over the shards of one replica.
+// The bytes that a rank sends in a step: for gradients and weights on average over the shards of one replica; for
+// attention, with what is configured to be kept, those of the rank that sends the most, of those that are compared.
 struct FitTraffic {
   int level = 0;
   double reduced = 0, gathered = 0;
+  AttentionTraffic attention = {};
 };
 
 // A way to train at the highest level: what the device keeps, and to which tiers the rest goes. On GPUs these are the
@@ -93,6 +90,7 @@ struct FitTraffic {
 struct FitWay {
   Keeps keeps = Keeps::kAll;
   Tiers tiers = {};
+  FitAttention attention = {};
   int64_t device = 0;        // bytes of a rank
   OffloadPlan of_host = {};  // where the ranks of a host have the rest
   // What a rank sends to the tiers in a step, and has back: of layers for each batch, and of the optimizer.
@@ -107,7 +105,6 @@ struct FitTable {
   int64_t parameters = 0;
   int data = 1, context = 1;     // ranks of the mesh's axes
   int shards = 1, replicas = 1;  // runtime/training/state/sharding.h
-  int planned = 0;               // the rank of the context axis that was planned
   int64_t caches = 0, caches_on_device = 0;
   int64_t save_copy = 0;              // as in MemoryPlan; the same at every level
   bool selects_what_travels = false;  // as in MemoryPlan
@@ -115,9 +112,6 @@ struct FitTable {
   std::vector<FitWay> ways = {};      // from the one that keeps the most on the device to the one that keeps the least
   double flops = 0;                   // that a rank computes in a step, forward and backward
   std::vector<FitTraffic> traffic = {};  // of each level
-  // What attention sends in a step, the same at every level, with and without recomputation. The rank is the one that
-  // sends the most, of those among which FitRanks::planned is chosen.
-  AttentionTraffic attention = {};
 };
 
 // If one rank holds the whole state, all levels are the same and only level 0 is planned. With a schedule of lengths,

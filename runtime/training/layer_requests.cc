@@ -2,6 +2,7 @@
 #include "runtime/training/layer_requests.h"
 
 #include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -191,7 +192,6 @@ bool chooses(const Config& c) {
          c.attention.layout == kAutoLayout || !c.attention.machine.empty();
 }
 
-// Refuses requests that cannot be planned.
 void validate_all(const LayerRequests& requests) {
   for (const PlanRequest& request : requests.distinct) validate(request);
 }
@@ -223,15 +223,14 @@ void set_auto_layout(LayerRequests& requests, const Config& c, int64_t batch) {
   requests.layout_reason = choice.reason;
 }
 
-// Gives each request the terms, with the number of layers whose calls keep something on the device at a time. The
-// leanest is what check_training takes, which looks at each call by itself.
+// Gives each request the terms, with the number of layers whose calls keep something on the device at a time.
 void set_terms(LayerRequests& requests, const Config& c, PlanTerms terms) {
   const auto layers = static_cast<int64_t>(requests.of_layer.size());
   const int64_t offloaded = c.memory.offload == "none" ? 0 : std::max<int64_t>(0, layers - c.memory.device_layers);
   std::vector<int64_t> keep(requests.distinct.size());
   for (int64_t layer = offloaded; layer < layers; ++layer) ++keep[requests.of_layer[static_cast<size_t>(layer)]];
   for (size_t i = 0; i < keep.size(); ++i) {
-    terms.layers = terms.memory == kLeanest ? 1 : std::max<int64_t>(1, keep[i]);
+    terms.layers = std::max<int64_t>(1, keep[i]);
     requests.distinct[i].terms = terms;
   }
 }
@@ -253,7 +252,6 @@ LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, in
                       .even = c.attention.even,
                       .uneven_lengths = {}};
   set_mask_limit(c.memory.masks << 20);
-  if (chooses(c)) request.terms = attention_terms(c, c.device);
   LayerRequests requests;
   std::vector<std::string> texts;
   for (int64_t layer = 0; layer < c.model.layers; ++layer) {
@@ -266,6 +264,7 @@ LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, in
     if (c.attention.layout != kAutoLayout) validate(request);
     requests.distinct.push_back(request);
   }
+  if (chooses(c)) set_terms(requests, c, *attention_terms(c, c.device));
   requests.set_layout(request.layout);
   set_auto_layout(requests, c, batch);
   validate_all(requests);
@@ -404,28 +403,30 @@ std::string title(const char* what, const Stage& stage) {
   return what + std::string(" of rows of ") + with_commas(stage.context, "token") + ": ";
 }
 
-// Says what a stage has that was recorded.
-std::string recorded_line(const Stage& stage) {
+// "ring; group-cast, within 8, layout zigzag"
+std::string text_of(const Stage& stage, bool layout = true) {
   std::vector<std::string> schedules;
   for (const PlanRequest& r : stage.layers.distinct) {
     if (is_adaptive(r.pattern)) continue;
     PlanCandidate taken;
     taken.schedule = r.schedule, taken.within = r.within;
-    schedules.push_back(taken.name());
+    if (std::ranges::find(schedules, taken.name()) == schedules.end()) schedules.push_back(taken.name());
   }
-  return title("attention", stage) + join(schedules, "; ") + (schedules.empty() ? "layout " : ", layout ") +
-         std::string(to_string(stage.layers.distinct[0].layout)) + ", as before the resume";
+  const std::string name = "layout " + std::string(to_string(stage.layers.distinct[0].layout));
+  return join(schedules, "; ") + (!layout ? "" : schedules.empty() ? name : ", " + name);
 }
 
-// Chooses for one stage, whose requests have their terms. Returns false if nothing fits, or it is not known what does.
-// Without `lacks` all that the terms allow fits.
-bool choose_for_stage(Stage& stage, const Config& c, const Lacks& lacks, std::vector<std::string>& lines) {
+// Chooses for one stage, whose requests have their terms. Returns false if it is not known what fits. Without `lacks`
+// all that the terms allow fits.
+bool choose_for_stage(Stage& stage, const Config& c, const Lacks& lacks, RunChoice& run) {
   LayerRequests& layers = stage.layers;
   const bool any_layout = c.attention.layout == kAutoLayout;
   const bool compares = any_layout && !c.data.documents;
   const LayerRequests asked = layers;
   CallsChoice choice([&](LayoutKind layout) { return calls_in(layers, layout, ceil_div(stage.batch, c.mesh.data)); },
                      compares ? layouts_of_auto() : std::vector{layers.distinct[0].layout}, "all layers");
+  double least = std::numeric_limits<double>::infinity();
+  LayerRequests leanest;
   for (;;) {
     layers = asked;
     layers.set_layout(choice.best().layout);
@@ -437,13 +438,20 @@ bool choose_for_stage(Stage& stage, const Config& c, const Lacks& lacks, std::ve
     const std::optional<double> missing = lacks({stage});
     if (!missing) return false;
     if (*missing <= 0) break;
-    if (!choice.refuse("with it the run would take " + bytes_text(*missing) + " more than is free")) return false;
+    if (*missing < least) least = *missing, leanest = layers;
+    if (choice.refuse("with it the run would take " + bytes_text(*missing) + " more than is free")) continue;
+    layers = std::move(leanest);
+    if (compares) layers.layout_reason.clear();
+    run.leanest = true;
+    run.lines.push_back(title("attention", stage) + text_of(stage) + ", with which the run takes least: " +
+                        bytes_text(least) + " more than is free, with what caches and freed memory may hold");
+    return true;
   }
   if (compares) layers.layout_reason = choice.reason();
-  if (any_layout) lines.push_back(title("layout", stage) + layers.layout_reason);
+  if (any_layout) run.lines.push_back(title("layout", stage) + layers.layout_reason);
   for (const PlanChoice& plan : choice.best().plans) {
     if (chooses_schedules(c) && !is_adaptive(plan.request.pattern)) {
-      lines.push_back(title("attention", stage) + plan.reason());
+      run.lines.push_back(title("attention", stage) + plan.reason());
     }
   }
   return true;
@@ -463,27 +471,40 @@ RunChoice choose_for_run(std::vector<Stage>& stages, const Config& c, std::strin
     const std::optional<double> missing = lacks(chosen);
     if (!missing || *missing <= 0) {
       stages = std::move(chosen);
-      for (const Stage& stage : stages) choice.lines.push_back(recorded_line(stage));
+      for (const Stage& stage : stages) {
+        choice.lines.push_back(title("attention", stage) + text_of(stage) + ", as before the resume");
+      }
       choice.record = recorded;
       return choice;
     }
     choice.warning = "with the attention that it had before the resume the run would take " + bytes_text(*missing) +
                      " more than is free: it chooses again, and from here on its sums may be rounded differently";
   }
-  for (const double memory : {0.0, kLeanest}) {
+  const auto choose = [&](double memory) {
     chosen = stages;
     choice.lines.clear();
+    choice.leanest = memory == kLeanest;
     terms.memory = memory;
-    bool all = true;
     for (Stage& stage : chosen) {
       set_terms(stage.layers, c, terms);
-      all = all && choose_for_stage(stage, c, memory == kLeanest ? nullptr : lacks, choice.lines);
+      if (!choose_for_stage(stage, c, memory == kLeanest ? nullptr : lacks, choice)) return false;
     }
-    if (all) break;
-  }
+    return true;
+  };
+  if (!choose(0)) choose(kLeanest);
   stages = std::move(chosen);
   choice.record = record_of(stages, asked, c);
   return choice;
+}
+
+std::string attention_text(const std::vector<Stage>& stages, bool layouts) {
+  std::vector<std::string> texts;
+  for (const Stage& stage : stages) {
+    if (stage.layers.distinct[0].ranks == 1) return "";
+    std::string text = text_of(stage, layouts);
+    if (std::ranges::find(texts, text) == texts.end()) texts.push_back(std::move(text));
+  }
+  return join(texts, "; ");
 }
 
 void let_calls_choose(std::vector<Stage>& stages, const Config& c) {

@@ -104,17 +104,23 @@ struct RunChoice {
   // why not the others; of a recorded choice, one line a stage. Adaptive patterns, whose calls choose for themselves,
   // are left out.
   std::vector<std::string> lines;
-  std::string warning;  // why it is not what was recorded, if that is so
-  std::string record;   // for a checkpoint; empty if nothing was to be chosen
+  std::string warning;   // why it is not what was recorded, if that is so
+  std::string record;    // for a checkpoint; empty if nothing was to be chosen
+  bool leanest = false;  // whether it is what takes least, because nothing fits or what is free is not known
 };
 
 // Lets the stages of check_training have the layout and schedules that are predicted to take the least time of those
 // with which the run fits, on this device and the hosts of the ranks that attend together. Where several layers differ
-// in what would not fit, the one that holds the most yields first. If nothing fits, or what is free is not known, they
-// have the leanest. `recorded` is the record of an earlier choice, or empty: stages for which the same was asked then
-// keep it as long as the run fits. All ranks come to the same if `lacks` returns the same on them.
+// in what would not fit, the one that holds the most yields first. If nothing fits, they have that with which the run
+// takes least; if what is free is not known, the schedules that hold least themselves. `recorded` is the record of an
+// earlier choice, or empty: stages for which the same was asked then keep it as long as the run fits. All ranks come to
+// the same if `lacks` returns the same on them.
 RunChoice choose_for_run(std::vector<Stage>& stages, const Config& config, std::string_view device,
                          const RankHosts& hosts, const Lacks& lacks, const std::string& recorded);
+
+// The schedules of stages, to show them, and their layouts: "ring; group-cast, within 8, layout zigzag". Nothing for
+// one rank, and no schedule for adaptive patterns.
+std::string attention_text(const std::vector<Stage>& stages, bool layouts);
 
 // After what stages hold has been planned: lets the calls of batches whose documents are apart, and those of adaptive
 // patterns, choose again among the schedules that hold no more than the one chosen by choose_for_run.

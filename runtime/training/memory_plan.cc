@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -191,6 +192,19 @@ OffloadPlan plan_offload(const Config& c, const MemoryPlan& memory, int ranks, R
   plan.files += memory.offloaded * ranks - kept + (host ? layer * ranks : 0);
   if (are == RanksAre::kGpus) plan.host += 2 * memory.offloaded_pinned / offloaded_layers(c) * ranks;
   return plan;
+}
+
+int64_t lacking(const Config& config, const MemoryPlan& plan, const FitRanks& of) {
+  const bool gpu = of.are == RanksAre::kGpus;
+  const int64_t beside = std::min(plan.total(), gpu ? plan.caches_on_device : plan.caches + plan.pool);
+  const OffloadPlan offload = plan_offload(config, plan, of.ranks_of_a_host, of.are);
+  double lacks = static_cast<double>(plan.total() + beside + (gpu ? 0 : plan.save_copy)) - of.memory;
+  const auto tier = [&](int64_t bytes, const std::optional<double>& free) {
+    if (bytes > 0 && free) lacks = std::max(lacks, (static_cast<double>(bytes) - *free) / of.ranks_of_a_host);
+  };
+  tier(offload.host, of.host_memory);
+  tier(offload.files, of.files);
+  return static_cast<int64_t>(std::ceil(lacks));
 }
 
 bool save_copy_fits(const MemoryPlan& plan, const OffloadPlan& offload, int ranks, RanksAre are,

@@ -110,6 +110,25 @@ double least_memory(const Config& config, const Sharding& sharding, int context_
 // Sizes in bytes from here on are refused: no machine has as many, and products of them would soon overflow 64 bits.
 inline constexpr double kAnyMachine = 1e16;
 
+// The ranks to plan for.
+struct FitRanks {
+  int ranks = 1;
+  int ranks_of_a_host = 1;
+  RanksAre are = RanksAre::kGpus;
+  double memory = 0;  // bytes that each may take
+  // Bytes that the ranks of a host may offload to its memory and to files, together. Nothing: any number.
+  std::optional<double> host_memory = {}, files = {};
+  // The rank of the context axis to plan. Nothing: the one that needs the most, of all ranks, or of the first two, the
+  // middle one and the last two where there are more than 16. In the layouts zigzag and striped all ranks need the
+  // same, except for a row.
+  std::optional<int> planned = {};
+};
+
+// By how many bytes a rank with this plan takes more than it has, with what the plan names beside the step, also in the
+// host's memory and files; at most 0 if it fits. `auto` stands for attention with which nothing is lacking
+// (choose_for_run). Of small runs caches and pool hold far less than they may: they count as no more than the step.
+int64_t lacking(const Config& config, const MemoryPlan& plan, const FitRanks& of);
+
 // Raises Error(kResource) if `ranks` ranks that need `bytes` each need more than `available` (nothing: not known; with
 // ANNULUS_MEMORY_CHECK=0 this is not checked), or if `bytes` is more than any machine has. `what` is "at least " if
 // `bytes` is a lower bound, otherwise empty. `nearest` returns a text about what would fit

@@ -2,7 +2,6 @@
 #include "runtime/training/run_memory.h"
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <limits>
 #include <string>
@@ -30,21 +29,6 @@ void bound_tiers(const Config& config, FitRanks& ranks) {
   int64_t files = free_bytes_in(folder, "memory.files");
   if (memory && lies_in_memory(folder)) files = std::min(files, memory->bytes);
   ranks.files = static_cast<double>(files);
-}
-
-// By how many bytes a rank takes more than it has, with what the plan names beside the step. Of small runs caches and
-// pool hold far less than they may: they count as no more than the step itself.
-int64_t lacking(const Config& config, const MemoryPlan& plan, const FitRanks& of) {
-  const bool gpu = of.are == RanksAre::kGpus;
-  const int64_t beside = std::min(plan.total(), gpu ? plan.caches_on_device : plan.caches + plan.pool);
-  const OffloadPlan offload = plan_offload(config, plan, of.ranks_of_a_host, of.are);
-  double lacks = static_cast<double>(plan.total() + beside + (gpu ? 0 : plan.save_copy)) - of.memory;
-  const auto tier = [&](int64_t bytes, const std::optional<double>& free) {
-    if (bytes > 0 && free) lacks = std::max(lacks, (static_cast<double>(bytes) - *free) / of.ranks_of_a_host);
-  };
-  tier(offload.host, of.host_memory);
-  tier(offload.files, of.files);
-  return static_cast<int64_t>(std::ceil(lacks));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/plan/choice.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "common/text.h"
@@ -30,6 +31,7 @@ class Fitting : public ::testing::Test {
     config_.model.ffn = 384;
     config_.data.context = 512;
     config_.data.batch = 2;
+    config_.attention.schedule = "ring";  // `auto` has a test of its own
   }
 
   // The plan of a configuration with these keys, over `ranks` ranks of one host.
@@ -137,13 +139,12 @@ TEST_F(Fitting, WaysAreThoseOfEachTier) {
 // The rows of a way fit into the host's memory and files as well, and rows longer by one unit do not.
 TEST_F(Fitting, WaysAreBoundByTheirTiers) {
   FitRanks ranks = four(1e9);
-  config_.attention.schedule = "ring";
   config_.data.context = 16384;  // for which the buffers of files are small
   const std::vector<FitWay> all = what_fits(config_, ranks).ways;
   ranks.host_memory = 0.9 * static_cast<double>(all[2].of_host.host);
   ranks.files = 1.2 * static_cast<double>(all[3].of_host.files);
   const FitTable table = what_fits(config_, ranks);
-  ranks.planned = table.planned;
+  ranks.planned = table.fits[0].attention.rank;
   EXPECT_EQ(table.fits[14].longest, what_fits(config_, four(1e9)).fits[14].longest);  // of the device alone
   for (const FitWay& way : table.ways) {
     EXPECT_EQ(way.fits, way.longest >= 16384) << way.tiers.memory;
@@ -154,7 +155,8 @@ TEST_F(Fitting, WaysAreBoundByTheirTiers) {
       c.optimizer.shard = 3, c.model.recompute = true, c.device = "cuda";
       c.memory.offload = way.tiers.memory, c.optimizer.offload = way.tiers.optimizer;
       c.data.context = *way.longest + more;
-      const MemoryPlan plan = plan_memory(c, check_training(c, 4), make_sharding(c, 4, 4), 4, table.planned, ranks.are);
+      const MemoryPlan plan =
+          plan_memory(c, check_training(c, 4), make_sharding(c, 4, 4), 4, *ranks.planned, ranks.are);
       const OffloadPlan of_host = plan_offload(c, plan, 4, ranks.are);
       EXPECT_EQ(
           static_cast<double>(of_host.host) <= *ranks.host_memory && static_cast<double>(of_host.files) <= *ranks.files,
@@ -208,13 +210,12 @@ TEST_F(Fitting, LongestContextFitsAndTheNextLongerDoesNot) {
       Config c = config_;
       c.mesh.data = data;
       c.attention.layout = layout;
-      c.attention.schedule = "ring";  // auto may choose another one for another length; the table keeps that of its own
       // The memory suffices for longer rows than configured, or only for shorter ones.
       for (const double of_configured : {1.7, 0.95}) {
         FitRanks ranks = four(0);
         ranks.memory = of_configured * static_cast<double>(planned(c, 3, Keeps::kRecomputed, 512, ranks));
         const FitTable table = what_fits(c, ranks);
-        ranks.planned = table.planned;
+        ranks.planned = table.fits[0].attention.rank;
         const int64_t unit = 2 * 4 / data;
         for (const Fit& fit : table.fits) {
           const std::string what = std::string(layout) + ", level " + std::to_string(fit.level) + ", " +
@@ -276,6 +277,7 @@ TEST_F(Fitting, ReportsTrafficPerStep) {
 // table has those of the rank that sends the most.
 TEST_F(Fitting, ReportsWhatAttentionSendsInAStep) {
   config_ = tiny_config(folder_);
+  config_.attention.schedule = "ring";
   config_.data.context.stages = {{.step = 0, .context = 32}, {.step = 1, .context = 64}};
   config_.model.layers = 3;
   const PatternSpec window = parse_pattern("{ kind = 'window', left = 20, right = 0 }", "t");
@@ -307,7 +309,8 @@ TEST_F(Fitting, ReportsWhatAttentionSendsInAStep) {
     });
     double most = 0;
     for (int rank = 0; rank < 4 / data; ++rank) most = std::max(most, attention_traffic(c, stages, rank).total());
-    EXPECT_EQ(what_fits(c, four(1e9)).attention.total(), most);
+    const std::vector<FitTraffic> levels = what_fits(c, four(1e9)).traffic;
+    for (const FitTraffic& level : levels) EXPECT_EQ(level.attention.total(), most);
   }
 }
 
@@ -432,6 +435,63 @@ TEST_F(Fitting, PlansTheRankThatNeedsTheMostMemory) {
     most = std::max(most, planned(0, Keeps::kAll, 512, ranks));
   }
   EXPECT_EQ(table.fits[0].bytes.total(), most);
+}
+
+// `auto` is what a run would take with this memory: the fastest of what fits, or what takes least. Rows are as long as
+// they can be with what takes least.
+TEST_F(Fitting, AutoIsWhatARunWouldTakeWithThisMemory) {
+  config_.attention.schedule = "auto";
+  config_.attention.machine = "h100";
+  config_.memory.caches = 0;
+  PlanRequest request = check_training(config_, 4)[0].layers.of_rows(0, 2)[0];
+  PlanTerms terms = *request.terms;
+  terms.memory = 0;
+  request.terms = std::move(terms);
+  PlanChoice choice = choose_plan(request);
+  const auto with = [&](const PlanCandidate& candidate) {
+    Config c = config_;
+    c.attention.schedule = to_string(candidate.schedule);
+    c.attention.within = candidate.within;
+    return c;
+  };
+  const auto need = [&](const PlanCandidate& candidate) {
+    int64_t most = 0;
+    for (const int rank : {0, 1, 2, 3}) {
+      FitRanks ranks = four(0);
+      ranks.planned = rank;
+      most = std::max(most, planned(with(candidate), 0, Keeps::kAll, 512, ranks));
+    }
+    return most;
+  };
+  const auto expect = [&](double memory, const PlanCandidate& candidate, bool leanest) {
+    const FitTable table = what_fits(config_, four(memory));
+    const Fit& fit = table.fits[0];
+    EXPECT_EQ(fit.attention.text, candidate.name()) << memory;
+    EXPECT_EQ(fit.attention.leanest, leanest) << memory;
+    EXPECT_EQ(fit.bytes.total(), need(candidate)) << memory;
+    EXPECT_EQ(fit.fits, !leanest) << memory;
+    EXPECT_EQ(fit.longest >= 512, fit.fits) << memory;
+    const FitTable of_candidate = what_fits(with(candidate), four(memory));
+    EXPECT_EQ(table.traffic[0].attention.total(), of_candidate.traffic[0].attention.total());
+    EXPECT_EQ(table.ways[0].attention.text, table.fits[12].attention.text);
+    if (!leanest) {
+      const std::string bytes = bytes_text(static_cast<double>(need(candidate)));
+      EXPECT_EQ(nearest(memory).text, "it fits as it is configured (" + bytes + " a rank)");
+    }
+  };
+  const PlanCandidate fastest = choice.chosen();
+  expect(1e9, fastest, false);
+  PlanCandidate least = fastest;
+  for (const PlanCandidate& candidate : choice.candidates) {
+    if (candidate.refused.empty() && need(candidate) < need(least)) least = candidate;
+  }
+  const auto little = static_cast<double>(need(fastest) - 1);
+  ASSERT_LT(need(least), little);
+  const std::optional<int64_t> longest = what_fits(config_, four(little)).fits[0].longest;
+  EXPECT_EQ(longest, what_fits(with(least), four(little)).fits[0].longest);
+  while (need(choice.chosen()) > static_cast<int64_t>(little)) ASSERT_TRUE(choice.refuse("it does not fit"));
+  expect(little, choice.chosen(), false);
+  expect(static_cast<double>(need(least) - 1), least, true);
 }
 
 }  // namespace
