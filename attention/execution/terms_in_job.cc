@@ -73,7 +73,7 @@ TermsPointer terms_in_job(const TermsPointer& terms, Communicator& comm, int64_t
   }
   const TermsPointer placed = on_hosts(terms, comm.hosts());
   if (least <= 0 || comm.size() == 1) return placed;
-  return within_memory(placed, static_cast<double>(least));
+  return within_memory(placed, static_cast<double>(least), /*or_leanest=*/true);
 }
 
 TermsPointer terms_in_job(const TermsPointer& terms, Communicator& comm) {

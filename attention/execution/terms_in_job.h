@@ -23,7 +23,8 @@ int64_t free_bytes(Communicator& comm, c10::Device device);
 int64_t least_free_bytes(Communicator& comm, c10::Device device, OpLabel label);
 
 // Returns the terms with the hosts of the communicator's ranks (on_hosts), and with `least` as the memory that
-// attention may hold, or the machine's if that is less; 0 stays unknown. Terms by which the leanest is taken keep that.
+// attention may hold, or the machine's if that is less; 0 stays unknown. Where so little is free that nothing fits, the
+// leanest is chosen. Terms by which the leanest is taken keep that.
 TermsPointer terms_in_job(const TermsPointer& terms, Communicator& comm, int64_t least);
 
 // The same without communication, for a plan that is made ahead: with what terms_in_job() was given for this

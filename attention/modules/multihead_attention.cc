@@ -15,7 +15,7 @@
 #include "attention/execution/terms_in_job.h"
 #include "attention/modules/projected_attention.h"
 #include "attention/modules/rotary.h"
-#include "attention/plan/choice.h"
+#include "attention/plan/time.h"
 #include "common/error.h"
 #include "common/text.h"
 
@@ -200,7 +200,6 @@ at::Tensor MultiheadAttentionImpl::attend(const at::Tensor& x, const at::Tensor&
     const TermsPointer terms = terms_of(o.machine, "machine", x.is_cuda() ? "cuda" : "cpu", o.head_dim,
                                         x.element_size(), at::GradMode::is_enabled());
     call.request.terms = terms_in_job(terms, scope.comm, parts.free_bytes);
-    take_leanest_if_none_fits(call.request);
   }
   call.comm = &scope.comm;
   call.kernel = o.kernel;

@@ -113,31 +113,36 @@ double bytes_kept(const Program& program, const RowBytes& bytes) {
                              bytes.of(BufferKind::kSavedKV, false));
 }
 
-// Predicts times and memory of one candidate, or says why it is refused.
-void price(PlanCandidate& candidate, const PlanRequest& request, Needs& needs, const Layout& queries,
-           const Layout& keys, const std::vector<int>& ranks) {
+// A candidate and what its ranks hold: in one call, and of a call for its backward.
+struct Priced {
+  PlanCandidate candidate;
+  std::vector<std::pair<double, double>> held;  // by rank; none if it was refused before
+
+  double bytes(int64_t layers) const {
+    double most = 0;
+    for (const auto& [call, kept] : held) most = std::max(most, call + static_cast<double>(layers - 1) * kept);
+    return most;
+  }
+};
+using AllPriced = std::vector<Priced>;
+
+// Predicts times and memory of one candidate.
+void price(Priced& priced, const PlanRequest& request, Needs& needs, const Layout& queries, const Layout& keys,
+           const std::vector<int>& ranks) {
   const PlanTerms& terms = *request.terms;
   const RowBytes bytes{terms.head_dim, terms.element_bytes};
   std::vector<RankSteps> forward, backward;
   for (const int rank : ranks) {
     const Program program = program_of(request, needs, queries, keys, rank);
     forward.push_back({rank, step_costs(program, false, terms.machine, bytes)});
-    double held = bytes_held(program, false, bytes);
-    if (terms.backward) {
-      backward.push_back({rank, step_costs(program, true, terms.machine, bytes)});
-      held = std::max(held, bytes_held(program, true, bytes)) +
-             static_cast<double>(terms.layers - 1) * bytes_kept(program, bytes);
-    }
-    candidate.bytes = std::max(candidate.bytes, held);
+    priced.held.emplace_back(bytes_held(program, false, bytes), 0);
+    if (!terms.backward) continue;
+    backward.push_back({rank, step_costs(program, true, terms.machine, bytes)});
+    auto& [call, kept] = priced.held.back();
+    call = std::max(call, bytes_held(program, true, bytes)), kept = bytes_kept(program, bytes);
   }
-  candidate.forward = slowest(sweep(forward, request.ranks, terms.machine));
-  candidate.backward = slowest(sweep(backward, request.ranks, terms.machine));
-  const double most = terms.memory == kLeanest ? 0 : terms.most_bytes();
-  if (most > 0 && candidate.bytes > most) {
-    candidate.refused = "a rank would hold " + bytes_text(candidate.bytes) + ", " + bytes_text(candidate.bytes - most) +
-                        " more than the " + bytes_text(most) +
-                        (terms.memory > 0 ? " that are free" : " that it has on " + terms.machine.name);
-  }
+  priced.candidate.forward = slowest(sweep(forward, request.ranks, terms.machine));
+  priced.candidate.backward = slowest(sweep(backward, request.ranks, terms.machine));
 }
 
 // Puts the chosen one first, then the others by their times, then those refused.
@@ -156,10 +161,6 @@ void sort_candidates(std::vector<PlanCandidate>& candidates) {
 
 void refuse_all_but_the_leanest(std::vector<PlanCandidate>& candidates) {
   double least = std::numeric_limits<double>::infinity();
-  const bool none = std::none_of(candidates.begin(), candidates.end(), [](const auto& c) { return c.refused.empty(); });
-  for (PlanCandidate& c : candidates) {
-    if (none && c.bytes > 0) c.refused.clear();  // only the memory refuses what has been priced
-  }
   for (const PlanCandidate& c : candidates) {
     if (c.refused.empty()) least = std::min(least, c.bytes);
   }
@@ -227,9 +228,11 @@ struct ChoiceKey {
   friend bool operator==(const ChoiceKey&, const ChoiceKey&) = default;
 };
 
-int64_t choice_bytes(const PlanChoice& choice) {
-  int64_t bytes = static_cast<int64_t>(sizeof choice) + choice.request.pattern.bytes(/*maps=*/false);
-  for (const PlanCandidate& c : choice.candidates) bytes += static_cast<int64_t>(sizeof c + c.refused.size());
+int64_t bytes_of_prices(const AllPriced& all) {
+  int64_t bytes = static_cast<int64_t>(sizeof all);
+  for (const Priced& p : all) {
+    bytes += static_cast<int64_t>(sizeof p + p.candidate.refused.size() + p.held.size() * sizeof p.held[0]);
+  }
   return bytes;
 }
 
@@ -241,25 +244,19 @@ void take_first(PlanChoice& choice) {
   choice.request.layout = choice.chosen().layout;
 }
 
-// Compares the candidates. If none can be chosen, the first one is refused.
-PlanChoice compare(const PlanRequest& request, const Pattern& pattern, const std::vector<LayoutKind>& layouts) {
-  PlanChoice choice;
+// Prices all candidates, whatever memory there is and however many layers keep something.
+AllPriced price_all(const PlanRequest& request, const Pattern& pattern, const std::vector<LayoutKind>& layouts) {
+  AllPriced all;
   for (const LayoutKind layout : layouts.empty() ? std::vector{request.layout} : layouts) {
     PlanRequest placed = request;
     placed.layout = layout;
     std::vector<PlanCandidate> candidates = candidates_of(placed);
-    // One rank sends nothing, so there is nothing to compare.
-    if (request.ranks == 1 && layouts.size() <= 1 && request.terms->most_bytes() == 0) {
-      choice.candidates = std::move(candidates);
-      break;
-    }
     try {
       validate(placed);
     } catch (const Error& error) {  // lengths that this layout cannot divide evenly
       if (layouts.size() < 2) throw;
-      candidates.resize(1);
       candidates.front().refused = error.message();
-      choice.candidates.push_back(std::move(candidates.front()));
+      all.push_back({std::move(candidates.front()), {}});
       continue;
     }
     const Layout queries = query_layout(placed), keys = key_layout(placed);
@@ -268,63 +265,77 @@ PlanChoice compare(const PlanRequest& request, const Pattern& pattern, const std
     for (PlanCandidate& candidate : candidates) {
       placed.schedule = candidate.schedule;
       placed.within = candidate.within;
+      Priced& priced = all.emplace_back(Priced{std::move(candidate), {}});
       try {
-        if (request.schedule == ScheduleKind::kAuto) candidate.refused = why_bits_lack(pattern.masks, placed, ranks);
-        if (candidate.refused.empty()) price(candidate, placed, needs, queries, keys, ranks);
+        if (request.schedule == ScheduleKind::kAuto)
+          priced.candidate.refused = why_bits_lack(pattern.masks, placed, ranks);
+        if (priced.candidate.refused.empty()) price(priced, placed, needs, queries, keys, ranks);
       } catch (const Error& error) {
         if (error.kind() != ErrorKind::kPlan || request.schedule != ScheduleKind::kAuto) throw;
-        candidate.refused = error.message();
+        priced.candidate.refused = error.message();
+        priced.held.clear();
       }
-      choice.candidates.push_back(std::move(candidate));
     }
   }
-  const auto fits = [](const PlanCandidate& c) { return c.refused.empty(); };
-  if (request.terms->memory == kLeanest ||
-      (request.terms->or_leanest && std::none_of(choice.candidates.begin(), choice.candidates.end(), fits))) {
-    refuse_all_but_the_leanest(choice.candidates);
+  return all;
+}
+
+// Compares the candidates by the request's terms. If none can be chosen, the first one is refused. `priced` returns
+// what price_all() does.
+template <typename Prices>
+PlanChoice compare(const PlanRequest& request, const std::vector<LayoutKind>& layouts, const Prices& priced) {
+  const PlanTerms& terms = *request.terms;
+  const double most = terms.memory == kLeanest ? 0 : terms.most_bytes();
+  PlanChoice choice;
+  bool any = false;
+  // One rank sends nothing, so there is nothing to compare, unless something bounds what it holds.
+  const bool alone = request.ranks == 1 && layouts.size() <= 1 && terms.most_bytes() == 0;
+  for (const Priced& one : alone ? AllPriced{{candidates_of(request).front(), {}}} : priced()) {
+    PlanCandidate& c = choice.candidates.emplace_back(one.candidate);
+    c.bytes = one.bytes(terms.layers);
+    any = any || (c.refused.empty() && (most == 0 || c.bytes <= most));
   }
+  const bool leanest = terms.memory == kLeanest || (terms.or_leanest && !any);
+  for (PlanCandidate& c : choice.candidates) {
+    if (leanest || !c.refused.empty() || most == 0 || c.bytes <= most) continue;
+    c.refused = "a rank would hold " + bytes_text(c.bytes) + ", " + bytes_text(c.bytes - most) + " more than the " +
+                bytes_text(most) + (terms.memory > 0 ? " that are free" : " that it has on " + terms.machine.name);
+  }
+  if (leanest) refuse_all_but_the_leanest(choice.candidates);
   choice.request = request;
   take_first(choice);
   return choice;
 }
 
-std::shared_ptr<const PlanChoice> cached_comparison(const PlanRequest& request,
-                                                    const std::vector<LayoutKind>& layouts) {
-  static auto& cache = *new NamedCache<PlanChoice, ChoiceKey>("choices");  // never destroyed, as cached_pattern's
+PlanChoice cached_comparison(const PlanRequest& request, const std::vector<LayoutKind>& layouts) {
+  static auto& cache = *new NamedCache<AllPriced, ChoiceKey>("choices");  // never destroyed, as cached_pattern's
   validate(request);
-  return cache.get(
-      {request, layouts},
-      [&] {
-        if (!is_adaptive(request.pattern)) return compare(request, *cached_pattern(request), layouts);
-        PlanRequest nearest = request;
-        nearest.pattern = with_nearest_blocks(with_causal_members(request.pattern), request.shape);
-        PlanChoice choice = compare(nearest, *cached_pattern(nearest), layouts);
-        choice.request.pattern = request.pattern;
-        return choice;
-      },
-      choice_bytes);
+  return compare(request, layouts, [&] {
+    PlanRequest known = request;
+    if (is_adaptive(request.pattern)) {
+      known.pattern = with_nearest_blocks(with_causal_members(request.pattern), request.shape);
+    }
+    // The same prices serve all bounds of memory and numbers of layers.
+    PlanTerms terms = *request.terms;
+    terms.memory = 0, terms.layers = 1, terms.or_leanest = false;
+    known.terms = std::move(terms);
+    const auto make = [&] { return price_all(known, *cached_pattern(known), layouts); };
+    return *cache.get({known, layouts}, make, bytes_of_prices);
+  });
 }
 
 }  // namespace
 
 PlanChoice choose_plan(const PlanRequest& request, const std::vector<LayoutKind>& layouts) {
-  const std::shared_ptr<const PlanChoice> choice = cached_comparison(request, layouts);
-  if (!choice->chosen().refused.empty()) refuse_all(request, choice->candidates);
-  return *choice;
-}
-
-PlanChoice choose_plan(const PlanRequest& request, const Pattern& pattern, const std::vector<LayoutKind>& layouts) {
-  PlanChoice choice = compare(request, pattern, layouts);
+  PlanChoice choice = cached_comparison(request, layouts);
   if (!choice.chosen().refused.empty()) refuse_all(request, choice.candidates);
   return choice;
 }
 
-void take_leanest_if_none_fits(PlanRequest& request) {
-  if (request.schedule != ScheduleKind::kAuto || request.ranks == 1 || request.terms->memory <= 0) return;
-  if (cached_comparison(request, {})->chosen().refused.empty()) return;
-  PlanTerms leanest = *request.terms;
-  leanest.memory = kLeanest;
-  request.terms = std::move(leanest);
+PlanChoice choose_plan(const PlanRequest& request, const Pattern& pattern, const std::vector<LayoutKind>& layouts) {
+  PlanChoice choice = compare(request, layouts, [&] { return price_all(request, pattern, layouts); });
+  if (!choice.chosen().refused.empty()) refuse_all(request, choice.candidates);
+  return choice;
 }
 
 const std::vector<LayoutKind>& layouts_of_auto() {

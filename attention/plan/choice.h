@@ -49,7 +49,7 @@ struct PlanChoice {
 // Chooses the schedule and `within` of a request with kAuto, and its layout among `layouts`; without any, its own. For
 // another schedule there is one candidate. An adaptive pattern counts as if it kept the blocks nearest to the diagonal.
 // Raises Error(kPlan) as validate does, and if no candidate fits the memory of the request's terms, with what would.
-// Choices are kept in the cache "choices" (memory/caches.h).
+// What candidates take is kept in the cache "choices" (memory/caches.h), for all bounds of memory.
 PlanChoice choose_plan(const PlanRequest& request, const std::vector<LayoutKind>& layouts = {});
 // The same for the slices of a pattern, as make_program takes them.
 PlanChoice choose_plan(const PlanRequest& request, const Pattern& pattern, const std::vector<LayoutKind>& layouts = {});
@@ -112,9 +112,5 @@ struct LayoutChoice {
 LayoutChoice choose_layout(const std::function<std::vector<RepeatedCall>(LayoutKind)>& placed, std::string_view calls);
 // The same for one call.
 LayoutChoice choose_layout(const PlanRequest& request);
-
-// Lets a request with kAuto that fits no memory have the leanest schedule instead of an error, for callers who know
-// only what was free before. Raises as validate does. Cached as choices are.
-void take_leanest_if_none_fits(PlanRequest& request);
 
 }  // namespace annulus

@@ -257,10 +257,11 @@ TermsPointer on_hosts(const TermsPointer& terms, const RankHosts& hosts) {
   return moved;
 }
 
-TermsPointer within_memory(const TermsPointer& terms, double bytes) {
+TermsPointer within_memory(const TermsPointer& terms, double bytes, bool or_leanest) {
   if (terms->memory == kLeanest || (terms->most_bytes() > 0 && terms->most_bytes() <= bytes)) return terms;
   PlanTerms bounded = *terms;
   bounded.memory = bytes;
+  bounded.or_leanest = or_leanest && bytes > 0;
   return bounded;
 }
 

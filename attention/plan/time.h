@@ -25,8 +25,9 @@ TermsPointer terms_of(const std::string& machine, std::string_view where, std::s
 TermsPointer on_hosts(const TermsPointer& terms, const RankHosts& hosts);
 
 // The same terms where attention may hold at most so many bytes on a rank, or as many as the machine has if that is
-// less. Terms by which the leanest is taken stay as they are.
-TermsPointer within_memory(const TermsPointer& terms, double bytes);
+// less. `or_leanest` is for callers who know only what was free before: where nothing fits so many, what holds least is
+// chosen. Terms by which the leanest is taken stay as they are.
+TermsPointer within_memory(const TermsPointer& terms, double bytes, bool or_leanest = false);
 
 // A number of seconds for people: "2.1 ms".
 std::string seconds_text(double seconds);

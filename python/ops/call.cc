@@ -13,8 +13,8 @@
 
 #include "attention/execution/terms_in_job.h"
 #include "attention/modules/sequence.h"
-#include "attention/plan/choice.h"
 #include "attention/plan/layout.h"
+#include "attention/plan/time.h"
 #include "comm/agreement.h"
 #include "common/error.h"
 #include "common/text.h"
@@ -316,10 +316,7 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
     const HeldBits bits = needed_bits(call.request, comm.rank());  // raises the same on every rank
     call.request.pattern = with_known_masks(std::move(given), bits);
   }
-  if (!reads_a_file(call.request.pattern)) {
-    take_leanest_if_none_fits(call.request);
-    return call;
-  }
+  if (!reads_a_file(call.request.pattern)) return call;
   agree_on_call(
       [&]() -> CallTerms {
         const HeldBits bits = needed_bits(call.request, comm.rank());
@@ -327,7 +324,6 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
         return {};
       },
       comm, label);
-  take_leanest_if_none_fits(call.request);
   return call;
 }
 

@@ -99,7 +99,6 @@ void plan_ahead(std::string pattern, int64_t length, int64_t heads, int64_t kv_h
     if (const auto comm = used_communicator(group, usual_device())) request.terms = terms_in_job(request.terms, *comm);
   }
   require_plannable(request);
-  take_leanest_if_none_fits(request);
   plan_ahead(request, static_cast<int>(place.rank), proves_by_default());
 }
 
@@ -120,8 +119,8 @@ std::tuple<std::string, std::string> choose_layout(std::string pattern, int64_t 
                 .free_bytes = free_bytes(*turn.comm, usual_device())};
       },
       *turn.comm, {"torch.ops.annulus.choose_layout", 0});
-  request.terms = within_memory(on_hosts(request.terms, turn.comm->hosts()), parts.free_bytes);
-  take_leanest_if_none_fits(request);
+  request.terms = within_memory(on_hosts(request.terms, turn.comm->hosts()), static_cast<double>(parts.free_bytes),
+                                /*or_leanest=*/true);
   const LayoutChoice choice = choose_layout(request);
   return {choice.layout == LayoutKind::kBalanced ? balanced : std::string(to_string(choice.layout)), choice.reason};
 }

@@ -14,6 +14,7 @@
 #include "comm/hosts.h"
 #include "common/error.h"
 #include "common/text.h"
+#include "memory/caches.h"
 
 namespace annulus::choice_test {
 namespace {
@@ -318,14 +319,17 @@ TEST(Choice, RefusesWhatDoesNotFitTheMemory) {
   refused("no schedule fits the memory that is free: with ");
   refused(", and 2.0 MB are free; use about ");
   PlanRequest lenient = request;
-  take_leanest_if_none_fits(lenient);
-  EXPECT_EQ(lenient.terms->memory, kLeanest);
-  EXPECT_NE(resolve_schedule(lenient).schedule, ScheduleKind::kAuto);
-  PlanTerms or_leanest = *request.terms;
-  or_leanest.or_leanest = true;
-  const ScheduleKind leanest = resolve_schedule(lenient).schedule;
-  lenient.terms = std::move(or_leanest);
-  EXPECT_EQ(resolve_schedule(lenient).schedule, leanest);
+  const auto resolved = [&](TermsPointer terms) {
+    lenient.terms = std::move(terms);
+    return resolve_schedule(lenient).schedule;
+  };
+  PlanTerms leanest = *request.terms;
+  leanest.memory = kLeanest;
+  bounded(0);
+  EXPECT_EQ(resolved(within_memory(request.terms, 2e6, /*or_leanest=*/true)), resolved(leanest));
+  EXPECT_EQ(resolved(within_memory(request.terms, 1e12, /*or_leanest=*/true)), resolved(request.terms))
+      << "something fits";
+  bounded(2e6);
   request.schedule = ScheduleKind::kRing;
   refused("ring does not fit the memory that is free: with ring a rank holds ");
   bounded(0);
@@ -335,6 +339,27 @@ TEST(Choice, RefusesWhatDoesNotFitTheMemory) {
   request.terms = PlanTerms{.machine = small, .head_dim = 128, .element_bytes = 2, .backward = true, .memory = 0};
   refused("no schedule fits the memory of h100: with ");
   refused(", and it has 2.0 MB; use about ");
+}
+
+// What is free, and how many layers keep something, changes what is chosen, not what candidates take.
+TEST(Choice, CandidatesArePricedOnceForAllBounds) {
+  const auto made = [] {
+    for (const CacheReport& cache : cache_reports()) {
+      if (cache.name == "choices") return cache.stats.misses;
+    }
+    return int64_t{-1};
+  };
+  PlanRequest request = request_of("{ kind = \"full\" }", 65536, 8);
+  PlanTerms terms{.machine = with_links(1e11, 3e-6)};  // of this test alone
+  const int64_t before = made();
+  for (const double memory : {0.0, kLeanest, 1e12, 1e10}) {
+    for (const int64_t layers : {1, 3}) {
+      terms.memory = memory, terms.layers = layers, terms.or_leanest = true;
+      request.terms = TermsPointer(terms);
+      choose_plan(request);
+    }
+  }
+  EXPECT_EQ(made(), before + 1);
 }
 
 // What is free bounds a choice where the machine has more; the leanest is taken without a bound.
@@ -348,12 +373,6 @@ TEST(Choice, TheLesserOfFreeAndTheMachinesMemoryBounds) {
   EXPECT_EQ(within_memory(terms, 90e9)->most_bytes(), 90e9);
   terms.memory = kLeanest;
   EXPECT_EQ(within_memory(terms, 10e9), TermsPointer(terms));
-  PlanRequest request = request_of("{ kind = \"full\" }", 65536, 8);
-  request.terms = TermsPointer(PlanTerms{
-      .machine = built_in_machine("h100"), .head_dim = 128, .element_bytes = 2, .backward = true, .memory = 1e12});
-  const PlanRequest as_it_was = request;
-  take_leanest_if_none_fits(request);
-  EXPECT_EQ(request, as_it_was) << "something fits";
 }
 
 TEST(Choice, TermsArePartOfWhatRanksCompare) {
