@@ -1,11 +1,13 @@
-// Statistics of LibTorch's caching allocator for a device, and the release of its unused memory. A CUDA build has
-// device_memory_cuda.cc, any other device_memory_cpu.cc. Used by the benchmarks, training and inference. Thread safe.
+// Statistics of LibTorch's caching allocator for a device, the release of its unused memory, and which GPU it is. A
+// CUDA build has device_memory_cuda.cc, any other device_memory_cpu.cc. Used by the benchmarks, training and inference.
+// Thread safe.
 #pragma once
 
 #include <c10/core/Device.h>
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "memory/available.h"
 
@@ -31,5 +33,9 @@ inline std::optional<AvailableMemory> available_memory(c10::Device device) {
 void reset_peak_memory(c10::Device device);
 // Returns the allocator's free blocks to the device.
 void release_cached_memory(c10::Device device);
+
+// The driver's name of a GPU, and its PCI bus id, "00000000:1B:00.0"; empty for a CPU, or in a build without CUDA.
+std::string gpu_name(c10::Device device);
+std::string gpu_bus_id(c10::Device device);
 
 }  // namespace annulus

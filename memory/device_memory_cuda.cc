@@ -2,10 +2,14 @@
 #include "memory/device_memory.h"
 
 #include <ATen/Context.h>
+#include <ATen/cuda/CUDAContextLight.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
+
+#include <array>
 
 namespace annulus {
 namespace {
@@ -43,6 +47,20 @@ void reset_peak_memory(c10::Device device) {
 void release_cached_memory(c10::Device device) {
   begin(device);
   if (device.is_cuda()) c10::cuda::CUDACachingAllocator::emptyCache();
+}
+
+std::string gpu_name(c10::Device device) {
+  if (!device.is_cuda()) return {};
+  return device.has_index() ? at::cuda::getDeviceProperties(device.index())->name
+                            : at::cuda::getCurrentDeviceProperties()->name;
+}
+
+std::string gpu_bus_id(c10::Device device) {
+  if (!device.is_cuda()) return {};
+  std::array<char, 32> id{};
+  const int index = device.has_index() ? device.index() : c10::cuda::current_device();
+  C10_CUDA_CHECK(cudaDeviceGetPCIBusId(id.data(), static_cast<int>(id.size()), index));
+  return id.data();
 }
 
 }  // namespace annulus

@@ -3,10 +3,8 @@
 #pragma once
 
 #include <ATen/core/ScalarType.h>
-#include <c10/core/Device.h>
 
 #include <optional>
-#include <string>
 #include <string_view>
 
 namespace annulus {
@@ -15,11 +13,5 @@ namespace annulus {
 // or of fp32 without tensor cores. Returns nothing for another dtype, or a name that is not exactly in the list: a part
 // of a GPU (MIG), a variant with other clocks, a new device.
 std::optional<double> peak_flops(std::string_view name, at::ScalarType dtype, bool tf32);
-
-// Returns the driver's name of the device; empty for a CPU, or in a build without CUDA.
-std::string gpu_name(at::Device device);
-
-// Returns the device's PCI bus id, "00000000:1B:00.0"; empty for a CPU, or in a build without CUDA.
-std::string gpu_bus_id(at::Device device);
 
 }  // namespace annulus

@@ -16,7 +16,6 @@
 #include "memory/pool/pool.h"
 #include "runtime/model/model_shape.h"
 #include "runtime/run/meters.h"
-#include "runtime/training/device_peak.h"
 
 namespace annulus {
 namespace {

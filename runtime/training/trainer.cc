@@ -20,6 +20,7 @@
 #include "common/text.h"
 #include "common/trace/beat.h"
 #include "common/trace/recorder.h"
+#include "memory/device_memory.h"
 #include "runtime/data/dataset.h"
 #include "runtime/data/sample_prompt.h"
 #include "runtime/huggingface/model_files.h"

@@ -52,7 +52,5 @@ TEST(DevicePeak, IsEmptyForUnknownDevices) {
   EXPECT_FALSE(peak_flops("NVIDIA H200", at::kDouble, false));
 }
 
-TEST(DevicePeak, CpuHasNoGpuName) { EXPECT_EQ(gpu_name(at::kCPU), ""); }
-
 }  // namespace
 }  // namespace annulus::gpu_precision_test
