@@ -43,9 +43,9 @@ class SampleSubcommand : public Subcommand {
                    "of these, choose among the most likely ones whose probabilities add up to this (default: 1)");
     app.add_option("--seed", options_.seed, "seed of the sampling: the same seed gives the same text (default: 1)");
     app.option_defaults()->group("Ranks");
-    app.add_option(
-        "--layout", options_.layout,
-        "how the positions of the prompt are divided among ranks: zigzag (default), contiguous, striped or balanced");
+    app.add_option("--layout", options_.layout,
+                   "how the positions of the prompt are divided among ranks: zigzag (default), contiguous, striped, "
+                   "balanced or auto");
     app.add_flag("--sharded", options_.sharded,
                  "each rank keeps a part of the weights, and gathers those of a layer when it needs them");
     app.add_option("--timeout", options_.timeout, "seconds that a communication may take (default: 300)");

@@ -8,14 +8,17 @@
 #include <cmath>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 
+#include "attention/plan/choice.h"
 #include "common/error.h"
 #include "common/files.h"
 #include "common/logging/log.h"
 #include "common/names.h"
 #include "common/text.h"
 #include "common/trace/beat.h"
+#include "memory/device_memory.h"
 #include "runtime/data/packing.h"
 #include "runtime/data/shards/token_table.h"
 #include "runtime/evaluation/evaluation_forward.h"
@@ -102,13 +105,13 @@ EvaluationJob::EvaluationJob(const EvaluationOptions& options, int ranks)
            " is a folder in Hugging Face's layout: name files");
   }
   if (opened_.run()) bound_memory(opened_.run()->memory);
-  const auto require_rows = [&](int64_t length) {
-    return row_requests(opened_.model(), options.attention, rows_at_once(length), length, ranks, /*backward=*/false,
+  const auto require_rows = [&](int64_t length, bool apart) {
+    return row_requests(opened_.model(), options.attention, shape_of(length, apart), ranks, /*backward=*/false,
                         "evaluate");
   };
   if (!options.data.empty()) {
     data_.emplace(data_settings(options, opened_));
-    const LayerRequests layers = require_rows(data_->length());
+    const LayerRequests layers = require_rows(data_->length(), data_->documents_apart());
     for (size_t i = 0; i < data_->sources(); ++i) {
       if (data_->corpus(i).has_trees()) require_causal(layers.distinct);
     }
@@ -121,7 +124,7 @@ EvaluationJob::EvaluationJob(const EvaluationOptions& options, int ranks)
   for (const std::string& named : options.tasks) {
     for (const std::string& task : tasks_of(named)) {
       for (const int64_t length : lengths) {
-        require_rows(length);
+        require_rows(length, /*apart=*/false);
         if (!has_depth(task)) {
           add({task, length, std::nullopt});
           continue;
@@ -156,35 +159,73 @@ std::vector<Field> EvaluationJob::fields() const {
           {"kernel", std::string(to_string(kernel_))}};
 }
 
-// The most bytes that a rank holds during forwards of rows of this length.
-double EvaluationJob::bytes_of_rank(int64_t length, int ranks, at::Device device) const {
-  const ModelShape& s = opened_.model();
-  const Computes on{model_dtype(options_.dtype, "--dtype"), device.is_cuda()};
-  const double weights = InferenceModel::weight_bytes(s, on, ranks, options_.sharded);
-  if (weights > 0x1p53) return weights;
-  const int64_t rows = rows_at_once(length), own = (length + ranks - 1) / ranks;
-  const int64_t counted = std::min(rows * own, loss_chunk_rows(s.vocab, on.dtype));
-  // Logits, and what is compared with them; tokens, targets and scores of whole rows.
-  const int64_t logits = 2 * counted * s.vocab * on.wide() + rows * length * 48;
-  // Keys and values that travel.
-  const int64_t travels = ranks > 1 ? 4 * rows * own * s.kv_heads * s.head_dim() * on.element() : 0;
-  return weights + static_cast<double>(layer_forward_bytes(s, rows, own, on) + logits + travels);
+std::vector<RowShape> EvaluationJob::shapes() const {
+  std::vector<RowShape> all;
+  if (data_) all.push_back(shape_of(data_->length(), data_->documents_apart()));
+  for (const Cell& cell : cells_) all.push_back(shape_of(cell.length, /*apart=*/false));
+  return all;
 }
 
-void EvaluationJob::require_memory(const Communicator& world, int ranks_here, at::Device device) const {
-  double bytes = 0;
-  if (data_) bytes = bytes_of_rank(data_->length(), world.size(), device);
+// The most bytes that this rank holds during forwards of rows of this shape; null: without attention.
+double EvaluationJob::bytes_of_rank(const LayerRequests* layers, const RowShape& shape, const Communicator& world,
+                                    at::Device device) const {
+  const ModelShape& s = opened_.model();
   const Computes on{model_dtype(options_.dtype, "--dtype"), device.is_cuda()};
-  for (const Cell& cell : cells_) {
-    bytes = std::max(bytes, bytes_of_rank(cell.length, world.size(), device));
-    if (!options_.generate || bytes > 0x1p53) continue;
-    const CacheSettings cache{.context = cell.length, .positions = cell.length};
-    bytes =
-        std::max(bytes, InferenceModel::weight_bytes(opened_.model(), on, world.size(), options_.sharded) +
-                            generation_bytes(opened_.model(), decoding_patterns(cell.length), cache, on, world.size()));
+  const double weights = InferenceModel::weight_bytes(s, on, world.size(), options_.sharded);
+  if (weights > 0x1p53) return weights;
+  const int64_t ranks = world.size();
+  const int64_t own = layers != nullptr ? row_layout(*layers).count(world.rank()) : (shape.length + ranks - 1) / ranks;
+  const int64_t counted = std::min(shape.rows * own, loss_chunk_rows(s.vocab, on.dtype));
+  // Logits, and what is compared with them; tokens, targets and scores of whole rows.
+  const int64_t logits = 2 * counted * s.vocab * on.wide() + shape.rows * shape.length * 48;
+  const int64_t forward = layers != nullptr ? row_forward_bytes(s, *layers, shape.rows, world.rank(), kernel_, on)
+                                            : layer_forward_bytes(s, shape.rows, own, on);
+  return weights + static_cast<double>(forward + logits);
+}
+
+RowChoices EvaluationJob::choices(Communicator& world, int ranks_here, at::Device device) const {
+  RowChoices::Settings settings{.model = opened_.model(),
+                                .options = options_.attention,
+                                .module = "evaluate",
+                                .device = device,
+                                .free = {},
+                                .bytes = [this, &world, device](const LayerRequests& layers, const RowShape& shape) {
+                                  return bytes_of_rank(&layers, shape, world, device);
+                                }};
+  settings.model.dtype = options_.dtype;
+  if (const std::optional<AvailableMemory> free = available_memory(device)) {
+    settings.free = static_cast<double>(free->bytes) / (device.is_cuda() ? 1 : ranks_here);
   }
-  require_free("evaluate", "weights and a forward", bytes * (device.is_cuda() ? 1 : ranks_here), ranks_here, device,
-               "use more hosts, --sharded, --dtype bf16 or shorter rows");
+  return RowChoices(std::move(settings), world);
+}
+
+void EvaluationJob::require_memory(RowChoices& choices, Communicator& world, int ranks_here, at::Device device) const {
+  const OpLabel label{"evaluate, planning the memory"};
+  const Computes on{model_dtype(options_.dtype, "--dtype"), device.is_cuda()};
+  double bytes = 0;
+  const auto require = [&] {
+    require_free("evaluate", "weights and a forward", bytes * (device.is_cuda() ? 1 : ranks_here), ranks_here, device,
+                 "use more hosts, --sharded, --dtype bf16 or shorter rows");
+  };
+  // Before attention is planned, for which rows may be much too long.
+  together(world, label, [&] {
+    for (const RowShape& shape : shapes()) bytes = std::max(bytes, bytes_of_rank(nullptr, shape, world, device));
+    for (const Cell& cell : cells_) {
+      if (!options_.generate || bytes > 0x1p53) continue;
+      const CacheSettings cache{.context = cell.length, .positions = cell.length};
+      const std::vector<PatternSpec> patterns = decoding_patterns(cell.length);
+      bytes = std::max(bytes, InferenceModel::weight_bytes(opened_.model(), on, world.size(), options_.sharded) +
+                                  generation_bytes(opened_.model(), patterns, cache, on, world.size()));
+    }
+    require();
+  });
+  for (const RowShape& shape : shapes()) {
+    const LayerRequests& layers = choices.of(shape);
+    together(world, label, [&] {
+      bytes = std::max(bytes, bytes_of_rank(&layers, shape, world, device));
+      require();
+    });
+  }
 }
 
 void EvaluationJob::evaluate_data(Forward& forward, size_t source, EvaluationResults& results) const {
@@ -257,14 +298,22 @@ void EvaluationJob::run(Communicator& world, int ranks_here, at::Device device, 
   auto loading = std::make_unique<LongPhase>();
   world.set_timeout(Seconds(options_.timeout));
   world.host().set_timeout(Seconds(options_.timeout));
-  together(world, {"evaluate, planning the memory"}, [&] { require_memory(world, ranks_here, device); });
+  RowChoices choices = this->choices(world, ranks_here, device);
+  require_memory(choices, world, ranks_here, device);
   const at::ScalarType dtype = model_dtype(options_.dtype, "--dtype");
-  Forward forward(opened_, {.dtype = dtype, .device = device, .sharded = options_.sharded}, world, options_, kernel_);
+  Forward forward(opened_, {.dtype = dtype, .device = device, .sharded = options_.sharded}, world, choices, kernel_);
   results.model = options_.model;
   results.step = opened_.step();
   results.ranks = world.size();
   results.context = opened_.context();
   results.layout = options_.attention.layout.value_or("zigzag");
+  if (results.layout == kAutoLayout) {
+    std::set<std::string> chosen;
+    for (const RowShape& shape : shapes()) {
+      chosen.emplace(to_string(choices.of(shape).distinct[0].layout));
+    }
+    results.layout += ": " + join({chosen.begin(), chosen.end()}, ", ");
+  }
   results.dtype = options_.dtype;
   const int64_t longest = cells_.empty() ? 0 : std::max_element(cells_.begin(), cells_.end(), [](auto& a, auto& b) {
                                                  return a.length < b.length;

@@ -93,8 +93,13 @@ class EvaluationJob {
   };
 
   int64_t rows_at_once(int64_t length) const;
-  double bytes_of_rank(int64_t length, int ranks, at::Device device) const;
-  void require_memory(const Communicator& world, int ranks_here, at::Device device) const;
+  RowShape shape_of(int64_t length, bool apart) const { return {rows_at_once(length), length, apart}; }
+  std::vector<RowShape> shapes() const;  // of data and tasks
+  double bytes_of_rank(const LayerRequests* layers, const RowShape& shape, const Communicator& world,
+                       at::Device device) const;
+  RowChoices choices(Communicator& world, int ranks_here, at::Device device) const;
+  // Collective.
+  void require_memory(RowChoices& choices, Communicator& world, int ranks_here, at::Device device) const;
   void evaluate_data(Forward& forward, size_t source, EvaluationResults& results) const;
   TaskSettings task_settings() const;
   static TaskSettings settings_of(const Cell& cell, TaskSettings settings);

@@ -20,19 +20,14 @@ namespace annulus {
 struct EvaluationJob::Forward {
   InferenceModel held;
   RowForward rows;
+  RowChoices& choices;
   Communicator& world;
-  const EvaluationOptions& options;
-  const ModelSection& section;
   double seconds = 0, cpu_seconds = 0;
   int64_t tokens = 0;
 
-  Forward(OpenedModel& opened, const InferenceModel::Settings& settings, Communicator& comm, const EvaluationOptions& o,
+  Forward(OpenedModel& opened, const InferenceModel::Settings& settings, Communicator& comm, RowChoices& of,
           KernelKind kernel)
-      : held(opened, settings, comm, "evaluate"),
-        rows(held.model(), comm, kernel),
-        world(comm),
-        options(o),
-        section(opened.model()) {}
+      : held(opened, settings, comm, "evaluate"), rows(held.model(), comm, kernel), choices(of), world(comm) {}
 
   // Collective: whether any rank was asked to stop.
   bool stopped(OpLabel label) const {
@@ -68,8 +63,7 @@ struct EvaluationJob::Forward {
   TokenScores score(const ForwardRows& of, const at::Tensor& targets, const std::string& label) {
     const c10::AutoGradMode no_grad(false);
     const Timed timed(*this);
-    const LayerRequests layers = row_requests(section, options.attention, of.tokens.size(0), of.tokens.size(1),
-                                              world.size(), /*backward=*/false, "evaluate");
+    const LayerRequests& layers = choices.of({of.tokens.size(0), of.tokens.size(1), of.apart});
     const TokenScores scores = score_tokens(held.model(), rows.hidden(layers, of, label), targets,
                                             row_layout(layers, of), world.host(), label);
     tokens += of.tokens.numel();

@@ -69,10 +69,14 @@ std::vector<int64_t> EvaluationJob::decode(Forward& forward, const std::vector<i
                                            int64_t length, const Decoder& decoder, EvaluationResults& results) const {
   const Forward::Timed timed(forward);
   CacheSettings cache{.context = length, .positions = length};
-  cache.layout = parse_layout(options_.attention.layout.value_or("zigzag"), "--layout");
   std::optional<Generator> generator;
-  together(forward.world, {"evaluate, making the cache"},
-           [&] { generator.emplace(forward.held.model(), decoding_patterns(length), cache, forward.world); });
+  together(forward.world, {"evaluate, making the cache"}, [&] {
+    const std::vector<PatternSpec> patterns = decoding_patterns(length);
+    const Parameters& computed = forward.held.model().parameters();
+    cache.layout = prompt_layout(options_.attention.layout, opened_.model(), patterns, length,
+                                 {computed.dtype(), computed.device().is_cuda()}, forward.world.hosts());
+    generator.emplace(forward.held.model(), patterns, cache, forward.world);
+  });
   const int64_t limit = decoder.table ? decoder.table->size() : opened_.tokens_are_ids() ? opened_.model().vocab : 256;
   std::vector<int64_t> ids, tokens = prompt;
   for (bool ended = false; !ended && static_cast<int64_t>(ids.size()) < room;) {

@@ -12,6 +12,8 @@
 #include <string_view>
 
 #include "attention/oracle/rounding.h"
+#include "attention/plan/choice.h"
+#include "attention/plan/time.h"
 #include "common/error.h"
 #include "common/splitmix64.h"
 #include "memory/charge.h"
@@ -52,6 +54,39 @@ std::vector<PatternSpec> generation_patterns(const OpenedModel& opened, int64_t 
         "not trained to generate text");
   }
   return patterns;
+}
+
+LayoutKind prompt_layout(const std::optional<std::string>& named, const ModelShape& s,
+                         const std::vector<PatternSpec>& patterns, int64_t context, const Computes& on,
+                         const RankHosts& hosts) {
+  const std::optional<LayoutKind> layout = parse_layout_or_auto(named.value_or("zigzag"), "--layout");
+  if (layout || hosts.ranks() == 1) return layout.value_or(LayoutKind::kZigzag);
+  LayerRequests layers;
+  PlanRequest request{
+      .shape =
+          {.batch = 1, .heads = s.heads, .kv_heads = s.kv_heads, .q_len = context, .k_len = context, .query_offset = 0},
+      .pattern = {},
+      .schedule = ScheduleKind::kRing,
+      .ranks = hosts.ranks(),
+      .uneven_lengths = {},
+      .keep_last = false,
+      .terms = on_hosts(terms_of("", "--machine", on.gpu ? "cuda" : "cpu", s.head_dim(), on.element(),
+                                 /*backward=*/false),
+                        hosts)};
+  for (const PatternSpec& pattern : patterns) {
+    request.pattern = pattern;
+    layers.of_layer.push_back(layers.distinct.size());
+    layers.distinct.push_back(request);
+  }
+  return choose_layout(
+             [&](LayoutKind one) {
+               layers.set_layout(one);
+               std::vector<RepeatedCall> calls;
+               for (const PlanRequest& call : layers.distinct) calls.push_back({call, 1});
+               return calls;
+             },
+             "all layers")
+      .layout;
 }
 
 double generation_bytes(const ModelShape& s, const std::vector<PatternSpec>& patterns, const CacheSettings& settings,

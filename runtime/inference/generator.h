@@ -6,11 +6,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "attention/pattern/pattern.h"
+#include "attention/plan/layout.h"
 #include "comm/communicator.h"
+#include "comm/hosts.h"
 #include "runtime/inference/kv_cache.h"
 #include "runtime/inference/opened_model.h"
 #include "runtime/model/fused_ops.h"
@@ -23,6 +26,13 @@ namespace annulus {
 // from their files. A run's maps are for a batch, of which a text is row 0. Notes if a query may see later keys. Raises
 // Error(kPlan) if a map does not fit, and Error(kInput) for its file.
 std::vector<PatternSpec> generation_patterns(const OpenedModel& opened, int64_t context, const OpenedModel::Note& note);
+
+// Returns the layout that `named` names, by default zigzag; for "auto" the one in which the ranks on these hosts are
+// predicted to compute a prompt of `context` tokens in the least time, by the ring. `patterns` are those of
+// generation_patterns. Raises as parse_layout does.
+LayoutKind prompt_layout(const std::optional<std::string>& named, const ModelShape& shape,
+                         const std::vector<PatternSpec>& patterns, int64_t context, const Computes& on,
+                         const RankHosts& hosts);
 
 // Returns the most bytes that a Generator takes on a rank, besides weights: its cache, and a forward of a prompt of all
 // settings.positions.

@@ -17,6 +17,7 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "common/text.h"
+#include "memory/device_memory.h"
 #include "runtime/inference/inference_model.h"
 #include "runtime/model/model.h"
 #include "runtime/tensor_files/model_dtypes.h"
@@ -45,8 +46,8 @@ LogitsJob::LogitsJob(const LogitsOptions& options, int ranks)
   kernel_ = parse_kernel(options.rows.kernel, "--kernel");
   validate(opened_.model());
   read_input();
-  layers_ =
-      row_requests(opened_.model(), options.rows, tokens_.size(0), tokens_.size(1), ranks, options.backward, "logits");
+  layers_ = row_requests(opened_.model(), options.rows, {tokens_.size(0), tokens_.size(1)}, ranks, options.backward,
+                         "logits");
 }
 
 void LogitsJob::read_input() {
@@ -99,34 +100,58 @@ void LogitsJob::read_input() {
 at::ScalarType LogitsJob::dtype() const { return model_dtype(options_.dtype, "--dtype"); }
 
 // The most bytes that a rank holds: the weights and their gradients, what the layers declare, and its logits.
-double LogitsJob::bytes_of_rank(int rank, at::Device device) const {
+double LogitsJob::bytes_of_rank(const LayerRequests& layers, int rank, at::Device device, bool attends) const {
   const ModelShape& s = opened_.model();
   const Computes on{dtype(), device.is_cuda()};
   // Sizes of a config.json whose weights alone are beyond any memory would overflow the exact numbers below.
   const double weights = parameter_estimate(s) * static_cast<double>(on.element()) * (options_.backward ? 2 : 1);
   if (weights > 0x1p53) return weights;
-  const int64_t batch = tokens_.size(0), length = row_layout(layers_).count(rank), rows = batch * length;
+  const int64_t batch = tokens_.size(0), length = row_layout(layers).count(rank), rows = batch * length;
   StepCharges step;
   step.lasts({"weights and gradients", parameter_count(s) * on.element() * (options_.backward ? 2 : 1)});
-  if (options_.backward) {
+  if (!attends) {
+    step.lasts({"forward", layer_forward_bytes(s, batch, length, on)});
+  } else if (options_.backward) {
     const CallTraits call{s.head_dim(), on.dtype, on.gpu, /*dropout=*/false, s.softcap > 0};
     add_model_charges(s, {batch, length, /*recompute=*/true}, on,
-                      layer_charges(layers_, batch, rank, kernel_, call, s.attention_sinks), {}, step);
+                      layer_charges(layers, batch, rank, kernel_, call, s.attention_sinks), {}, step);
   } else {
-    step.lasts({"forward", layer_forward_bytes(s, batch, length, on)});
+    step.lasts({"forward", row_forward_bytes(s, layers, batch, rank, kernel_, on)});
   }
   step.lasts({"logits", options_.last ? 0 : on.wide() * rows * s.vocab});
   return static_cast<double>(step.most().bytes);
 }
 
-void LogitsJob::require_memory(const Communicator& world, int ranks_here, at::Device device) const {
-  double bytes = bytes_of_rank(world.rank(), device) * (device.is_cuda() ? 1 : ranks_here);
-  if (world.rank() == 0 && world.size() > 1) {  // the results of all ranks
-    const auto wide = static_cast<double>(c10::elementSize(at::toOpMathType(dtype())));
-    const double logits = static_cast<double>(options_.last ? tokens_.size(0) : tokens_.numel()) *
-                          static_cast<double>(opened_.model().vocab);
-    bytes += wide * (logits + (options_.backward ? parameter_estimate(opened_.model()) : 0));
+// The bytes of the results of all ranks, which the first one gathers.
+double LogitsJob::results_of(const Communicator& world) const {
+  if (world.rank() != 0 || world.size() == 1) return 0;
+  const auto wide = static_cast<double>(c10::elementSize(at::toOpMathType(dtype())));
+  const double logits = static_cast<double>(options_.last ? tokens_.size(0) : tokens_.numel()) *
+                        static_cast<double>(opened_.model().vocab);
+  return wide * (logits + (options_.backward ? parameter_estimate(opened_.model()) : 0));
+}
+
+void LogitsJob::choose(Communicator& world, int ranks_here, at::Device device) {
+  RowChoices::Settings settings{.model = opened_.model(),
+                                .options = options_.rows,
+                                .backward = options_.backward,
+                                .module = "logits",
+                                .device = device,
+                                .free = {},
+                                .bytes = [&](const LayerRequests& layers, const RowShape&) {
+                                  return bytes_of_rank(layers, world.rank(), device);
+                                }};
+  settings.model.dtype = options_.dtype;
+  if (const std::optional<AvailableMemory> free = available_memory(device)) {
+    const double left = static_cast<double>(free->bytes) - results_of(world);
+    settings.free = left / (device.is_cuda() ? 1 : ranks_here);
   }
+  layers_ = RowChoices(settings, world).of({tokens_.size(0), tokens_.size(1)});
+}
+
+void LogitsJob::require_memory(const Communicator& world, int ranks_here, at::Device device, bool attends) const {
+  const double bytes =
+      bytes_of_rank(layers_, world.rank(), device, attends) * (device.is_cuda() ? 1 : ranks_here) + results_of(world);
   require_free(
       "logits", "weights, logits and the layers' memory", bytes, ranks_here, device,
       std::string("use more hosts or --dtype bf16") + (options_.last ? "" : ", or --last for only the last position"));
@@ -151,7 +176,11 @@ std::vector<Field> LogitsJob::fields() const {
 void LogitsJob::run(Communicator& world, int ranks_here, at::Device device) {
   world.set_timeout(Seconds(options_.timeout));
   world.host().set_timeout(Seconds(options_.timeout));
-  together(world, {"logits, planning the memory"}, [&] { require_memory(world, ranks_here, device); });
+  // At first without attention, for whose plans rows may be much too long.
+  for (const bool attends : {false, true}) {
+    if (attends) choose(world, ranks_here, device);
+    together(world, {"logits, planning the memory"}, [&] { require_memory(world, ranks_here, device, attends); });
+  }
   const bool first = world.rank() == 0;
   Communicator& host = world.host();
   const at::ScalarType written = at::toOpMathType(dtype());

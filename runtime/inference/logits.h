@@ -61,9 +61,13 @@ class LogitsJob {
 
  private:
   void read_input();
-  double bytes_of_rank(int rank, at::Device device) const;
+  double bytes_of_rank(const LayerRequests& layers, int rank, at::Device device, bool attends = true) const;
   at::ScalarType dtype() const;  // of the computation
-  void require_memory(const Communicator& world, int ranks_here, at::Device device) const;
+  // Collective. Lets `auto` choose in layers_ by what is free.
+  void choose(Communicator& world, int ranks_here, at::Device device);
+  double results_of(const Communicator& world) const;
+  // `attends`: with what attention and the backward take, not only with the forward of the rest.
+  void require_memory(const Communicator& world, int ranks_here, at::Device device, bool attends) const;
 
   LogitsOptions options_;
   OpenedModel opened_;

@@ -5,14 +5,20 @@
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/tensor.h>
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "attention/execution/planned_call.h"
-#include "attention/execution/terms_in_job.h"
 #include "attention/pattern/pattern.h"
+#include "attention/plan/choice.h"
 #include "common/error.h"
+#include "common/logging/log.h"
 #include "common/text.h"
+#include "runtime/model/decoder_layer.h"
 #include "runtime/model/planned_attention.h"
+#include "runtime/training/memory_plan.h"
+#include "runtime/training/run_memory.h"
 
 namespace annulus {
 namespace {
@@ -38,39 +44,96 @@ std::vector<PlanRequest> requests_of(const LayerRequests& layers, const ForwardR
 
 void check_options(const RowOptions& o) {
   if (!o.pattern.empty()) parse_pattern(o.pattern, "--pattern");
-  if (o.layout) parse_layout(*o.layout, "--layout");
+  if (o.layout) parse_layout_or_auto(*o.layout, "--layout");
   parse_schedule(o.schedule, "--schedule");
   parse_kernel(o.kernel, "--kernel");
 }
 
-LayerRequests row_requests(const ModelSection& model, const RowOptions& o, int64_t rows, int64_t length, int ranks,
-                           bool backward, const char* module) {
+namespace {
+
+Config row_config(const ModelSection& model, const RowOptions& o, const RowShape& shape) {
   Config config;
   config.model = model;
   if (!o.pattern.empty()) config.model.pattern = parse_pattern(o.pattern, "--pattern");
-  config.data.context = length;
-  config.data.batch = rows;
+  config.data.context = shape.length;
+  config.data.batch = shape.rows;
+  config.data.documents = shape.apart;
   if (o.layout) config.attention.layout = *o.layout;
   config.attention.schedule = o.schedule;
   config.attention.within = o.within;
   config.attention.machine = o.machine;
   config.attention.even = false;
-  LayerRequests layers = training_stages(config, ranks)[0].layers;
+  return config;
+}
+
+void require_positions(const LayerRequests& layers, const char* module) {
+  const PlanRequest& request = layers.distinct[0];
+  const Layout layout = row_layout(layers);
+  for (int rank = 0; rank < request.ranks; ++rank) {
+    if (layout.count(rank) > 0) continue;
+    throw Error(ErrorKind::kPlan, module,
+                counted(request.shape.q_len, "position") + " give rank " + std::to_string(rank) + " of " +
+                    std::to_string(request.ranks) + " none with --layout " + std::string(to_string(request.layout)) +
+                    ": use fewer ranks");
+  }
+}
+
+}  // namespace
+
+LayerRequests row_requests(const ModelSection& model, const RowOptions& o, const RowShape& shape, int ranks,
+                           bool backward, const char* module) {
+  LayerRequests layers = training_stages(row_config(model, o, shape), ranks)[0].layers;
   for (PlanRequest& request : layers.distinct) {
     PlanTerms terms = *request.terms;
     terms.backward = backward;
-    terms.memory = 0;  // what is free is found when the rows are computed
-    terms.or_leanest = true;
     request.terms = std::move(terms);
   }
-  const Layout layout = row_layout(layers);
-  for (int rank = 0; rank < ranks; ++rank) {
-    if (layout.count(rank) > 0) continue;
-    throw Error(ErrorKind::kPlan, module,
-                counted(length, "position") + " give rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
-                    " none with --layout " + o.layout.value_or("zigzag") + ": use fewer ranks");
-  }
+  require_positions(layers, module);
   return layers;
+}
+
+int64_t row_forward_bytes(const ModelShape& s, const LayerRequests& layers, int64_t rows, int rank, KernelKind kernel,
+                          const Computes& on) {
+  int64_t most = 0;
+  const CallTraits call{s.head_dim(), on.dtype, on.gpu, /*dropout=*/false, s.softcap > 0};
+  for (const AttentionCharges& of : layer_charges(layers, rows, rank, kernel, call, s.attention_sinks)) {
+    int64_t bytes = 0;
+    for (const Charge& charge : of.part.charges) {
+      // The output is a part of the layer's.
+      if (charge.when != When::kBackward && charge.what != "out") bytes += charge.bytes;
+    }
+    most = std::max(most, bytes);
+  }
+  return layer_forward_bytes(s, rows, row_layout(layers).count(rank), on) + most;
+}
+
+const LayerRequests& RowChoices::of(const RowShape& shape) {
+  if (const auto found = known_.find(shape); found != known_.end()) return found->second;
+  const ModelSection& model = settings_.model;
+  const RowOptions& options = settings_.options;
+  const char* const module = settings_.module;
+  const std::string doing = std::string(module) + ", choosing the attention";
+  const Config config = row_config(model, options, shape);
+  std::vector<Stage> stages = {
+      {.context = shape.length,
+       .batch = shape.rows,
+       .layers = row_requests(model, options, shape, world_.size(), settings_.backward, module)}};
+  const RunChoice choice = choose_for_run(
+      stages, config, settings_.device.is_cuda() ? "cuda" : "cpu", world_.hosts(),
+      [&](const std::vector<Stage>& tried) {
+        return most_lacking(world_, {doing}, [&]() -> std::optional<int64_t> {
+          if (!settings_.free) return std::nullopt;
+          const double lacks = settings_.bytes(tried[0].layers, shape) - *settings_.free;
+          return static_cast<int64_t>(std::ceil(std::min(lacks, kAnyMachine)));
+        });
+      },
+      "");
+  let_calls_choose(stages, config);
+  require_positions(stages[0].layers, module);
+  for (const std::string& line : choice.lines) {
+    if (world_.rank() == 0) log_debug(module, line);
+  }
+  return known_[shape] = std::move(stages[0].layers);
 }
 
 Layout row_layout(const LayerRequests& layers, const ForwardRows& rows) {
@@ -82,11 +145,6 @@ at::Tensor RowForward::hidden(const LayerRequests& layers, const ForwardRows& ro
   const Layout layout = row_layout(layers, rows);
   const std::vector<Span>& spans = layout.spans[static_cast<size_t>(ring_.rank())];
   std::vector<PlanRequest> requests = requests_of(layers, rows);
-  const at::Device device = model_.parameters().device();
-  if (ring_.size() > 1 && requests[0].schedule == ScheduleKind::kAuto) {
-    const int64_t least = least_free_bytes(ring_, device, {label + ", looking at free memory"});
-    for (PlanRequest& request : requests) request.terms = terms_in_job(request.terms, ring_, least);
-  }
   hold_bits(requests, ring_.rank());
   std::vector<PlannedCall> calls;
   for (size_t i = 0; i < layers.of_layer.size(); ++i) {

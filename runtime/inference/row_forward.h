@@ -6,8 +6,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention/kernels/choose_kernel.h"
@@ -23,7 +25,7 @@ namespace annulus {
 // Unchecked options of the user; check_options validates them.
 struct RowOptions {
   std::string pattern;                // overrides the model's patterns in all layers
-  std::optional<std::string> layout;  // default zigzag, as in training
+  std::optional<std::string> layout;  // default zigzag, as in training; may be "auto"
   std::string schedule = "auto";
   int within = 0;       // PlanRequest::within
   std::string machine;  // by which `auto` chooses, as attention.machine
@@ -32,11 +34,50 @@ struct RowOptions {
 // Raises Error(kUsage) for an option that names nothing.
 void check_options(const RowOptions& options);
 
-// Returns the attention requests of rows [rows, length] over `ranks` ranks. Raises Error(kPlan) if length, heads or
-// layout are incompatible with them, or if a rank has no position; `module` names the subcommand in the message.
-// backward: whether `auto` is to count a backward.
-LayerRequests row_requests(const ModelSection& model, const RowOptions& options, int64_t rows, int64_t length,
-                           int ranks, bool backward, const char* module);
+// Rows that pass through a model together.
+struct RowShape {
+  int64_t rows = 1, length = 0;
+  bool apart = false;  // as ForwardRows::apart
+
+  auto operator<=>(const RowShape&) const = default;
+};
+
+// Returns the attention requests of such rows over `ranks` ranks, before `auto` has chosen (RowChoices). Raises
+// Error(kPlan) if length, heads or layout are incompatible with them, or if a rank has no position; `module` names the
+// subcommand in the message. backward: whether `auto` is to count a backward.
+LayerRequests row_requests(const ModelSection& model, const RowOptions& options, const RowShape& shape, int ranks,
+                           bool backward, const char* module);
+
+// Returns the bytes that a rank holds at most in the forward of a layer with these requests, if nothing is kept for a
+// backward: the layer's own, and what attention takes by its program.
+int64_t row_forward_bytes(const ModelShape& model, const LayerRequests& layers, int64_t rows, int rank,
+                          KernelKind kernel, const Computes& on);
+
+// The requests of rows of each shape, in which `auto` has chosen: the fastest of those with which all fits that a rank
+// holds (choose_for_run). Not thread safe.
+class RowChoices {
+ public:
+  struct Settings {
+    ModelSection model;  // with the dtype that it computes in
+    RowOptions options;
+    bool backward = false;
+    const char* module = "";
+    at::Device device = at::kCPU;
+    std::optional<double> free;  // bytes that this rank may take; nothing: not known
+    // The bytes that this rank takes, while it computes rows with these requests.
+    std::function<double(const LayerRequests& layers, const RowShape& shape)> bytes;
+  };
+  // `world` must outlive this.
+  RowChoices(Settings settings, Communicator& world) : settings_(std::move(settings)), world_(world) {}
+
+  // Collective if rows of this shape are new. Raises what row_requests raises. What is chosen is logged as "debug".
+  const LayerRequests& of(const RowShape& shape);
+
+ private:
+  Settings settings_;
+  Communicator& world_;
+  std::map<RowShape, LayerRequests> known_;
+};
 
 // Rows [B, S] that pass through the model together, equal on all ranks.
 struct ForwardRows {

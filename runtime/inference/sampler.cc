@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "attention/pattern/pattern.h"
-#include "attention/plan/layout.h"
+#include "attention/plan/choice.h"
 #include "comm/agreement.h"
 #include "common/error.h"
 #include "common/files.h"
@@ -213,7 +213,7 @@ void check(const SampleOptions& o) {
     if (stop.empty()) refuse_option("--stop must not be empty");
   }
   cache_dtype(o.cache);
-  if (o.layout) parse_layout(*o.layout, "--layout");
+  if (o.layout) parse_layout_or_auto(*o.layout, "--layout");
   if (o.context && (*o.context < 1 || *o.context > int64_t{1} << 40)) {
     refuse_option("--context must be between 1 and 2^40, but is " + std::to_string(*o.context));
   }
@@ -289,12 +289,12 @@ int run_sample(const SampleOptions& o, Communicator& world, int ranks_here) {
     opened.emplace(o.run, o.root, o.step);
     if (opened->run()) bound_memory(opened->run()->memory);
     validate(opened->model());
-    cache = {.context = o.context.value_or(opened->context()),
-             .layout = parse_layout(o.layout.value_or("zigzag"), "--layout"),
-             .stored = cache_dtype(o.cache)};
+    cache = {.context = o.context.value_or(opened->context()), .stored = cache_dtype(o.cache)};
     // A token has at least one byte, but for one at the beginning and one that a tokenizer may put before it.
     cache.positions = sum_up_to(cache.context, static_cast<int64_t>(o.prompt.size()) + 2, o.tokens);
     of_layers = generation_patterns(*opened, cache.context, note);
+    cache.layout = prompt_layout(o.layout, opened->model(), of_layers, cache.context,
+                                 {model_dtype(o.dtype, "--dtype"), /*gpu=*/false}, world.hosts());
     require_memory(o, opened->model(), of_layers, cache, world.size(), ranks_here);
   });
   std::unique_ptr<Alphabet> alphabet;  // of rank 0

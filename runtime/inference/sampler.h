@@ -28,7 +28,7 @@ struct SampleOptions {
   std::string dtype = "fp32";        // compute dtype: "fp32", "bf16", "fp64"
   std::string cache = "model";       // dtype of cached keys and values: "fp32", "bf16" or the compute dtype, "model"
   std::optional<int64_t> context{};  // the most tokens that are read at once; none: the longest rows of the training
-  std::optional<std::string> layout{};  // how a prompt's positions are divided among ranks; none: zigzag
+  std::optional<std::string> layout{};  // how ranks divide a prompt's positions; none: zigzag; may be "auto"
   bool sharded = false;                 // each rank keeps a part of the weights
   double timeout = 300;                 // deadline of each communication, in seconds
   bool terminal = false;                // whether `out` is a terminal

@@ -464,7 +464,7 @@ RunChoice choose_for_run(std::vector<Stage>& stages, const Config& c, std::strin
   RunChoice choice;
   if (hosts.ranks() == 1 || (!chooses_schedules(c) && c.attention.layout != kAutoLayout)) return choice;
   PlanTerms terms = *on_hosts(attention_terms(c, device), hosts);
-  terms.or_leanest = true;
+  terms.backward = stages[0].layers.distinct[0].terms->backward, terms.or_leanest = true;
   const std::string asked = question(stages, c, device, terms);
   std::vector<Stage> chosen = stages;
   if (!recorded.empty() && take_recorded(recorded, asked, c, chosen)) {

@@ -33,6 +33,18 @@ void bound_tiers(const Config& config, FitRanks& ranks) {
 
 }  // namespace
 
+std::optional<double> most_lacking(Communicator& world, OpLabel label,
+                                   const std::function<std::optional<int64_t>()>& here) {
+  constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
+  int64_t most = std::numeric_limits<int64_t>::min();
+  for (const Terms::Numbers& of : agree_together(world, label, [&]() -> Terms {
+         return {{}, {here().value_or(kUnknown)}};
+       })) {
+    most = std::max(most, of[0]);
+  }
+  return most == kUnknown ? std::nullopt : std::optional(static_cast<double>(most));
+}
+
 RunMemory require_memory_for(const Config& config, std::vector<Stage>& stages, const Sharding& sharding,
                              Communicator& world, const RunDevice& on, const std::string& recorded,
                              const std::function<void(std::string_view)>& say) {
@@ -55,21 +67,15 @@ RunMemory require_memory_for(const Config& config, std::vector<Stage>& stages, c
     if (config.memory.offload != "none" || config.optimizer.offload != "none") bound_tiers(config, here);
     require_memory("at least ", least_memory(config, sharding, context), ranks, free, nearest);
   });
-  constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
   const bool known = free && switch_from_environment("ANNULUS_MEMORY_CHECK", true);
   // All rings choose by the hosts of the first one, and so alike.
   const RunChoice choice = choose_for_run(
       stages, config, gpu ? "cuda" : "cpu", world.hosts().first(context),
       [&](const std::vector<Stage>& tried) -> std::optional<double> {
-        int64_t most = std::numeric_limits<int64_t>::min();
-        for (const Terms::Numbers& of : agree_together(world, label, [&]() -> Terms {
-               if (!known) return {{}, {kUnknown}};
-               const MemoryPlan with = plan_memory(config, tried, sharding, context, rank, are);
-               return {{}, {lacking(config, with, here)}};
-             })) {
-          most = std::max(most, of[0]);
-        }
-        return most == kUnknown ? std::nullopt : std::optional(static_cast<double>(most));
+        return most_lacking(world, label, [&]() -> std::optional<int64_t> {
+          if (!known) return std::nullopt;
+          return lacking(config, plan_memory(config, tried, sharding, context, rank, are), here);
+        });
       },
       recorded);
   if (!choice.warning.empty()) say(choice.warning);

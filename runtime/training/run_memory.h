@@ -4,6 +4,7 @@
 
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -31,6 +32,11 @@ struct RunMemory {
   bool copies_fit = true;  // whether what checkpoint.background copies is free on all ranks
   std::string attention;   // RunChoice::record
 };
+
+// Collective. Returns the most bytes that a rank lacks, as choose_for_run takes it, from what `here` returns on each of
+// them. Nothing if one of them does not know. Raises what `here` raises on any rank, on all.
+std::optional<double> most_lacking(Communicator& world, OpLabel label,
+                                   const std::function<std::optional<int64_t>()>& here);
 
 // Collective. Lets `auto` choose for `stages`, the result of check_training, among what fits on all ranks with all that
 // the plan names, also what caches and pool may hold, and the copies of a checkpoint (choose_for_run).

@@ -9,13 +9,19 @@
 #include <cmath>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "attention/kernels/choose_kernel.h"
 #include "attention/plan/layout.h"
+#include "attention/plan/machine.h"
+#include "comm/agreement.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "runtime/inference/logits.h"
+#include "runtime/inference/row_forward.h"
 #include "runtime/model/model.h"
 #include "runtime/model/token_scores.h"
 #include "runtime/tasks/task.h"
@@ -150,11 +156,12 @@ TEST(Evaluation, LossesByPositionAreThoseOfTheLogits) {
     EXPECT_EQ(before, kLength);
   }
   for (const int ranks : {2, 3, 4}) {
-    for (const char* layout : {"zigzag", "contiguous", "striped", "balanced"}) {
+    for (const char* layout : {"zigzag", "contiguous", "striped", "balanced", "auto"}) {
       for (const bool sharded : {false, true}) {
         o.attention.layout = layout;
         o.sharded = sharded;
         const EvaluationResults many = evaluate(o, ranks);
+        EXPECT_EQ(many.layout.starts_with("auto: "), o.attention.layout == "auto") << many.layout;
         expect_near(one.sources[0].doubling, many.sources.at(0).doubling);
         expect_near(one.sources[0].document_even, many.sources[0].document_even);
         EXPECT_NEAR(*one.sources[0].bits_per_byte, *many.sources[0].bits_per_byte, 1e-11);
@@ -183,6 +190,60 @@ TEST(Evaluation, LossesByPositionAreThoseOfTheLogits) {
         EXPECT_NEAR(a[i].mean(), b[i].mean(), 4 * rounding + 1e-6) << ranks << " " << i;
       }
     }
+  }
+}
+
+// `auto` is the fastest of those that fit beside all else that a rank takes, on the rank with the least; without a
+// choice that fits, or if what is free is not known, it is what takes least. Ranks agree once for each shape of rows.
+TEST(Evaluation, RowsHaveTheAttentionThatFitsBesideTheRest) {
+  const TestFolder folder;
+  constexpr int kRanks = 4;
+  constexpr double kRest = 1e9;
+  const ModelSection model = tiny_config(folder).model;
+  // Each step waits, so that the ring, which holds least, is the slowest.
+  MachineProfile slow = built_in_machine("h100");
+  slow.inside.latency = slow.between.latency = 1;
+  const std::string machine = folder.path() + "/slow.toml";
+  std::ofstream(machine) << slow.text();
+  const RowShape shape{.rows = 2, .length = 1024};
+  const auto choose = [&](std::optional<double> free, std::optional<double> of_first, const std::string& layout) {
+    std::string chosen;
+    double most = 0;
+    run_ranks(kRanks, [&](Communicator& world) {
+      const auto bytes = [&](const LayerRequests& layers, const RowShape& of) {
+        return kRest + static_cast<double>(row_forward_bytes(model, layers, of.rows, world.rank(), KernelKind::kCpu,
+                                                             {at::kFloat, /*gpu=*/false}));
+      };
+      RowOptions options;
+      options.layout = layout;
+      options.machine = machine;
+      RowChoices choices({.model = model,
+                          .options = options,
+                          .module = "test",
+                          .free = world.rank() == 0 ? of_first : free,
+                          .bytes = bytes},
+                         world);
+      const LayerRequests& layers = choices.of(shape);
+      const auto of_ranks = agree_together(world, {"test"}, [&]() -> Terms {
+        return {{{"chosen", layers.distinct[0].text()}}, {static_cast<int64_t>(bytes(layers, shape))}};
+      });
+      if (world.rank() != 0) return;
+      choices.of(shape);  // alone
+      chosen = attention_text({{.layers = layers}}, /*layouts=*/true);
+      for (const Terms::Numbers& one : of_ranks) most = std::max(most, static_cast<double>(one[0]));
+    });
+    return std::make_pair(chosen, most);
+  };
+  for (const std::string layout : {"zigzag", "auto"}) {
+    const auto [fastest, all] = choose(1e15, 1e15, layout);
+    const auto [least, few] = choose(1, 1, layout);
+    EXPECT_EQ(choose(all, all, layout).first, fastest) << "it fits to the byte";
+    EXPECT_NE(least, fastest);
+    EXPECT_LT(few, all);
+    const auto [less, some] = choose(1e15, all - 1, layout);  // the first rank, which needs the most, lacks a byte
+    EXPECT_NE(less, fastest);
+    EXPECT_LE(some, all);  // of the rank that then needs the most
+    EXPECT_EQ(choose(1e15, std::nullopt, "zigzag").first, choose(std::nullopt, std::nullopt, "zigzag").first);
   }
 }
 
