@@ -45,6 +45,38 @@ std::optional<double> most_lacking(Communicator& world, OpLabel label,
   return most == kUnknown ? std::nullopt : std::optional(static_cast<double>(most));
 }
 
+namespace {
+
+// What this rank is to be planned for, and what it has; `free` becomes what its host or GPU has.
+FitRanks ranks_of(const Config& config, const Communicator& world, const RunDevice& on,
+                  std::optional<AvailableMemory>& free) {
+  const bool gpu = on.device.is_cuda();
+  FitRanks here{.ranks = world.size(),
+                .ranks_of_a_host = on.ranks_here,
+                .are = gpu ? RanksAre::kGpus : RanksAre::kProcesses,
+                .memory = kAnyMachine,
+                .planned = world.rank() % (world.size() / static_cast<int>(config.mesh.data))};
+  free = on.available ? on.available() : available_memory(on.device);
+  if (free) here.memory = static_cast<double>(free->bytes) / (gpu ? 1 : on.ranks_here);
+  return here;
+}
+
+std::string nearest_text(const Config& config, FitRanks here) {
+  bound_tiers(config, here);
+  return nearest_fit(config, here).text;
+}
+
+}  // namespace
+
+void require_least_memory(const Config& config, const Sharding& sharding, Communicator& world, const RunDevice& on) {
+  together(world, {"planning the memory"}, [&] {
+    std::optional<AvailableMemory> free;
+    const FitRanks here = ranks_of(config, world, on, free);
+    require_memory("at least ", least_memory(config, sharding, world.size() / static_cast<int>(config.mesh.data)),
+                   on.device.is_cuda() ? 1 : on.ranks_here, free, [&] { return nearest_text(config, here); });
+  });
+}
+
 RunMemory require_memory_for(const Config& config, std::vector<Stage>& stages, const Sharding& sharding,
                              Communicator& world, const RunDevice& on, const std::string& recorded,
                              const std::function<void(std::string_view)>& say) {
@@ -53,19 +85,14 @@ RunMemory require_memory_for(const Config& config, std::vector<Stage>& stages, c
   const RanksAre are = gpu ? RanksAre::kGpus : RanksAre::kProcesses;
   const int context = world.size() / static_cast<int>(config.mesh.data), ranks = gpu ? 1 : on.ranks_here;
   const int rank = world.rank() % context;
+  require_least_memory(config, sharding, world, on);
   MemoryPlan plan;
   std::optional<AvailableMemory> free;
-  FitRanks here{
-      .ranks = world.size(), .ranks_of_a_host = on.ranks_here, .are = are, .memory = kAnyMachine, .planned = rank};
-  const auto nearest = [&] {
-    bound_tiers(config, here);
-    return nearest_fit(config, here).text;
-  };
+  FitRanks here;
+  const auto nearest = [&] { return nearest_text(config, here); };
   together(world, label, [&] {
-    free = on.available ? on.available() : available_memory(on.device);
-    if (free) here.memory = static_cast<double>(free->bytes) / ranks;
+    here = ranks_of(config, world, on, free);
     if (config.memory.offload != "none" || config.optimizer.offload != "none") bound_tiers(config, here);
-    require_memory("at least ", least_memory(config, sharding, context), ranks, free, nearest);
   });
   const bool known = free && switch_from_environment("ANNULUS_MEMORY_CHECK", true);
   // All rings choose by the hosts of the first one, and so alike.

@@ -27,6 +27,10 @@ struct RunDevice {
   std::function<std::optional<AvailableMemory>()> available;
 };
 
+// Collective. Raises Error(kResource) on all ranks if not even a lower bound of what the run takes (least_memory) is
+// free. It takes no time, so a resume is refused before its checkpoint is read.
+void require_least_memory(const Config& config, const Sharding& sharding, Communicator& world, const RunDevice& on);
+
 struct RunMemory {
   MemoryPlan plan;         // save_copy is 0 if it does not fit
   bool copies_fit = true;  // whether what checkpoint.background copies is free on all ranks

@@ -423,10 +423,10 @@ int Run::train() {
   announce();
   warn_of_later_keys(stages);
   tell_changes();
-  if (options_.resume) read_checkpoint();
-  memory_ =
-      require_memory_for(config_, stages, sharding_, world_, {options_.device, options_.ranks_here, options_.available},
-                         resumed_ ? resumed_->extra["attention"] : "", [&](std::string_view line) { say(line); });
+  const RunDevice on{options_.device, options_.ranks_here, options_.available};
+  if (options_.resume) require_least_memory(config_, sharding_, world_, on), read_checkpoint();
+  memory_ = require_memory_for(config_, stages, sharding_, world_, on, resumed_ ? resumed_->extra["attention"] : "",
+                               [&](std::string_view line) { say(line); });
   start_.memory = memory_.plan.kinds();
   training_ = std::make_unique<Training>(config_, std::move(stages), world_, *data_, options_.device, sharding_);
   if (options_.resume) restore();

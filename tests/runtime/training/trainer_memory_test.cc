@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -54,6 +55,33 @@ TEST(TrainerMemory, ErrorNamesTheNearestConfigurationThatFits) {
   said.clear();
   train();
   EXPECT_EQ(said, "") << out.str();
+}
+
+// A resume that cannot fit is refused before its checkpoint is read.
+TEST(TrainerMemory, AResumeThatCannotFitReadsNoCheckpoint) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.run.steps = 1;
+  const auto train = [&](int64_t bytes, std::optional<std::string> resume) {
+    std::ostringstream out;
+    run_ranks(1, [&](Communicator& world) {
+      TrainOptions options;
+      options.out = &out;
+      options.resume = resume;
+      options.available = [bytes] { return AvailableMemory{bytes, "a test"}; };
+      run_training(config, world, options);
+    });
+  };
+  train(1'000'000'000, std::nullopt);
+  std::filesystem::remove_all(folder.path() + "/runs/tiny-001/checkpoints");
+  config.run.steps = 2;
+  try {
+    train(1000, "tiny-001");
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::kResource) << e.what();
+    EXPECT_NE(std::string(e.what()).find("the run needs at least "), std::string::npos) << e.what();
+  }
 }
 
 // How `auto` chooses in a run: the fastest schedule with which the whole run fits.
