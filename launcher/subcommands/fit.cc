@@ -294,8 +294,9 @@ class FitSubcommand : public Subcommand {
     app.add_option("--device-memory", memory_text_, "what a GPU, or with --cpu a rank, has: 141GB, 80GiB (required)")
         ->type_name("BYTES")
         ->group(kDevices);
-    app.add_option("--ranks-per-host", ranks_of_a_host_,
-                   "ranks on each host, for optimizer.shard_within (default: 8, or all if fewer)")
+    app.add_option(
+           "--ranks-per-host", ranks_of_a_host_,
+           "ranks on each host, for optimizer.shard_within and for what `auto` chooses (default: 8, or all if fewer)")
         ->check(CLI::PositiveNumber)
         ->group(kDevices);
     app.add_flag("--cpu", cpu_, "ranks compute on CPUs")->group(kDevices);
