@@ -17,6 +17,7 @@
 #include "common/text.h"
 #include "runtime/model/decoder_layer.h"
 #include "runtime/model/planned_attention.h"
+#include "runtime/training/mask_bits.h"
 #include "runtime/training/memory_plan.h"
 #include "runtime/training/run_memory.h"
 

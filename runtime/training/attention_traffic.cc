@@ -8,6 +8,7 @@
 #include "attention/proof/plans.h"
 #include "runtime/training/fitting.h"
 #include "runtime/training/job.h"
+#include "runtime/training/mask_bits.h"
 
 namespace annulus {
 namespace {

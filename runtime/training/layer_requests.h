@@ -18,7 +18,7 @@ namespace annulus {
 
 struct LayerRequests {
   // The different requests, for the global batch and without documents of the data. Block maps in files have been read,
-  // and masks of tokens, but for their bits: hold_bits reads those.
+  // and masks of tokens, but for their bits: mask_bits.h reads those.
   std::vector<PlanRequest> distinct;
   std::vector<size_t> of_layer;  // by layer: an index into `distinct`
   std::string layout_reason;     // why attention.layout "auto" is this layout; empty for another
@@ -41,22 +41,6 @@ struct LayerRequests {
 // Restricts requests to pairs within the documents of each batch row, or to those of prefix trees. A balanced layout
 // follows. Raises Error(kPlan) for trees and a pattern other than causal.
 void set_documents(std::vector<PlanRequest>& requests, const std::vector<RowParts>& rows);
-
-// Lets the masks of tokens in requests hold the bits that this rank needs (needed_bits), whose files are read again,
-// and the requests with them have the schedule that `auto` stands for. Raises as read_block_maps and resolve_schedule
-// do.
-void hold_bits(std::vector<PlanRequest>& requests, int rank);
-
-// The same for training, for a rank of those that attend together and its rows of the global batch. If the layout
-// follows the documents of each batch, it may have any queries of its rows in the next step, and reading a file in each
-// step would take longer than the step: so it holds the bits of them all.
-void hold_bits(const Config& config, LayerRequests& layers, const Span& rows, int rank);
-
-// Returns layers.of_rows(0, rows) with the bits without which the programs of this rank are not planned.
-std::vector<PlanRequest> plannable_rows(LayerRequests layers, int64_t rows, int rank);
-
-// Returns the bytes of the masks that a rank then holds, for its first `rows` rows.
-int64_t mask_bytes(const Config& config, const LayerRequests& layers, int64_t rows, int rank);
 
 // Raises Error(kPlan) unless every layer's pattern is causal, as data with prefix trees demand.
 void require_causal(const std::vector<PlanRequest>& requests);

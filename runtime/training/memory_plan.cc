@@ -22,6 +22,7 @@
 #include "memory/tiers/transfers.h"
 #include "runtime/model/model.h"
 #include "runtime/training/job.h"
+#include "runtime/training/mask_bits.h"
 #include "runtime/training/offload_config.h"
 #include "runtime/training/training_charges.h"
 

@@ -29,6 +29,7 @@
 #include "memory/upload.h"
 #include "runtime/tasks/task.h"
 #include "runtime/training/gpu_precision.h"
+#include "runtime/training/mask_bits.h"
 #include "runtime/training/offload_config.h"
 #include "runtime/training/state/learning_rate.h"
 #include "runtime/training/state/state_tier.h"

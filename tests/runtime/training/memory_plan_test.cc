@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "runtime/tensor_files/safetensors.h"
+#include "runtime/training/mask_bits.h"
 #include "tests/common/expect_error.h"
 #include "tests/runtime/training/step_memory.h"
 
