@@ -51,16 +51,21 @@ bool same_token(std::string_view a, std::string_view b) {
   return different == 0;
 }
 
-// With these settings, the loss of a host is noticed in about 8 s, whether this side has something to send or not. By
-// default it might never be.
-void keep_alive(int fd) {
-  const int on = 1, idle = 3, interval = 1, count = 5;
-  const unsigned silence = 8000;  // milliseconds
+// After how many seconds without a word from the other side it counts as lost. The launcher, which says what is lost,
+// gives up first: a host that hears nothing any more ends its ranks and closes its connections, and where packets are
+// lost in one direction alone, this would arrive and look like another fault.
+constexpr int kHostSilence = 8, kLauncherSilence = 12;
+
+// With these settings, the loss of the other side is noticed after about `silence` seconds, whether this side has
+// something to send or not. By default it might never be.
+void keep_alive(int fd, int silence) {
+  const int on = 1, idle = 3, interval = 1, count = silence - idle;
+  const unsigned milliseconds = 1000U * static_cast<unsigned>(silence);
   setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
-  setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silence, sizeof silence);
+  setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &milliseconds, sizeof milliseconds);
 }
 
 }  // namespace
@@ -123,7 +128,7 @@ std::vector<LauncherSocket::Connection> LauncherSocket::accept() {
       close(fd);
       continue;
     }
-    keep_alive(fd);
+    keep_alive(fd, kHostSilence);
     pending_.push_back({fd, "", Clock::now()});
     if (pending_.size() <= most_pending_) continue;
     take_first_messages(connections);
@@ -225,7 +230,7 @@ int try_connect(std::string_view address, std::string_view purpose, int number, 
         if (other.fd >= 0 && other.fd != fd) close(other.fd);
       }
       fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
-      keep_alive(fd);
+      keep_alive(fd, kLauncherSilence);
       return fd;
     }
   }
