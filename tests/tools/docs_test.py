@@ -23,7 +23,7 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(sys.argv.pop(1))))
 INDEX = "docs/index.md"
 QUESTIONS = "docs/questions.md"
-MOST_LINES, MOST_WORDS = 400, 39650
+MOST_LINES, MOST_WORDS = 400, 39540
 CODES = "docs/how-to/troubleshooting.md"
 SKIPPED = ("runs",)
 CODE = (".cc", ".h", ".cu", ".py", ".sh", ".bzl")
