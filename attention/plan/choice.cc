@@ -117,7 +117,6 @@ double bytes_kept(const Program& program, const RowBytes& bytes) {
 struct Priced {
   PlanCandidate candidate;
   std::vector<std::pair<double, double>> held;  // by rank; none if it was refused before
-
   double bytes(int64_t layers) const {
     double most = 0;
     for (const auto& [call, kept] : held) most = std::max(most, call + static_cast<double>(layers - 1) * kept);
@@ -290,7 +289,9 @@ PlanChoice compare(const PlanRequest& request, const std::vector<LayoutKind>& la
   bool any = false;
   // One rank sends nothing, so there is nothing to compare, unless something bounds what it holds.
   const bool alone = request.ranks == 1 && layouts.size() <= 1 && terms.most_bytes() == 0;
-  for (const Priced& one : alone ? AllPriced{{candidates_of(request).front(), {}}} : priced()) {
+  const auto all =
+      alone ? std::make_shared<const AllPriced>(AllPriced{{candidates_of(request).front(), {}}}) : priced();
+  for (const Priced& one : *all) {
     PlanCandidate& c = choice.candidates.emplace_back(one.candidate);
     c.bytes = one.bytes(terms.layers);
     any = any || (c.refused.empty() && (most == 0 || c.bytes <= most));
@@ -320,7 +321,7 @@ PlanChoice cached_comparison(const PlanRequest& request, const std::vector<Layou
     terms.memory = 0, terms.layers = 1, terms.or_leanest = false;
     known.terms = std::move(terms);
     const auto make = [&] { return price_all(known, *cached_pattern(known), layouts); };
-    return *cache.get({known, layouts}, make, bytes_of_prices);
+    return cache.get({known, layouts}, make, bytes_of_prices);
   });
 }
 
@@ -333,7 +334,8 @@ PlanChoice choose_plan(const PlanRequest& request, const std::vector<LayoutKind>
 }
 
 PlanChoice choose_plan(const PlanRequest& request, const Pattern& pattern, const std::vector<LayoutKind>& layouts) {
-  PlanChoice choice = compare(request, layouts, [&] { return price_all(request, pattern, layouts); });
+  PlanChoice choice = compare(request, layouts,
+                              [&] { return std::make_shared<const AllPriced>(price_all(request, pattern, layouts)); });
   if (!choice.chosen().refused.empty()) refuse_all(request, choice.candidates);
   return choice;
 }
