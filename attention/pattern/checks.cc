@@ -240,7 +240,7 @@ void check_mask(const PatternSpec& spec, const AttentionShape& shape) {
     refuse_plan("the mask has the digest " + mask.digest + ", but its pattern demands " +
                 (spec.mask.digest.empty() ? "none; use given_mask" : spec.mask.digest));
   }
-  if (spec.causal && mask.nearest > shape.query_offset && mask.farthest >= mask.nearest) {
+  if (ends_with_query(spec) && mask.nearest > shape.query_offset && mask.farthest >= mask.nearest) {
     refuse_plan("the mask shows only keys after their queries, and the pattern is causal, so no query would see a key");
   }
 }

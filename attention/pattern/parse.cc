@@ -347,7 +347,7 @@ void normalize(PatternSpec& spec) {
   for (PatternSpec& member : spec.members) normalize(member);
   if (spec.kind == PatternSpec::Kind::kTree) spec.causal = false;
   if (spec.kind != PatternSpec::Kind::kWindow) return;
-  const bool past = spec.causal || spec.right == 0;
+  const bool past = ends_with_query(spec);
   if (spec.left == PatternSpec::kOpen && (past || spec.right == PatternSpec::kOpen)) {
     spec.kind = PatternSpec::Kind::kFull;
     spec.causal = past;

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "attention/pattern/checks.h"
+
 namespace annulus {
 
 void append_sinks(const PatternSpec& window, const PatternSpec& packed, const AttentionShape& shape,
@@ -12,7 +14,7 @@ void append_sinks(const PatternSpec& window, const PatternSpec& packed, const At
   const Band near{open_below ? -Band::kUnbounded : distance(-window.left),
                   open_above ? Band::kUnbounded : distance(window.right)};
   const Band before{-Band::kUnbounded, near.lo - 1}, after{near.hi + 1, Band::kUnbounded};
-  const bool causal = window.causal || window.right == 0;
+  const bool causal = ends_with_query(window);
   for (const PackedRows& rows : packed_rows(packed, shape)) {
     for (size_t d = 0; d + 1 < rows.queries.size(); ++d) {
       const auto append = [&](int64_t begin, int64_t end, int64_t past_key, const Band& band) {

@@ -3,6 +3,7 @@
 // omitted.
 #include <array>
 
+#include "attention/pattern/checks.h"
 #include "attention/pattern/pattern.h"
 #include "attention/pattern/spec_names.h"
 #include "common/text.h"
@@ -79,7 +80,7 @@ std::string text_of(const std::vector<std::vector<int64_t>>& rows) {
 std::string PatternSpec::text() const {
   std::string text = "{ kind = ";
   // A window that ends with the query is causal by itself, and one without bounds is the kind that it equals.
-  const bool past = causal || (kind == Kind::kWindow && right == 0);
+  const bool past = ends_with_query(*this);
   const bool unbounded = kind == Kind::kWindow && left == kOpen && (past || right == kOpen);
   bool causal_said = false;
   switch (unbounded ? Kind::kFull : kind) {

@@ -201,7 +201,10 @@ PatternSpec any_pattern(const AttentionShape& shape) { return any_member(shape, 
 
 PatternSpec with_any_mask(PatternSpec pattern, const AttentionShape& shape) {
   pattern.mask = given_mask(std::make_shared<const TokenMask>(any_token_mask(shape)));
-  if (pattern.mask.given->nearest > shape.query_offset) pattern.causal = false;
+  if (pattern.mask.given->nearest > shape.query_offset) {
+    pattern.causal = false;
+    if (pattern.kind == Kind::kWindow && pattern.right == 0) pattern.right = 1;
+  }
   return pattern;
 }
 

@@ -212,6 +212,12 @@ TEST(TokenMask, RefusesMasksThatLeaveNoQueryAKey) {
   expect_refused(ErrorKind::kPlan, {"only keys after their queries", "causal"}, [&] {
     make_pattern(spec, {2, 1, 1, n, n, 0});
   });
+  spec.causal = false;  // a window that ends with the query is causal by itself
+  spec.kind = PatternSpec::Kind::kWindow;
+  spec.left = 9;
+  expect_refused(ErrorKind::kPlan, {"only keys after their queries", "causal"}, [&] {
+    make_pattern(spec, {2, 1, 1, n, n, 0});
+  });
   expect_refused(ErrorKind::kUsage, {"keeps no key"},
                  [] { parse_pattern("{ kind = \"causal\", kept_keys = [] }", "p"); });
   expect_refused(ErrorKind::kUsage, {"keeps no key"},
