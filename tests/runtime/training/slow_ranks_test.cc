@@ -44,20 +44,23 @@ SlowRun with_a_slow_rank(std::chrono::milliseconds busy, double seconds) {
   return {metrics(run, "slow_rank"), metrics(run, "slow_rank_over"), out.str()};
 }
 
-// It is named after nine slow steps, and no other is, although all wait for it.
+// It is named after nine slow steps of ten, and no other is, although all wait for it. On a busy machine a step in
+// which another rank was as slow does not count; which steps do is tested with given times (stragglers_test.cc).
 TEST(SlowRanks, TheRankThatComputesLongerIsNamed) {
   const auto [named, over, out] = with_a_slow_rank(std::chrono::milliseconds(100), 0);
   ASSERT_EQ(named.size(), 1U) << out;
   EXPECT_EQ(named[0]["slow_rank"], 2);
-  EXPECT_EQ(named[0]["slow_since"], 8);
-  EXPECT_LT(named[0]["step"], 8 + 10);
+  const int64_t since = named[0]["slow_since"], step = named[0]["step"];
+  EXPECT_GE(since, 8);
+  EXPECT_LT(step, since + 10);
+  EXPECT_LT(step, 32);
   EXPECT_GT(named[0]["slow_share"], Config().run.slow_share);
   ASSERT_EQ(over.size(), 1U) << out;
   EXPECT_EQ(over[0]["slow_rank_over"], 2);
   EXPECT_GT(over[0]["step"], 32);
   const std::string text = "warning: rank 2 on " + named[0]["slow_host"].get<std::string>() + " computes ";
   EXPECT_NE(out.find(text), std::string::npos) << out;
-  EXPECT_NE(out.find(" longer than the median since step 8; "), std::string::npos) << out;
+  EXPECT_NE(out.find(" longer than the median since step " + std::to_string(since) + "; "), std::string::npos) << out;
 }
 
 // Twenty-four slow steps of 20 ms or a little more are too short a time. (The other 40 cannot make up for them: nine
