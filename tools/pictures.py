@@ -19,7 +19,7 @@ speed.svg: attention on one core over LibTorch's, and training over eager PyTorc
 benchmarks/results (README.md, docs/explanation/performance.md).
 
 long.svg: CPU seconds and memory of attention against the length, from what `bench seeds --long` printed
-(benchmarks/results/machine-f.md; docs/explanation/performance.md).
+(benchmarks/results/machine-c.md; docs/explanation/performance.md).
 
 layers.svg: the layers and packages of bazel/layers.bzl, and the way of a training step through them (docs/internals/architecture.md).
 
@@ -313,7 +313,7 @@ def speed():
 
 def long_rows():
     """The calls that `bench seeds --long` printed, by pattern: lists of (tokens, CPU seconds, MB added)."""
-    path = os.path.join(ROOT, "benchmarks", "results", "machine-f.md")
+    path = os.path.join(ROOT, "benchmarks", "results", "machine-c.md")
     with open(path, encoding="utf-8") as f:
         printed = f.read().split("bench seeds --long", 1)[1].split("```", 2)[1]
     rows = {}
