@@ -3,6 +3,7 @@
 A test file ends with `cli.main()`. Its first argument is the path of the program (see BUILD).
 """
 
+import contextlib
 import json
 import os
 import re
@@ -115,6 +116,13 @@ PATH={path}:$PATH exec mpirun "${{args[@]}}"  # Open MPI looks for its own files
 """
 
 
+def kill(pids):
+    """Kills these processes. Some may end before their turn, because the others have."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def processes_with(mark):
     """Returns the pids of live processes that were started with CLI_TEST_MARK=mark in their environment."""
     found = []
@@ -165,8 +173,7 @@ class Running:
         out, err = self.process.communicate(timeout=LIMIT)
         self.lines.append(out)
         left = processes_with(self.mark)
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
+        kill(left)
         assert not left, f"processes left behind: {left}"
         return self.process.returncode, err
 

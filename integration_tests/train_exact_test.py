@@ -211,8 +211,7 @@ class TrainTest(cli.CliTest):
         sets = ["--set", "model.recompute=true", "--set", "model.layers=4", "--set", "memory.offload=file", "--set", "memory.files=files"]
         running = self.start("launch", "-n", "2", "train", "tiny.toml", *sets, "--set", "run.steps=100000", env={"ANNULUS_PROGRESS": "plain"})
         running.wait_for("step 1/")
-        for pid in cli.processes_with(running.mark):
-            os.kill(pid, signal.SIGKILL)
+        cli.kill(cli.processes_with(running.mark))
         running.process.communicate(timeout=cli.LIMIT)
         self.assertEqual(os.listdir(self.path("files")), [])
 
