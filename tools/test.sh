@@ -78,13 +78,14 @@ if [[ $nudged ]]; then
 fi
 ((${#targets[@]})) || targets=(//...)
 # A target that is given by name runs, whatever its tags.
-filter=()
+filter=() built=()
 [[ $sweeps || $named ]] || filter+=(-sweep)
 # Those that name a set of vector instructions themselves (bazel/test_unit.bzl) would run as before.
 [[ ! $numeric ]] || filter+=(numeric -isa)
 if ((${#filter[@]})); then
   filter=$(IFS=, && echo "${filter[*]}")
   options=("--test_tag_filters=$filter" ${options[@]+"${options[@]}"})
+  built=("--build_tag_filters=$filter")
 fi
 # What limits vector instructions: ./annulus sets these variables by ANNULUS_ISA.
 if [[ ${ANNULUS_ISA-} ]]; then
@@ -100,13 +101,17 @@ grep -qx 'cuda 1' .bazel/setup && options=(--config=cuda ${options[@]+"${options
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-rc=0
-bazel test --keep_going --curses=no --color=no --show_progress_rate_limit=0.3 --test_output=summary \
-  --build_event_json_file="$work/events.json" ${options[@]+"${options[@]}"} -- "${targets[@]}" 2>&1 |
-  follow_bazel "$work/log" $show || rc=$?
-if ((rc == 8 || rc == 130)); then # Ctrl-C
+run_bazel() { # LOG SHOW COMMAND...: sets rc, and exits after Ctrl-C
+  rc=0
+  bazel "${@:3}" --keep_going --curses=no --color=no --show_progress_rate_limit=0.3 --test_output=summary \
+    ${options[@]+"${options[@]}"} -- "${targets[@]}" 2>&1 | follow_bazel "$work/$1" "$2" || rc=$?
+  ((rc == 8 || rc == 130)) || return 0
   echo "tests: interrupted" >&2
   exit 130
-fi
+}
+# As many compilers at a time as tests (.bazelrc) take a fifth more CPU seconds than one for each core, so all is built
+# first. What fails to build here fails again and is reported below.
+run_bazel built '' build ${built[@]+"${built[@]}"}
+run_bazel log "$show" test --build_event_json_file="$work/events.json"
 compiler_messages "$work/log" >"$work/said"
 tools/test_report.py --bazel-exit=$rc --said="$work/said" ${ci[@]+"${ci[@]}"} "$work/events.json"
