@@ -31,8 +31,11 @@ def enter():
     python = os.path.join(site, "..", "..", "..", "bin", "python3")
     # Not in TEST_TMPDIR, which all ranks of a job share.
     compiled = tempfile.mkdtemp(prefix="annulus-inductor-", dir=os.environ.get("TMPDIR"))
+    # A library that was compiled with a sanitizer needs its runtime, which is loaded before all others (.bazelrc).
+    preload = {"LD_PRELOAD": os.environ["ANNULUS_SANITIZER"]} if os.environ.get("ANNULUS_SANITIZER") else {}
     env = dict(
         os.environ,
+        **preload,
         ANNULUS_TORCH_PYTHON="1",
         LD_LIBRARY_PATH=os.path.join(_HERE, "stubs_of_nvidia"),
         PYTHONPATH=site,

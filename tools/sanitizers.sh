@@ -2,8 +2,8 @@
 # Runs tests under the compiler's sanitizers: collectives, what ranks that are threads share, and the threads of offload
 # under the thread sanitizer; collectives, checkpoints and the loops over one tile of attention under the address (with
 # leaks) and undefined-behaviour sanitizers together. The last line is "N passed, N failed".
-#   --all   also the kernels of attention under the latter, and attention over ranks, the data reader, saves behind the
-#           training and training with sharded state, under both; takes an hour longer
+#   --all   also the kernels of attention under the latter, the operators for PyTorch under the former, and attention over
+#           ranks, the data reader, saves behind the training and training with sharded state under both; takes an hour longer
 # Used by .ci/run.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -17,6 +17,8 @@ all=()
   //tests/attention/execution:orders_test //tests/attention/execution:merge_over_ranks_test //tests/comm:rounds_test
   //tests/comm:agreement_test //tests/comm:testing_test)
 collectives=//tests/comm:threads_test
+operators=(//integration_tests/pytorch:torch_ops_test //integration_tests/pytorch:torch_ops_2_ranks_test
+  //integration_tests/pytorch:torch_groups_2_ranks_test)
 shared=(//tests/memory/pool:pool_stress_test //tests/memory/pool:shared_memory_threads_test //tests/memory/tiers:offload_test
   //tests/memory/tiers:tiered_tensors_test)
 tiles=//tests/attention/kernels:tile_math_test
@@ -33,7 +35,7 @@ under() { # SANITIZER TARGET...
   local rc=${PIPESTATUS[0]}
   add_counts "$(tail -n 1 "$log")" "$rc"
 }
-under tsan "$collectives" "${shared[@]}" ${all:+"${checkpoints[@]}"} "${all[@]}"
+under tsan "$collectives" "${shared[@]}" ${all:+"${checkpoints[@]}" "${operators[@]}"} "${all[@]}"
 under asan //tests/common:leaks_are_found_test "$collectives" //tests/memory/pool:pool_test //tests/memory/pool:pool_stress_test \
   "${checkpoints[@]}" "$tiles" ${all:+"${kernels[@]}"} "${all[@]}"
 echo "$passed passed, $failed failed"

@@ -12,15 +12,16 @@
 
 namespace annulus {
 
-// mask: bool [queries, keys], true where a query sees a key; without one a query sees the keys up to its own position.
-inline Attend dense_masked(const std::optional<at::Tensor>& mask) {
+// mask: bool [queries, keys], true where a query sees a key; undefined: a query sees the keys up to its own position.
+inline Attend dense_masked(const at::Tensor& mask) {
   const auto compute = [mask](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
     const int64_t group = q.size(2) / k.size(2);
     const auto heads_first = [](const at::Tensor& t, int64_t repeat) {
       return t.transpose(1, 2).repeat_interleave(repeat, 1);
     };
-    return at::scaled_dot_product_attention(heads_first(q, 1), heads_first(k, group), heads_first(v, group), mask, 0.0,
-                                            /*is_causal=*/!mask.has_value())
+    return at::scaled_dot_product_attention(heads_first(q, 1), heads_first(k, group), heads_first(v, group),
+                                            mask.defined() ? std::make_optional(mask) : std::nullopt, 0.0,
+                                            /*is_causal=*/!mask.defined())
         .transpose(1, 2)
         .contiguous();
   };
@@ -37,6 +38,6 @@ inline Attend dense_masked(const std::optional<at::Tensor>& mask) {
   };
 }
 
-inline Attend dense_causal() { return dense_masked(std::nullopt); }
+inline Attend dense_causal() { return dense_masked({}); }
 
 }  // namespace annulus
