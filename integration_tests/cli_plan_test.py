@@ -76,7 +76,7 @@ class PlanTest(cli.CliTest):
         chosen = plan["candidates"][0]
         self.assertEqual((chosen["schedule"], chosen["layout"]), (plan["schedule"], "zigzag"))
         self.assertGreater(chosen["backward"]["seconds"], chosen["forward"]["seconds"])
-        self.assertEqual({c["layout"] for c in plan["candidates"]}, {"zigzag", "contiguous", "striped", "balanced"})
+        self.assertEqual({c["layout"] for c in plan["candidates"]}, {"zigzag", "contiguous", "striped", "balanced", "per-document"})
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "tiny.toml")
             with open(path, "w", encoding="utf-8") as file:

@@ -402,7 +402,7 @@ PlanRequest select_blocks(const PlanRequest& request, const at::Tensor& q, const
   validate(request.pattern, request.shape);
   PlanRequest selected = request;
   // The selection does not move positions: they are where the tensors have them.
-  if (!selected.balance_by && selected.layout == LayoutKind::kBalanced) selected.balance_by = request.pattern;
+  if (!selected.balance_by && is_dealt(selected.layout)) selected.balance_by = request.pattern;
   selected.pattern = with_causal_members(std::move(selected.pattern));
   // The selection is not differentiated; gradients flow through the attention only.
   select_all(selected.pattern, request, q.detach(), k.detach(), comm, label);

@@ -2,6 +2,7 @@
 #include "attention/plan/balance.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -90,17 +91,19 @@ struct Best {
   bool within() const { return excess <= 1; }
 };
 
-// The work of dealing one sequence. Each function below deals all ranks.
+// The work of dealing some stretches of a sequence, of which each rank is to have its share of tokens, and all together
+// have so many pairs. Each function below deals all ranks.
 class Dealer {
  public:
-  Dealer(const PositionWork& work, int ranks)
-      : work_(work), ranks_(ranks), length_(static_cast<int64_t>(work.before.size()) - 1) {
-    mean_ = std::max(1e-9, static_cast<double>(work.before.back()) / ranks);
-    for (int64_t x = 1; x < length_; ++x) {
+  Dealer(const PositionWork& work, std::vector<int64_t> shares, int64_t pairs)
+      : work_(work), shares_(std::move(shares)), ranks_(static_cast<int>(shares_.size())) {
+    mean_ = std::max(1e-9, static_cast<double>(pairs) / ranks_);
+    const auto length = static_cast<int64_t>(work.before.size()) - 1;
+    for (int64_t x = 1; x < length; ++x) {
       const auto i = static_cast<size_t>(x);
       if (2 * work.crossing[i] < work.crossing[i - 1]) borders_.push_back(x);
     }
-    while ((int64_t{1} << levels_) < ranks) ++levels_;
+    while ((int64_t{1} << levels_) < ranks_) ++levels_;
   }
 
   // Halves the ranks again and again.
@@ -138,11 +141,7 @@ class Dealer {
   double mean() const { return mean_; }
 
  private:
-  // As many as in the layout contiguous.
-  int64_t share(int rank) const {
-    const auto border = [&](int64_t n) { return static_cast<int64_t>(static_cast<__int128>(n) * length_ / ranks_); };
-    return border(rank + 1) - border(rank);
-  }
+  int64_t share(int rank) const { return shares_[static_cast<size_t>(rank)]; }
 
   // The best number of tokens that a rank takes from the end of [first, past) of the line, of which `ranks` ranks are
   // to have all.
@@ -245,8 +244,8 @@ class Dealer {
   }
 
   const PositionWork& work_;
+  const std::vector<int64_t> shares_;
   const int ranks_;
-  const int64_t length_;
   double mean_ = 0;               // pairs of a rank
   std::vector<int64_t> borders_;  // positions before which a cut costs far less than one token before
   int levels_ = 0;
@@ -265,6 +264,14 @@ Stretches parts_apart(const PositionWork& work, int64_t least) {
   return parts;
 }
 
+int64_t pairs_in(const PositionWork& work, const Stretches& stretches) {
+  int64_t pairs = 0;
+  for (const Stretch& s : stretches) {
+    pairs += work.before[static_cast<size_t>(s.end)] - work.before[static_cast<size_t>(s.begin)];
+  }
+  return pairs;
+}
+
 struct Quality {
   double most = 0;   // the most pairs of a rank
   int64_t rows = 0;  // that ranks need of others, as far as one slice tells
@@ -280,13 +287,12 @@ Quality quality(const Pattern& pattern, const PositionWork& work, const std::vec
   std::vector<Owned> all;
   std::vector<std::vector<Owned>> by_rank(dealt.size());
   for (size_t r = 0; r < dealt.size(); ++r) {
-    int64_t pairs = 0, positions = 0;
+    int64_t positions = 0;
     for (const Stretch& p : dealt[r]) {
-      pairs += work.before[static_cast<size_t>(p.end)] - work.before[static_cast<size_t>(p.begin)];
       by_rank[r].push_back({p, r, positions});
       positions += p.end - p.begin;
     }
-    found.most = std::max(found.most, static_cast<double>(pairs));
+    found.most = std::max(found.most, static_cast<double>(pairs_in(work, dealt[r])));
     all.insert(all.end(), by_rank[r].begin(), by_rank[r].end());
   }
   std::ranges::sort(all, [](const Owned& a, const Owned& b) { return a.piece.begin < b.piece.begin; });
@@ -323,13 +329,54 @@ Quality quality(const Pattern& pattern, const PositionWork& work, const std::vec
   return found;
 }
 
+// The layout that has each rank's stretches, in rising order.
+Layout in_order(int64_t length, std::vector<Stretches> dealt) {
+  Layout layout{length, std::vector<std::vector<Span>>(dealt.size())};
+  for (size_t r = 0; r < dealt.size(); ++r) {
+    std::ranges::sort(dealt[r], {}, &Stretch::begin);
+    Stretches joined;
+    for (const Stretch& p : dealt[r]) append(joined, p);
+    for (const Stretch& p : joined) layout.spans[r].push_back(Span::range(p.begin, p.end));
+  }
+  return layout;
+}
+
+// Deals each part as zigzag deals a row, as evenly as tokens allow; in the end each rank has its share.
+void deal_zigzag(const Stretches& parts, const std::vector<int64_t>& shares, std::vector<Stretches>& dealt) {
+  const auto ranks = static_cast<int64_t>(shares.size());
+  const int64_t all = std::accumulate(shares.begin(), shares.end(), int64_t{0});
+  std::vector<int64_t> left = shares;
+  int64_t before = 0;
+  for (const Stretch& part : parts) {
+    const int64_t tokens = part.end - part.begin;
+    before += tokens;
+    // Those whose share is the furthest from what it should be after this part have one token more. The last part gives
+    // each what it still lacks.
+    std::vector<int64_t> own = left;
+    if (before < all) {
+      std::ranges::fill(own, tokens / ranks);
+      std::vector<size_t> order(shares.size());
+      std::iota(order.begin(), order.end(), size_t{0});
+      std::ranges::stable_sort(order, std::greater<>(), [&](size_t r) {
+        return static_cast<__int128>(left[r]) * all - static_cast<__int128>(shares[r]) * (all - before);
+      });
+      for (int64_t i = 0; i < tokens % ranks; ++i) ++own[order[static_cast<size_t>(i)]];
+    }
+    int64_t begin = part.begin;
+    const auto take = [&](size_t r, int64_t count) { append(dealt[r], {begin, begin + count}), begin += count; };
+    for (size_t r = 0; r < own.size(); ++r) take(r, (own[r] + 1) / 2);
+    for (size_t r = own.size(); r-- > 0;) take(r, own[r] / 2);
+    for (size_t r = 0; r < own.size(); ++r) left[r] -= own[r];
+  }
+}
+
 }  // namespace
 
 Layout balanced_layout(const Pattern& pattern, int ranks) {
-  if (ranks < 1) throw Error(ErrorKind::kPlan, "layout", "expected at least one rank, got " + std::to_string(ranks));
   const int64_t length = pattern.shape.q_len;
+  const std::vector<int64_t> shares = layout_counts(LayoutKind::kContiguous, length, ranks);
   const PositionWork work = position_work(pattern);
-  Dealer dealer(work, ranks);
+  Dealer dealer(work, shares, work.before.back());
   std::vector<Stretches> dealt = dealer.halved({{0, length}});
   // Parts that need nothing of each other may lie on the circle in any order: by their work for a token.
   Stretches parts = pattern.shape.k_len == length
@@ -345,10 +392,7 @@ Layout balanced_layout(const Pattern& pattern, int ranks) {
       const Quality q = quality(pattern, work, sorted);
       return std::pair(std::max(kEven, q.most / dealer.mean()), q.rows);
     };
-    const auto density = [&](const Stretch& p) {
-      return static_cast<double>(work.before[static_cast<size_t>(p.end)] - work.before[static_cast<size_t>(p.begin)]) /
-             static_cast<double>(p.end - p.begin);
-    };
+    const auto density = [&](const Stretch& p) { return 1.0 * pairs_in(work, {p}) / (p.end - p.begin); };
     std::ranges::stable_sort(parts, [&](const Stretch& a, const Stretch& b) { return density(a) < density(b); });
     auto best = worth(dealt);
     std::vector<std::vector<Stretches>> others = deal_parts(work.before, parts, ranks);
@@ -358,14 +402,33 @@ Layout balanced_layout(const Pattern& pattern, int ranks) {
       if (found < best) best = found, dealt = std::move(other);
     }
   }
-  Layout layout{length, std::vector<std::vector<Span>>(static_cast<size_t>(ranks))};
-  for (size_t r = 0; r < dealt.size(); ++r) {
-    std::ranges::sort(dealt[r], {}, &Stretch::begin);
-    Stretches joined;
-    for (const Stretch& p : dealt[r]) append(joined, p);
-    for (const Stretch& p : joined) layout.spans[r].push_back(Span::range(p.begin, p.end));
+  return in_order(length, std::move(dealt));
+}
+
+Layout per_document_layout(const Pattern& pattern, int ranks) {
+  const int64_t length = pattern.shape.q_len;
+  std::vector<int64_t> shares = layout_counts(LayoutKind::kContiguous, length, ranks);
+  const PositionWork work = position_work(pattern);
+  Stretches parts, rest;
+  int64_t tokens = 0;
+  for (const Stretch& part : parts_apart(work, 1)) {
+    if (part.end - part.begin >= 2 * int64_t{ranks} * kLeastPiece) {
+      parts.push_back(part);
+    } else {
+      append(rest, part);
+      tokens += part.end - part.begin;
+    }
   }
-  return layout;
+  // Of the rest all ranks have as many tokens, to one.
+  std::vector<int64_t> of_rest(shares.size(), tokens / ranks);
+  std::vector<size_t> order(shares.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::stable_sort(order, std::greater<>(), [&](size_t r) { return shares[r]; });
+  for (int64_t i = 0; i < tokens % ranks; ++i) ++of_rest[order[static_cast<size_t>(i)]];
+  for (size_t r = 0; r < shares.size(); ++r) shares[r] -= of_rest[r];
+  std::vector<Stretches> dealt = Dealer(work, std::move(of_rest), pairs_in(work, rest)).halved(rest);
+  deal_zigzag(parts, shares, dealt);
+  return in_order(length, std::move(dealt));
 }
 
 PatternSpec without_masks(PatternSpec spec) {

@@ -1,6 +1,7 @@
 // Deals the positions of a sequence to ranks so that each has as many tokens and as many counted pairs as the others:
-// the layout "balanced". Used by query_layout and key_layout (plan.h), tests and benchmarks. Functions without state,
-// thread safe; equal arguments give equal layouts on every rank.
+// the layout "balanced", which sends few rows, and "per-document", even in each step of a ring. Used by query_layout
+// and key_layout (plan.h), tests and benchmarks. Functions without state, thread safe; equal arguments give equal
+// layouts on every rank.
 //
 // Laid on a circle, the positions of R ranks have an arc with exactly the tokens of the first a of them and exactly
 // their part of the work, because the mean work over all arcs with so many tokens is that part and the work changes
@@ -25,6 +26,8 @@ namespace annulus {
 constexpr int64_t kBalanceChunk = 128;
 // How far the ranks' pairs may be above their mean where a cut of fewer bytes can be had for it.
 constexpr double kBalanceTolerance = 0.04;
+// The least tokens of a piece that per-document cuts: kernels compute fewer queries in as much time.
+constexpr int64_t kLeastPiece = 64;
 
 // What a pattern asks of each position.
 struct PositionWork {
@@ -39,6 +42,13 @@ PositionWork position_work(const Pattern& pattern);
 // Returns the layout of pattern.shape.q_len positions. Each rank has as many as in the layout contiguous, in rising
 // order. Raises Error(kPlan) if ranks < 1.
 Layout balanced_layout(const Pattern& pattern, int ranks);
+
+// Returns the layout in which each part that needs nothing of others, such as a packed document, is dealt as zigzag
+// deals a row, so that all ranks have as many pairs with the keys of each rank as the others: per-document sharding
+// (WLB-LLM, arXiv:2503.17924). A ring's step takes as long as the rank with the most. Parts of less than 2P x
+// kLeastPiece positions are dealt by halving instead, as a circle. Positions, order and errors are as in
+// balanced_layout.
+Layout per_document_layout(const Pattern& pattern, int ranks);
 
 // Returns the pattern with each adaptive map replaced by one that keeps the same number of blocks, namely those nearest
 // to the diagonal, so that its pairs can be counted before there are queries and keys.

@@ -342,7 +342,7 @@ PlanChoice choose_plan(const PlanRequest& request, const Pattern& pattern, const
 
 const std::vector<LayoutKind>& layouts_of_auto() {
   static const std::vector<LayoutKind> layouts = {LayoutKind::kZigzag, LayoutKind::kContiguous, LayoutKind::kStriped,
-                                                  LayoutKind::kBalanced};
+                                                  LayoutKind::kBalanced, LayoutKind::kPerDocument};
   return layouts;
 }
 

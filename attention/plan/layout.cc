@@ -24,7 +24,7 @@ void append(std::vector<Span>& spans, Span span) {
 }  // namespace
 
 const std::vector<std::string>& layout_names() {
-  static const std::vector<std::string> names = {"contiguous", "zigzag", "striped", "balanced"};
+  static const std::vector<std::string> names = {"contiguous", "zigzag", "striped", "balanced", "per-document"};
   return names;
 }
 
@@ -70,14 +70,16 @@ Layout make_layout(LayoutKind kind, int64_t length, int ranks) {
         append(spans, {r, ranks, length > r ? (length - r + ranks - 1) / ranks : 0});
         break;
       case LayoutKind::kBalanced:
-        throw Error(ErrorKind::kInternal, "layout", "the layout balanced was asked for without a pattern");
+      case LayoutKind::kPerDocument:
+        throw Error(ErrorKind::kInternal, "layout",
+                    "the layout " + std::string(to_string(kind)) + " was asked for without a pattern");
     }
   }
   return layout;
 }
 
 std::vector<int64_t> layout_counts(LayoutKind kind, int64_t length, int ranks) {
-  const Layout made = make_layout(kind == LayoutKind::kBalanced ? LayoutKind::kContiguous : kind, length, ranks);
+  const Layout made = make_layout(is_dealt(kind) ? LayoutKind::kContiguous : kind, length, ranks);
   std::vector<int64_t> counts;
   for (int r = 0; r < ranks; ++r) counts.push_back(made.count(r));
   return counts;

@@ -12,13 +12,16 @@
 
 namespace annulus {
 
-enum class LayoutKind { kContiguous, kZigzag, kStriped, kBalanced };
+enum class LayoutKind { kContiguous, kZigzag, kStriped, kBalanced, kPerDocument };
 
-// "contiguous", "zigzag", "striped", "balanced", in the order of LayoutKind. parse_layout raises Error(kUsage), which
-// suggests the nearest, for another name; `where` is as in parse_pattern.
+// "contiguous", "zigzag", "striped", "balanced", "per-document", in the order of LayoutKind. parse_layout raises
+// Error(kUsage), which suggests the nearest, for another name; `where` is as in parse_pattern.
 const std::vector<std::string>& layout_names();
 std::string_view to_string(LayoutKind kind);
 LayoutKind parse_layout(std::string_view name, std::string_view where);
+
+// Whether positions are dealt by a pattern, as balanced and per-document are.
+constexpr bool is_dealt(LayoutKind kind) { return kind == LayoutKind::kBalanced || kind == LayoutKind::kPerDocument; }
 
 // Row i of rank r's tensors is the i-th position of the concatenation of spans[r]. The spans of all ranks together
 // contain every position of [0, length) exactly once.
@@ -38,12 +41,12 @@ struct Layout {
 //   contiguous  rank r owns chunk r of P
 //   zigzag      rank r owns chunks r and 2P-1-r of 2P; balances causal attention exactly if 2P divides S
 //   striped     rank r owns positions r, r + P, r + 2P, ...
-// The fourth, balanced, depends on the pattern and is dealt by query_layout (plan.h), which all that have a request
-// call. Raises Error(kPlan) if ranks < 1, and Error(kInternal) for balanced.
+// The others depend on the pattern and are dealt by query_layout (plan.h), which all that have a request call. Raises
+// Error(kPlan) if ranks < 1, and Error(kInternal) for a layout that is dealt.
 Layout make_layout(LayoutKind kind, int64_t length, int ranks);
 
-// Returns the number of positions of each rank, which depends on nothing else in any layout; balanced has those of
-// contiguous. Raises Error(kPlan) if ranks < 1.
+// Returns the number of positions of each rank, which depends on nothing else in any layout; those that are dealt have
+// the numbers of contiguous. Raises Error(kPlan) if ranks < 1.
 std::vector<int64_t> layout_counts(LayoutKind kind, int64_t length, int ranks);
 
 // Gives each rank a contiguous part of lengths[rank] positions. Raises Error(kPlan) if a length is not in [0, length]

@@ -1,4 +1,4 @@
-// Caches patterns and the layouts dealt by them, by their shapes and specs: cached_pattern and cached_balanced_layout
+// Caches patterns and the layouts dealt by them, by their shapes and specs: cached_pattern and cached_dealt_layout
 // of plan.h.
 #include <algorithm>
 #include <utility>
@@ -30,10 +30,13 @@ int64_t pattern_bytes(const Pattern& pattern) {
 
 struct LayoutKey {
   PatternKey dealt_by;
+  LayoutKind kind = LayoutKind::kBalanced;
   int ranks = 0;
 
-  uint64_t hash() const { return dealt_by.hash() ^ static_cast<uint64_t>(ranks) << 40; }
-  int64_t bytes() const { return dealt_by.bytes() + static_cast<int64_t>(sizeof ranks); }
+  uint64_t hash() const {
+    return dealt_by.hash() ^ static_cast<uint64_t>(ranks) << 40 ^ static_cast<uint64_t>(kind) << 60;
+  }
+  int64_t bytes() const { return dealt_by.bytes() + static_cast<int64_t>(sizeof kind + sizeof ranks); }
   friend bool operator==(const LayoutKey&, const LayoutKey&) = default;
 };
 
@@ -82,13 +85,17 @@ AttentionShape dealt_shape(const PatternSpec& spec, const AttentionShape& of) {
 
 }  // namespace
 
-std::shared_ptr<const Layout> cached_balanced_layout(const PlanRequest& request) {
+std::shared_ptr<const Layout> cached_dealt_layout(const PlanRequest& request) {
   static auto& cache = *new NamedCache<Layout, LayoutKey>("layouts");  // never destroyed, as in cached_pattern
   PatternSpec by = without_masks(request.balance_by ? *request.balance_by : request.pattern);
   const AttentionShape shape = dealt_shape(by, request.shape);
   if (is_adaptive(by)) by = with_nearest_blocks(with_causal_members(std::move(by)), shape);
-  const auto deal = [&] { return balanced_layout(make_pattern(by, shape), request.ranks); };
-  return cache.get({{shape, by}, request.ranks}, deal, layout_bytes);
+  const auto deal = [&] {
+    const Pattern pattern = make_pattern(by, shape);
+    return request.layout == LayoutKind::kPerDocument ? per_document_layout(pattern, request.ranks)
+                                                      : balanced_layout(pattern, request.ranks);
+  };
+  return cache.get({{shape, by}, request.layout, request.ranks}, deal, layout_bytes);
 }
 
 std::shared_ptr<const Pattern> cached_pattern(const PlanRequest& request) {

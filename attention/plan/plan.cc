@@ -42,9 +42,7 @@ Layout layout_of(const PlanRequest& request, int64_t length) {
                                         : make_uneven_layout(request.uneven_lengths, length);
 }
 
-bool is_balanced(const PlanRequest& request) {
-  return request.layout == LayoutKind::kBalanced && request.uneven_lengths.empty();
-}
+bool is_dealt(const PlanRequest& request) { return is_dealt(request.layout) && request.uneven_lengths.empty(); }
 
 // Enforces the rule `equal_segments` of other libraries, which require that every rank gets whole segments of the
 // greatest length.
@@ -150,7 +148,7 @@ std::string PlanRequest::text() const {
                      ", pattern " + pattern.text() + ", ";
   if (uneven_lengths.empty()) {
     text += "layout " + std::string(to_string(layout));
-    if (layout == LayoutKind::kBalanced && balance_by) text += " by " + balance_by->text();
+    if (is_dealt(layout) && balance_by) text += " by " + balance_by->text();
   } else {
     text += "lengths";
     for (const int64_t n : uneven_lengths) text += " " + std::to_string(n);
@@ -164,11 +162,11 @@ std::string PlanRequest::text() const {
 }
 
 Layout query_layout(const PlanRequest& request) {
-  return is_balanced(request) ? *cached_balanced_layout(request) : layout_of(request, request.shape.q_len);
+  return is_dealt(request) ? *cached_dealt_layout(request) : layout_of(request, request.shape.q_len);
 }
 
 Layout key_layout(const PlanRequest& request) {
-  if (!is_balanced(request)) return layout_of(request, request.shape.k_len);
+  if (!is_dealt(request)) return layout_of(request, request.shape.k_len);
   if (request.shape.k_len == request.shape.q_len) return query_layout(request);
   return make_layout(LayoutKind::kContiguous, request.shape.k_len, request.ranks);
 }
@@ -228,7 +226,7 @@ void validate(const PlanRequest& request) {
     make_uneven_layout(request.uneven_lengths, request.shape.q_len);
   }
   validate(request.pattern, request.shape);
-  if (is_balanced(request) && request.balance_by) validate(*request.balance_by, request.shape);
+  if (is_dealt(request) && request.balance_by) validate(*request.balance_by, request.shape);
   require_equal_segments(request.pattern, request);
   if (request.uneven_lengths.empty() && request.even) {
     require_even(request.layout, request.shape.q_len, request.ranks, "a sequence");

@@ -87,8 +87,8 @@ struct PlanRequest {
   int within = 0;
   bool even = false;                         // reject lengths that give ranks unequal shares
   std::vector<int64_t> uneven_lengths = {};  // if not empty: contiguous parts of these lengths (queries and keys alike)
-  // By whose pairs the layout balanced deals positions, so that calls with different patterns can share a layout; none:
-  // by those of `pattern`.
+  // The pattern by which a layout that is dealt deals positions, so that calls with different patterns can share a
+  // layout; none: `pattern`.
   std::optional<PatternSpec> balance_by = std::nullopt;
   // Whether a plan may save, for the backward, the keys and values that a rank held last. If not, they are sent again,
   // and the shapes of all saved tensors follow from those of q, k and v.
@@ -99,10 +99,11 @@ struct PlanRequest {
   friend bool operator==(const PlanRequest&, const PlanRequest&) = default;
 };
 
-// Return the layouts of queries and of keys. Those of kBalanced come from the cache "layouts" (memory/caches.h); masks
-// of tokens count as if nothing were masked, and adaptive maps as if they kept the blocks nearest to the diagonal. They
-// depend on the lengths and the pattern, not on heads and batch rows beyond those that the pattern tells apart. If
-// there are not as many queries as keys, keys are contiguous. Raise the errors of make_layout and make_pattern.
+// Return the layouts of queries and of keys. Those that are dealt come from the cache "layouts" (memory/caches.h);
+// masks of tokens count as if nothing were masked, and adaptive maps as if they kept the blocks nearest to the
+// diagonal. They depend on the lengths and the pattern, not on heads and batch rows beyond those that the pattern tells
+// apart. If there are not as many queries as keys, keys are contiguous. Raise the errors of make_layout and
+// make_pattern.
 Layout query_layout(const PlanRequest& request);
 Layout key_layout(const PlanRequest& request);
 
@@ -300,8 +301,9 @@ std::vector<Tile> make_tiles(const Pattern& pattern, const Span& queries, const 
 // make_pattern does. Thread safe.
 std::shared_ptr<const Pattern> cached_pattern(const PlanRequest& request);
 
-// Returns the request's balanced layout of queries from the cache "layouts", as query_layout does without a copy.
-std::shared_ptr<const Layout> cached_balanced_layout(const PlanRequest& request);
+// Returns the layout of queries that is dealt for a request from the cache "layouts", as query_layout does without a
+// copy.
+std::shared_ptr<const Layout> cached_dealt_layout(const PlanRequest& request);
 
 // Returns the request with kAuto resolved, the same on every rank (choice.h). Raises like validate, and Error(kPlan) if
 // nothing fits the memory of the request's terms.

@@ -73,8 +73,8 @@ PlanRequest any_request(const AttentionShape& shape) {
                     : kind == 1 ? with_any_mask(any_pattern(request.shape), request.shape)
                     : kind == 2 ? any_masked_union(request.shape)
                                 : any_pattern(request.shape);
-  request.layout =
-      *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped, LayoutKind::kBalanced);
+  request.layout = *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped,
+                                     LayoutKind::kBalanced, LayoutKind::kPerDocument);
   if (*rc::gen::inRange(0, 4) == 0) request.balance_by = any_pattern(request.shape);
   request.schedule = *rc::gen::element(ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast,
                                        ScheduleKind::kDoubleRing, ScheduleKind::kUlysses, ScheduleKind::kUlyssesRing,

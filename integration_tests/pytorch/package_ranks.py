@@ -94,20 +94,21 @@ if size > 1:
     except annulus.AnnulusError as e:
         assert "does not hold the bits of query" in str(e), e
 
-# Balanced by packed documents, which attention is given in its pattern or as cu_seqlens; another layer has a window.
+# Dealt by packed documents, which attention is given in its pattern or as cu_seqlens; another layer has a window.
 bounds = torch.tensor([0, 90, 97, 140])
-cut = annulus.Sharding("balanced", group, pattern="{ kind = 'causal' }", cu_seqlens=bounds)
-assert annulus.sharding_of(cut.shard(q)).layout == cut.layout
-dealt = [annulus.positions(140, cut.layout, rank=r, size=size).tolist() for r in range(size)]
-assert sorted(sum(dealt, [])) == list(range(140)) and max(map(len, dealt)) - min(map(len, dealt)) <= 1, dealt
-for pattern in ({"kind": "causal"}, {"kind": "window", "left": 9, "right": 0}):
-    want = torch.cat([torch_reference.attention(d, d, d, pattern) for d in q.split([90, 7, 43], 1)], 1)
-    part = cut.shard(q)
-    out = cut.unshard(cut.attention(part, part, part, pattern, cu_seqlens=bounds))
-    exactness.agree(out, want)
-    (got,) = torch.autograd.grad((out * weight).sum() / size, q)
-    (wanted,) = torch.autograd.grad((want * weight).sum(), q)
-    exactness.agree(annulus.all_reduce(got, group=group), wanted)
+for layout in ("per-document", "balanced"):
+    cut = annulus.Sharding(layout, group, pattern="{ kind = 'causal' }", cu_seqlens=bounds)
+    assert annulus.sharding_of(cut.shard(q)).layout == cut.layout and cut.layout.startswith(layout + " by "), cut.layout
+    dealt = [annulus.positions(140, cut.layout, rank=r, size=size).tolist() for r in range(size)]
+    assert sorted(sum(dealt, [])) == list(range(140)) and max(map(len, dealt)) - min(map(len, dealt)) <= 1, dealt
+    for pattern in ({"kind": "causal"}, {"kind": "window", "left": 9, "right": 0}):
+        want = torch.cat([torch_reference.attention(d, d, d, pattern) for d in q.split([90, 7, 43], 1)], 1)
+        part = cut.shard(q)
+        out = cut.unshard(cut.attention(part, part, part, pattern, cu_seqlens=bounds))
+        exactness.agree(out, want)
+        (got,) = torch.autograd.grad((out * weight).sum() / size, q)
+        (wanted,) = torch.autograd.grad((want * weight).sum(), q)
+        exactness.agree(annulus.all_reduce(got, group=group), wanted)
 mask = annulus.TokenMask(shown, sharding=cut)
 part = cut.shard(q)
 out = cut.unshard(cut.attention(part, part, part, "{ kind = 'full' }", mask=mask))
@@ -130,12 +131,12 @@ if size > 1:
 q = torch.randn(1, 140, 2, 4, dtype=torch.float64)
 want = torch_reference.attention(q, q, q, {"kind": "causal"})
 cut = annulus.Sharding("auto", group, length=140, pattern={"kind": "causal"}, heads=2)
-assert cut.layout in ("contiguous", "zigzag", "striped") or cut.layout.startswith("balanced by "), cut.layout
+assert cut.layout in ("contiguous", "zigzag", "striped") or " by " in cut.layout, cut.layout
 assert cut.reason.startswith(cut.layout.split()[0]) and (" predicted on " in cut.reason) == (size > 1), cut.reason
 dealt = [annulus.positions(140, cut.layout, rank=r, size=size).tolist() for r in range(size)]
 assert sorted(sum(dealt, [])) == list(range(140)), dealt
 planned = annulus.plan("{ kind = 'causal' }", 140, size, heads=2, layout="auto", prove=False)
-assert {c["layout"] for c in planned["candidates"]} == {"contiguous", "zigzag", "striped", "balanced"}, planned
+assert {c["layout"] for c in planned["candidates"]} == {"contiguous", "zigzag", "striped", "balanced", "per-document"}, planned
 part = annulus.shard({"q": q}, "auto", group, pattern={"kind": "causal"}, heads=2)["q"]
 made = annulus.sharding_of(part)
 assert (made.layout, made.length) == (cut.layout, 140) and annulus.Sharding(made.layout, group, 140) == cut, made
@@ -143,6 +144,7 @@ exactness.agree(cut.unshard(annulus.attention(part, part, part, layout="auto")),
 by_bounds = annulus.Sharding("auto", group, cu_seqlens=bounds)
 assert by_bounds.layout == annulus.Sharding("balanced", group, pattern="{ kind = 'causal' }", cu_seqlens=bounds).layout
 assert by_bounds.reason == "balanced: each batch is dealt by the pairs of its documents"
+assert annulus.Sharding("auto", group, cu_seqlens=bounds, schedule="ring").layout.startswith("per-document by ")
 other = part * 1
 for words, call in {
     "needs the length": lambda: annulus.Sharding("auto", group),

@@ -65,8 +65,8 @@ class AttendSubcommand : public Subcommand {
     app.option_defaults()->group("Ranks");
     app.add_option(
         "--layout", options_.layout,
-        "how positions are divided among ranks: zigzag (default), contiguous, striped or balanced; auto: the "
-        "one that is predicted to take least time");
+        "how positions are divided among ranks: zigzag (default), contiguous, striped, balanced or per-document; auto: "
+        "the one that is predicted to take least time");
     add_numbers(app, "--lengths", options_.lengths, "contiguous parts of these lengths, one for each rank: 5,9,2");
     app.add_flag("--even", options_.even, "refuse lengths that do not give every rank the same share");
     add_schedule_options(app, options_.schedule, options_.within, options_.machine);

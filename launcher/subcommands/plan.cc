@@ -67,9 +67,9 @@ class PlanSubcommand : public Subcommand {
     app.add_option("--ranks", ranks_, "number of ranks to plan for");
     add_numbers(app, "--lengths", request_.uneven_lengths,
                 "contiguous parts of these lengths, one for each rank: 5,9,2; instead of --ranks and --length");
-    app.add_option(
-        "--layout", layout_,
-        "contiguous, zigzag (default), striped or balanced; auto: the one that is predicted to take least time");
+    app.add_option("--layout", layout_,
+                   "contiguous, zigzag (default), striped, balanced or per-document; auto: the one that is "
+                   "predicted to take least time");
     app.add_flag("--even", request_.even, "refuse lengths that do not give every rank the same share");
     add_schedule_options(app, schedule_, request_.within, machine_);
     app.footer(

@@ -45,7 +45,7 @@ class SampleSubcommand : public Subcommand {
     app.option_defaults()->group("Ranks");
     app.add_option("--layout", options_.layout,
                    "how the positions of the prompt are divided among ranks: zigzag (default), contiguous, striped, "
-                   "balanced or auto");
+                   "balanced, per-document or auto");
     app.add_flag("--sharded", options_.sharded,
                  "each rank keeps a part of the weights, and gathers those of a layer when it needs them");
     app.add_option("--timeout", options_.timeout, "seconds that a communication may take (default: 300)");

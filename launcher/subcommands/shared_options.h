@@ -51,7 +51,8 @@ inline void add_row_options(CLI::App& app, RowOptions& rows, std::string& device
   app.add_option("--kernel", rows.kernel, "auto (default), cpu, reference, efficient, cudnn, flash2 or flash3");
   app.option_defaults()->group("Ranks");
   app.add_option("--layout", rows.layout,
-                 "how positions are divided among ranks: zigzag (default), contiguous, striped, balanced or auto");
+                 "how positions are divided among ranks: zigzag (default), contiguous, striped, balanced, "
+                 "per-document or auto");
   add_schedule_options(app, rows.schedule, rows.within, rows.machine);
 }
 

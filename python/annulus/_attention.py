@@ -11,7 +11,7 @@ from ._errors import AnnulusError, errors
 from ._operators import Group, group_name, rank, size
 from ._masks import TokenMask
 from ._patterns import Pattern, QueryOffset, kept_ranges, offset_number, pattern_text, restricted
-from ._sharding import BALANCED, Cut, Problem, Tensors, chosen_layout, cut_of, each, layout_for, positions, settled, shard, unshard
+from ._sharding import Cut, Problem, Tensors, chosen_layout, cut_of, each, is_dealt, layout_for, positions, settled, shard, unshard
 from ._sharding import named
 
 
@@ -127,8 +127,11 @@ class Sharding:
 
         cut = annulus.Sharding("balanced", group, pattern="{ kind = 'causal' }", cu_seqlens=cu_seqlens)
 
+    "per-document" deals each document as "zigzag" deals a row, so that all steps of a ring are even, and takes the same.
+
     "auto" takes the layout in which the call of attention is predicted to take least time on the ranks' hosts and the machine that
-    ANNULUS_MACHINE names, and needs the length of the whole rows; with cu_seqlens it is "balanced" by these documents:
+    ANNULUS_MACHINE names, and needs the length of the whole rows; with cu_seqlens it is "balanced" by these documents, or
+    "per-document" if schedule is a ring:
 
         cut = annulus.Sharding("auto", group, length=65536, pattern="{ kind = 'causal' }", heads=32, kv_heads=8)
 
@@ -136,7 +139,7 @@ class Sharding:
     within: as in the later calls. `reason` says what was chosen and why. The default pattern is causal.
 
     Layers with other patterns may attend by it as well. Its attribute `layout` is the layout that was chosen, or the name with the
-    pattern of a balanced one, which all functions take where they take a layout. Raises AnnulusError for a pattern and the like
+    pattern by which it is dealt, which all functions take where they take a layout. Raises AnnulusError for a pattern and the like
     with another layout.
     """
 
@@ -160,7 +163,7 @@ class Sharding:
         object.__setattr__(self, "layout", layout)
         object.__setattr__(self, "reason", reason)
         chosen_layout(self.layout, None)  # raises for a balanced one without a pattern
-        if not self.layout.startswith(BALANCED):
+        if not is_dealt(self.layout):
             positions(0, self.layout, rank=0, size=1)  # raises for an unknown layout
 
     def shard(self, tensors: Tensors, *, dim: int = 1) -> Tensors:

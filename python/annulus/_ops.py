@@ -94,7 +94,7 @@ class Operators(Protocol):
     def layout_positions(self, layout: str, length: int, rank: int, size: int) -> Tensor:
         """The positions of one rank of `size`, int64. `annulus.Sharding` calls these two."""
 
-    def balanced_by(self, pattern: str, cu_seqlens: Tensor | None = None) -> str:
+    def dealt_by(self, layout: str, pattern: str, cu_seqlens: Tensor | None = None) -> str:
         """The layout that is dealt by the pairs of a pattern, with the documents of cu_seqlens."""
 
     def choose_layout(self, pattern: str, length: int, *, heads: int = 1, kv_heads: int = 0, batch: int = 1, group: str = "",

@@ -20,11 +20,18 @@ from ._patterns import Pattern, pattern_text
 Tensors = TypeVar("Tensors", bound="Tensor | Mapping[str, Any] | list | tuple | None")
 
 LAYOUTS = ("contiguous", "zigzag", "striped")
-BALANCED = "balanced by "  # and a pattern, in the layout of an annulus.Sharding("balanced", ...)
+DEALT = ("balanced", "per-document")  # by a pattern, which stands behind BY in the layout of an annulus.Sharding
+BY = " by "
+RINGS = ("ring", "double-ring", "ulysses-ring")
+
+
+def is_dealt(layout: str) -> bool:
+    """Whether this is the layout of an annulus.Sharding that is dealt by a pattern."""
+    return layout.startswith(tuple(name + BY for name in DEALT))
 
 
 def named(layout: str | None) -> str | None:
-    """Returns a layout for a message: the pattern of a balanced one may name thousands of documents."""
+    """Returns a layout for a message: the pattern by which one is dealt may name thousands of documents."""
     return layout if layout is None or len(layout) < 100 else layout[:100] + "..."
 
 
@@ -44,17 +51,17 @@ def chosen_layout(layout: str | None, group: Group, stacklevel: int = 3) -> str:
             'annulus.Sharding("auto", group, length=..., pattern=..., heads=...), or give annulus.shard the same, and attend by what '
             "it chose: annulus.sharding_of(tensors), or its .layout"
         )
-    if layout == "balanced":
+    if layout in DEALT:
         raise AnnulusError(
-            "[layout] a balanced layout is dealt by the pairs of a pattern, so its name is not enough: make "
-            'annulus.Sharding("balanced", group, pattern=...), with cu_seqlens=... for packed rows, and cut and attend by it, or '
+            f"[layout] the layout {layout} is dealt by the pairs of a pattern, so its name is not enough: make "
+            f'annulus.Sharding("{layout}", group, pattern=...), with cu_seqlens=... for packed rows, and cut and attend by it, or '
             "pass its .layout"
         )
     return layout or "zigzag"
 
 
 class Problem(NamedTuple):
-    """What the layouts "auto" and "balanced" depend on: the attention that rows are cut for."""
+    """What the layouts "auto", "balanced" and "per-document" depend on: the attention that rows are cut for."""
 
     pattern: Pattern | None = None
     cu_seqlens: Tensor | None = None
@@ -66,8 +73,8 @@ class Problem(NamedTuple):
 
 
 def layout_for(layout: str | None, group: Group, length: int | None, problem: Problem) -> tuple[str | None, str | None]:
-    """Returns the layout that "auto" or "balanced" stands for, by its name with the pattern if it is balanced, and why "auto" is
-    it; other layouts as they are, with None. Collective for "auto" without cu_seqlens."""
+    """Returns the layout that "auto", "balanced" or "per-document" stands for, with the pattern if it is dealt by one, and why
+    "auto" is it; other layouts as they are, with None. Collective for "auto" without cu_seqlens."""
     pattern, cu_seqlens = problem.pattern, problem.cu_seqlens
     if layout == "auto" and cu_seqlens is None:
         if length is None:
@@ -78,15 +85,19 @@ def layout_for(layout: str | None, group: Group, length: int | None, problem: Pr
                 text, length, heads=problem.heads, kv_heads=problem.kv_heads, batch=problem.batch, group=group_name(group),
                 schedule=problem.schedule, within=problem.within,
             )
-    if layout == "auto" or (layout == "balanced" and pattern is not None):
+    if layout == "auto" or (layout in DEALT and pattern is not None):
         text = pattern_text("{ kind = 'causal' }" if pattern is None else pattern)
+        name, reason = layout, None
+        if layout == "auto" and problem.schedule in RINGS:
+            name, reason = "per-document", "per-document: a ring's steps are even in each document"
+        elif layout == "auto":
+            name, reason = "balanced", "balanced: each batch is dealt by the pairs of its documents"
         with errors():
-            dealt = torch.ops.annulus.balanced_by(text, cu_seqlens)
-        return dealt, "balanced: each batch is dealt by the pairs of its documents" if layout == "auto" else None
+            return torch.ops.annulus.dealt_by(name, text, cu_seqlens), reason
     if any(given is not default for given, default in zip(problem, Problem())):
         raise AnnulusError(
-            "[layout] pattern, cu_seqlens, heads and the like say how a balanced layout is dealt or the layout auto chosen, but the "
-            f"layout is {named(layout)!r}" + (": give the pattern as well" if layout == "balanced" else ": leave them out")
+            "[layout] pattern, cu_seqlens, heads and the like say how a layout is dealt or the layout auto chosen, but the "
+            f"layout is {named(layout)!r}" + (": give the pattern as well" if layout in DEALT else ": leave them out")
         )
     return layout, None
 
@@ -144,17 +155,17 @@ def positions(length: int, layout: str, *, rank: int, size: int) -> Tensor:
 
     contiguous: chunk `rank` of `size`; zigzag: chunks `rank` and `2 size - 1 - rank` of `2 size`; striped: every
     size-th position from `rank` on. Any length and any number of ranks are valid. For example, of 8 positions rank 0 of 2
-    has 0 1 2 3 (contiguous), 0 1 6 7 (zigzag) or 0 2 4 6 (striped). The layout of an annulus.Sharding("balanced", ...) is one,
-    too, but not in a compiled function.
+    has 0 1 2 3 (contiguous), 0 1 6 7 (zigzag) or 0 2 4 6 (striped). The layout of an annulus.Sharding("balanced", ...), or
+    "per-document", is one, too, but not in a compiled function.
     """
-    if layout.startswith(BALANCED) and size > 1:
+    if is_dealt(layout) and size > 1:
         if torch.compiler.is_compiling():
-            raise AnnulusError("[layout] cut rows by a balanced layout before a compiled function")
+            raise AnnulusError("[layout] cut rows by a layout that is dealt by a pattern before a compiled function")
         with errors():
             return torch.ops.annulus.layout_positions(layout, length, rank, size)
-    if layout not in LAYOUTS and not layout.startswith(BALANCED):
+    if layout not in LAYOUTS and not is_dealt(layout):
         raise AnnulusError(
-            f"[layout] the layout must be one of {', '.join(LAYOUTS)}, or that of an annulus.Sharding(\"balanced\", ...), but is "
+            f"[layout] the layout must be one of {', '.join(LAYOUTS)}, or that of an annulus.Sharding(\"balanced\", ...) or \"per-document\", but is "
             f"{layout!r}"
         )
 
@@ -206,7 +217,7 @@ def shard(
     """Returns this rank's part of whole sequences, which every rank passes: a tensor, or tensors in a mapping, list or
     tuple. Gradients flow to this rank's positions. Does not communicate, but for "auto".
 
-    layout: zigzag if it is left out; over several ranks with a FutureWarning in this version. "auto" and "balanced" take the
+    layout: zigzag if it is left out; over several ranks with a FutureWarning in this version. "auto", "balanced" and "per-document" take the
     arguments from `pattern` on, as `annulus.Sharding` does. dim: the dimension of the
     sequence. Each tensor that is returned is known by how it was cut (`sharding_of`). Shift labels first (`shift_labels`):
     the token after a rank's last one may be on another rank. A mapping with `input_ids` and `labels`, a batch for models
@@ -273,7 +284,7 @@ def unshard(tensors: Tensors, layout: str | None = None, group: Group = None, *,
         if layout == "contiguous":
             taken = torch.arange(lengths[own]) + sum(lengths[:own])
         else:
-            like = "contiguous" if layout.startswith(BALANCED) else layout  # deals as many
+            like = "contiguous" if is_dealt(layout) else layout  # deals as many
             dealt = [len(positions(total, like, rank=r, size=ranks)) for r in range(ranks)]
             if dealt != lengths:  # the same on all ranks
                 raise AnnulusError(

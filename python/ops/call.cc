@@ -147,26 +147,35 @@ std::shared_ptr<const PatternSpec> pattern_of(const std::string& text) {
 }
 
 namespace {
-constexpr std::string_view kBy = "balanced by ";
+constexpr std::string_view kBy = " by ";
 }  // namespace
 
 void set_layout(PlanRequest& request, const std::string& text) {
-  if (!text.starts_with(kBy)) {
-    request.layout = parse_layout(text, "layout");
-    return;
-  }
-  request.layout = LayoutKind::kBalanced;
-  const std::shared_ptr<const PatternSpec> by = pattern_of(text.substr(kBy.size()));
+  const size_t name = std::min(text.find(kBy), text.size());
+  request.layout = parse_layout(text.substr(0, name), "layout");
+  if (name == text.size()) return;
+  require(is_dealt(request.layout),
+          "the layout " + text.substr(0, name) + " is dealt by no pattern, got '" + text + "'");
+  const std::shared_ptr<const PatternSpec> by = pattern_of(text.substr(name + kBy.size()));
   require(
       !reads_a_file(*by),
-      "the pattern of a balanced layout, or of auto, must not name a file, whose content the ranks would have to read "
+      "the pattern of a layout that is dealt by one, or of auto, must not name a file, whose content the ranks would "
+      "have to read "
       "before they cut rows: give the lengths of its documents, or a pattern with about the same work for each token");
   request.balance_by = *by;
 }
 
-std::string balanced_by(std::string pattern, std::optional<Tensor> cu_seqlens) {
+void require_dealt(const PlanRequest& request) {
+  if (!is_dealt(request.layout) || request.balance_by) return;
+  const std::string name(to_string(request.layout));
+  require(false, "the layout " + name +
+                     " is dealt by a pattern, which its name does not say: make annulus.Sharding(\"" + name +
+                     "\", group, pattern=...), cut by that, and call its attention");
+}
+
+std::string dealt_by(std::string layout, std::string pattern, std::optional<Tensor> cu_seqlens) {
   PlanRequest request;
-  const std::string text = std::string(kBy) + pattern_with(pattern, cu_seqlens).text();
+  const std::string text = layout + std::string(kBy) + pattern_with(pattern, cu_seqlens).text();
   set_layout(request, text);  // checks it
   return text;
 }
@@ -264,14 +273,12 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
                 "give the layout in which the rows are cut among the " + std::to_string(comm.size()) +
                     " ranks, such as layout=\"zigzag\", or call the attention of an annulus.Sharding");
         if (!settings.layout.empty()) set_layout(call.request, settings.layout);
-        const bool balanced = call.request.layout == LayoutKind::kBalanced && comm.size() > 1;
-        require(!balanced || call.request.balance_by,
-                "rows are balanced by a pattern, which \"balanced\" does not say: make annulus.Sharding(\"balanced\", "
-                "group, pattern=...), cut by that, and call its attention");
-        require(!balanced || q.size(1) == k.size(1),
-                "a balanced layout deals queries and keys alike, but this rank has " + std::to_string(q.size(1)) +
-                    " queries and " + std::to_string(k.size(1)) +
-                    " keys: cut both with another layout, such as \"contiguous\"");
+        const bool dealt = is_dealt(call.request.layout) && comm.size() > 1;
+        if (dealt) require_dealt(call.request);
+        require(!dealt || q.size(1) == k.size(1),
+                "the layout " + std::string(to_string(call.request.layout)) +
+                    " deals queries and keys alike, but this rank has " + std::to_string(q.size(1)) + " queries and " +
+                    std::to_string(k.size(1)) + " keys: cut both with another layout, such as \"contiguous\"");
         set_schedule(call.request, settings.schedule, settings.within);
         if (call.request.schedule == ScheduleKind::kAuto) call.request.terms = usual_terms(q.is_cuda());
         given = *pattern_of(settings.pattern);

@@ -50,13 +50,16 @@ void set_schedule(PlanRequest& request, const std::string& schedule, int64_t wit
 // Parses a pattern, cached, because users pass the same text in every call. Raises Error(kUsage).
 std::shared_ptr<const PatternSpec> pattern_of(const std::string& text);
 
-// Sets a request's layout from its name, or from "balanced by " with the pattern by whose pairs it is dealt
-// (PlanRequest::balance_by). Raises Error(kUsage) for another name, or a pattern that names a file.
+// Sets a request's layout from its name, or from "balanced by " or "per-document by " with the pattern by which it is
+// dealt (PlanRequest::balance_by). Raises Error(kUsage) for another name, or a pattern that names a file.
 void set_layout(PlanRequest& request, const std::string& text);
 
-// Returns the name of the layout that is dealt by a pattern with the documents of cu_seqlens: "balanced by ...". Raises
-// as set_layout does.
-std::string balanced_by(std::string pattern, std::optional<at::Tensor> cu_seqlens);
+// Raises Error(kUsage) if the layout is dealt by a pattern and there is none.
+void require_dealt(const PlanRequest& request);
+
+// Returns the name of a layout with the pattern and the documents of cu_seqlens by which it is dealt, such as
+// "balanced by ...". Raises as set_layout does.
+std::string dealt_by(std::string layout, std::string pattern, std::optional<at::Tensor> cu_seqlens);
 
 // Returns the pattern of a text with the documents of cu_seqlens, which are not compared with any length.
 PatternSpec pattern_with(const std::string& text, const std::optional<at::Tensor>& cu_seqlens);

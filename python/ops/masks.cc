@@ -67,10 +67,7 @@ PlanRequest request_of(const std::string& layout, int64_t queries, int64_t keys,
       .pattern = {},
       .ranks = static_cast<int>(ranks)};
   set_layout(request, layout);
-  require(
-      request.layout != LayoutKind::kBalanced || request.balance_by,
-      "a balanced layout is dealt by a pattern: make annulus.Sharding(\"balanced\", group, pattern=...), and cut by "
-      "that");
+  require_dealt(request);
   return request;
 }
 
@@ -183,7 +180,7 @@ TORCH_LIBRARY_FRAGMENT(annulus, m) {
   // The positions of one rank of `size` in rows of this length, and the name of a layout that is dealt by a pattern,
   // with the documents of cu_seqlens, for any argument `layout`. Not collective.
   m.def("layout_positions(str layout, int length, int rank, int size) -> Tensor", layout_positions);
-  m.def("balanced_by(str pattern, Tensor? cu_seqlens=None) -> str", balanced_by);
+  m.def("dealt_by(str layout, str pattern, Tensor? cu_seqlens=None) -> str", dealt_by);
 }
 
 }  // namespace annulus::torch_ops

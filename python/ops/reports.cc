@@ -107,11 +107,11 @@ std::tuple<std::string, std::string> choose_layout(std::string pattern, int64_t 
                                                    int64_t within) {
   const Turn turn = take_turn(group, at::Tensor());
   PlanRequest request;
-  std::string balanced;
+  std::string unmasked;
   const SequenceParts parts = agree_on_call(
       [&]() -> CallTerms {
-        const std::string unmasked = without_masks(*pattern_of(pattern)).text();
-        balanced = balanced_by(unmasked, std::nullopt);
+        unmasked = without_masks(*pattern_of(pattern)).text();
+        dealt_by("balanced", unmasked, std::nullopt);  // checks it
         request = request_of(unmasked, length, turn.comm->size(), heads, kv_heads, batch, "zigzag", schedule, within,
                              /*query_offset=*/0, std::nullopt, std::nullopt, std::nullopt, /*keep=*/true);
         request.terms = usual_terms(sees_gpus());
@@ -122,7 +122,8 @@ std::tuple<std::string, std::string> choose_layout(std::string pattern, int64_t 
   request.terms = within_memory(on_hosts(request.terms, turn.comm->hosts()), static_cast<double>(parts.free_bytes),
                                 /*or_leanest=*/true);
   const LayoutChoice choice = choose_layout(request);
-  return {choice.layout == LayoutKind::kBalanced ? balanced : std::string(to_string(choice.layout)), choice.reason};
+  const std::string name(to_string(choice.layout));
+  return {is_dealt(choice.layout) ? dealt_by(name, unmasked, std::nullopt) : name, choice.reason};
 }
 
 std::string stats(std::string group) {

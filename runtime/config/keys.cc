@@ -279,7 +279,7 @@ const std::vector<Key>& keys() {
 
       {ANNULUS_KEY(attention, layout),
        "which rank owns which positions of a sequence; \"auto\" is the one that is predicted to take least time, with "
-       "documents \"balanced\"",
+       "documents \"balanced\", with a ring \"per-document\"",
        {.choices = layout_names_or_auto()}},
       {ANNULUS_KEY(attention, schedule),
        "how ranks exchange keys and values; \"auto\" is the one that is predicted to take least time on "

@@ -51,7 +51,7 @@ std::vector<PlanRequest> LayerRequests::of_rows(int64_t first, int64_t count) co
 
 void LayerRequests::set_layout(LayoutKind layout) {
   for (PlanRequest& request : distinct) request.layout = layout, request.balance_by.reset();
-  if (distinct.size() < 2 || layout != LayoutKind::kBalanced) return;
+  if (distinct.size() < 2 || !is_dealt(layout)) return;
   std::vector<PatternSpec> patterns;
   for (const size_t i : of_layer) patterns.push_back(distinct[i].pattern);
   const PatternSpec together = balanced_together(patterns);
@@ -98,8 +98,9 @@ void take_data(std::vector<Stage>& stages, bool weighs, bool trees) {
 }
 
 bool layout_follows_documents(const Config& config) {
-  return config.data.documents &&
-         (config.attention.layout == to_string(LayoutKind::kBalanced) || config.attention.layout == kAutoLayout);
+  if (!config.data.documents) return false;
+  const std::optional<LayoutKind> layout = parse_layout_or_auto(config.attention.layout, "attention.layout");
+  return !layout || is_dealt(*layout);
 }
 
 namespace {
@@ -125,12 +126,16 @@ std::vector<RepeatedCall> calls_in(LayerRequests& requests, LayoutKind layout, i
 }
 
 // Divides rows by the layout in which all layers together are predicted to take the least time. Where documents are
-// apart that is the balanced one, which is dealt by the documents of each batch; they are not known yet.
+// apart that is one that is dealt by the documents of each batch; they are not known yet.
 void set_auto_layout(LayerRequests& requests, const Config& c, int64_t batch) {
   if (c.attention.layout != kAutoLayout) return;
   if (c.data.documents) {
-    requests.set_layout(LayoutKind::kBalanced);
-    requests.layout_reason = "balanced: each batch is dealt by the pairs of its documents";
+    const ScheduleKind schedule = requests.distinct[0].schedule;
+    const bool ring = schedule == ScheduleKind::kRing || schedule == ScheduleKind::kDoubleRing ||
+                      schedule == ScheduleKind::kUlyssesRing;
+    requests.set_layout(ring ? LayoutKind::kPerDocument : LayoutKind::kBalanced);
+    requests.layout_reason = ring ? "per-document: a ring's steps are even in each document"
+                                  : "balanced: each batch is dealt by the pairs of its documents";
     return;
   }
   if (requests.distinct[0].ranks == 1) return;

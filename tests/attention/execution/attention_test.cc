@@ -218,7 +218,8 @@ TEST(Attention, RepeatedRunsAreBitIdentical) {
   for (const std::string& schedule : schedule_names()) {
     request.schedule = parse_schedule(schedule, "test");
     request.within = schedule == "ring" || schedule == "all-gather" || schedule == "auto" ? 0 : 2;
-    for (const LayoutKind layout : {LayoutKind::kZigzag, LayoutKind::kBalanced, LayoutKind::kStriped}) {
+    for (const LayoutKind layout :
+         {LayoutKind::kZigzag, LayoutKind::kBalanced, LayoutKind::kPerDocument, LayoutKind::kStriped}) {
       request.layout = layout;
       const RankResults a = run_everywhere(request, in, KernelKind::kAuto),
                         b = run_everywhere(request, in, KernelKind::kAuto);

@@ -77,8 +77,8 @@ PlanRequest any_masked_request(const AttentionShape& shape, const PatternSpec& p
   PlanRequest request;
   request.shape = shape;
   request.pattern = pattern;
-  request.layout =
-      *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped, LayoutKind::kBalanced);
+  request.layout = *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped,
+                                     LayoutKind::kBalanced, LayoutKind::kPerDocument);
   request.schedule = *rc::gen::element(ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast,
                                        ScheduleKind::kDoubleRing, ScheduleKind::kUlysses, ScheduleKind::kUlyssesRing,
                                        ScheduleKind::kMesh);

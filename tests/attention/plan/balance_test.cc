@@ -1,4 +1,4 @@
-// Tests the layout "balanced": how work is counted, what ranks get, and what a request says of it.
+// Tests the layouts that are dealt by a pattern: how work is counted, what ranks get, and what a request says of it.
 #include "attention/plan/balance.h"
 
 #include <gtest/gtest.h>
@@ -111,7 +111,8 @@ RC_GTEST_PROP(Balance, EveryPositionHasOneOwnerAndRanksAsManyAsContiguous, ()) {
   AttentionShape shape = shape_of(*rc::gen::inRange<int64_t>(0, 300));
   if (*rc::gen::inRange(0, 4) == 0) shape.k_len = *rc::gen::inRange<int64_t>(0, 100);
   const int ranks = *rc::gen::inRange(1, 18);
-  const PlanRequest request = balanced(any_pattern(shape), shape, ranks);
+  PlanRequest request = balanced(any_pattern(shape), shape, ranks);
+  request.layout = *rc::gen::element(LayoutKind::kBalanced, LayoutKind::kPerDocument);
   const Layout layout = query_layout(request);
   RC_ASSERT(layout.ranks() == ranks);
   std::vector<int64_t> all, counts;
@@ -121,7 +122,7 @@ RC_GTEST_PROP(Balance, EveryPositionHasOneOwnerAndRanksAsManyAsContiguous, ()) {
     all.insert(all.end(), own.begin(), own.end());
     counts.push_back(layout.count(r));
   }
-  RC_ASSERT(counts == layout_counts(LayoutKind::kBalanced, shape.q_len, ranks));
+  RC_ASSERT(counts == layout_counts(request.layout, shape.q_len, ranks));
   RC_ASSERT(counts == layout_counts(LayoutKind::kContiguous, shape.q_len, ranks));
   std::sort(all.begin(), all.end());
   std::vector<int64_t> every(static_cast<size_t>(shape.q_len));
@@ -195,6 +196,87 @@ double rows_over_zigzag(const std::vector<int64_t>& lengths, int64_t length, int
 }
 
 // Documents that are much shorter than a rank's part are packed whole, up to a few tokens.
+// Of causal documents, the most pairs of a rank's queries with the keys that reach it in a step of a ring, over the
+// mean of the ranks, for the step in which this is the most.
+double worst_step_over_mean(const Layout& layout, const std::vector<int64_t>& documents) {
+  const int ranks = layout.ranks();
+  std::vector<int> owner(static_cast<size_t>(layout.length));
+  for (int r = 0; r < ranks; ++r) {
+    for (const int64_t x : layout.positions(r)) owner[static_cast<size_t>(x)] = r;
+  }
+  std::vector<std::vector<double>> pairs(static_cast<size_t>(ranks), std::vector<double>(static_cast<size_t>(ranks)));
+  size_t begin = 0;
+  for (const int64_t length : documents) {
+    for (size_t q = begin; q < begin + static_cast<size_t>(length); ++q) {
+      for (size_t k = begin; k <= q; ++k) {
+        const int step = (owner[q] - owner[k] + ranks) % ranks;
+        ++pairs[static_cast<size_t>(step)][static_cast<size_t>(owner[q])];
+      }
+    }
+    begin += static_cast<size_t>(length);
+  }
+  double worst = 1;
+  for (const std::vector<double>& step : pairs) {
+    const double all = std::accumulate(step.begin(), step.end(), 0.0);
+    if (all > 0) worst = std::max(worst, *std::max_element(step.begin(), step.end()) * ranks / all);
+  }
+  return worst;
+}
+
+// The pieces of a rank differ from another's by a token, of at least kLeastPiece: pairs by (1 + 1 / kLeastPiece)^2.
+RC_GTEST_PROP(Balance, EachStepOfARingOverDocumentsIsEven, ()) {
+  const int ranks = *rc::gen::inRange(2, 5);
+  std::vector<int64_t> documents;
+  for (int i = *rc::gen::inRange(1, 5); i > 0; --i) {
+    documents.push_back(2 * ranks * kLeastPiece + *rc::gen::inRange<int64_t>(0, 300));
+  }
+  const int64_t length = std::accumulate(documents.begin(), documents.end(), int64_t{0});
+  PlanRequest request = balanced(packed({documents}), shape_of(length), ranks);
+  request.layout = LayoutKind::kPerDocument;
+  const Layout layout = query_layout(request);
+  RC_ASSERT(worst_step_over_mean(layout, documents) < 1.04);
+  std::vector<int64_t> counts;
+  for (int r = 0; r < ranks; ++r) counts.push_back(layout.count(r));
+  RC_ASSERT(counts == layout_counts(LayoutKind::kContiguous, length, ranks));
+}
+
+// Documents too short to be cut among all ranks lie beside long ones.
+RC_GTEST_PROP(Balance, ShortDocumentsFillRanksUpBesideLongOnes, ()) {
+  const int ranks = *rc::gen::inRange(2, 5);
+  std::vector<int64_t> documents = drawn_lengths(*rc::gen::inRange<int64_t>(0, 1500), 2 * ranks * kLeastPiece + 99);
+  documents.push_back(2 * ranks * kLeastPiece + *rc::gen::inRange<int64_t>(0, 300));
+  const int64_t length = std::accumulate(documents.begin(), documents.end(), int64_t{0});
+  PlanRequest request = balanced(packed({documents}), shape_of(length), ranks);
+  request.layout = LayoutKind::kPerDocument;
+  std::vector<int64_t> counts, all;
+  const Layout layout = query_layout(request);
+  for (int r = 0; r < ranks; ++r) {
+    counts.push_back(layout.count(r));
+    const std::vector<int64_t> own = layout.positions(r);
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  RC_ASSERT(counts == layout_counts(LayoutKind::kContiguous, length, ranks));
+  std::sort(all.begin(), all.end());
+  std::vector<int64_t> every(static_cast<size_t>(length));
+  std::iota(every.begin(), every.end(), 0);
+  RC_ASSERT(all == every);
+}
+
+TEST(Balance, PerDocumentDealsARowOfOneDocumentAsZigzag) {
+  PlanRequest request = balanced(causal_pattern(), shape_of(4096), 4);
+  request.layout = LayoutKind::kPerDocument;
+  EXPECT_EQ(query_layout(request).spans, make_layout(LayoutKind::kZigzag, 4096, 4).spans);
+}
+
+// Where zigzag cuts the row as one, some ranks have nothing to do in most steps.
+TEST(Balance, AZigzagRingOverDocumentsWaitsWhereOnePerDocumentDoesNot) {
+  const std::vector<int64_t> documents = {2000, 600, 900, 596};
+  PlanRequest request = balanced(packed({documents}), shape_of(4096), 4);
+  EXPECT_GT(worst_step_over_mean(make_layout(LayoutKind::kZigzag, 4096, 4), documents), 2);
+  request.layout = LayoutKind::kPerDocument;
+  EXPECT_LT(worst_step_over_mean(query_layout(request), documents), 1.04);
+}
+
 TEST(Balance, ShortDocumentsAreHardlyCut) {
   for (const int ranks : {8, 16, 64}) {
     const int64_t length = int64_t{ranks} * 2048;
@@ -266,6 +348,7 @@ TEST(Balance, LayoutsWithoutWorkOrWithFewPositionsAreDealt) {
   EXPECT_EQ(query_layout(balanced(causal_pattern(), shape_of(0), 8)).count(7), 0);
   EXPECT_THROW(balanced_layout(make_pattern(causal_pattern(), shape_of(4)), 0), Error);
   EXPECT_THROW(make_layout(LayoutKind::kBalanced, 8, 2), Error);
+  EXPECT_THROW(make_layout(LayoutKind::kPerDocument, 8, 2), Error);
 }
 
 TEST(Balance, CallsWithDifferentPatternsShareALayout) {

@@ -54,7 +54,7 @@ TEST(Layout, UnevenLengthsMustAddUp) {
 }
 
 TEST(Layout, NamesRoundTrip) {
-  EXPECT_EQ(layout_names(), (std::vector<std::string>{"contiguous", "zigzag", "striped", "balanced"}));
+  EXPECT_EQ(layout_names(), (std::vector<std::string>{"contiguous", "zigzag", "striped", "balanced", "per-document"}));
   EXPECT_EQ(schedule_names(), (std::vector<std::string>{"ring", "all-gather", "group-cast", "double-ring", "ulysses",
                                                         "ulysses-ring", "mesh", "auto"}));
   for (const std::string& name : layout_names()) EXPECT_EQ(to_string(parse_layout(name, "")), name);

@@ -101,8 +101,8 @@ void expect_counts(const PlanRequest& request) {
 TEST(PlanSvg, HasEachPairTileAndTransferOnce) {
   expect_counts(request_of(8, 512));
   for (const int ranks : {1, 2, 5}) {
-    for (const LayoutKind layout :
-         {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped, LayoutKind::kBalanced}) {
+    for (const LayoutKind layout : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped,
+                                    LayoutKind::kBalanced, LayoutKind::kPerDocument}) {
       expect_counts(request_of(ranks, 16 * ranks, layout));
     }
   }

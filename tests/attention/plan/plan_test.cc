@@ -398,6 +398,7 @@ TEST(Plan, OnlyEqualRequestsShareCachedPrograms) {
   differs([](PlanRequest& r) { r.pattern.causal = true; });
   differs([](PlanRequest& r) { r.layout = LayoutKind::kZigzag; });
   differs([](PlanRequest& r) { r.layout = LayoutKind::kBalanced, r.balance_by = causal_pattern(); });
+  differs([](PlanRequest& r) { r.layout = LayoutKind::kPerDocument, r.balance_by = causal_pattern(); });
   differs([](PlanRequest& r) { r.schedule = ScheduleKind::kAllGather; });
   differs([](PlanRequest& r) { r.ranks = 4; });
   differs([](PlanRequest& r) { r.within = 3; });

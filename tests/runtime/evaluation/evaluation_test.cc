@@ -156,7 +156,7 @@ TEST(Evaluation, LossesByPositionAreThoseOfTheLogits) {
     EXPECT_EQ(before, kLength);
   }
   for (const int ranks : {2, 3, 4}) {
-    for (const char* layout : {"zigzag", "contiguous", "striped", "balanced", "auto"}) {
+    for (const char* layout : {"zigzag", "contiguous", "striped", "balanced", "per-document", "auto"}) {
       for (const bool sharded : {false, true}) {
         o.attention.layout = layout;
         o.sharded = sharded;

@@ -248,8 +248,8 @@ TEST(Generator, AnyPatternLayoutAndNumberOfRanksGiveTheSame) {
     PatternSpec pattern = testing::any_pattern(shape);
     pattern.causal = true;
     CacheSettings settings = cache_of(context);
-    settings.layout =
-        *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped, LayoutKind::kBalanced);
+    settings.layout = *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped,
+                                        LayoutKind::kBalanced, LayoutKind::kPerDocument);
     const int ranks = *rc::gen::inRange(1, 5);
     const std::vector<int64_t> tokens = some_tokens(length);
     const std::vector<at::Tensor> logits = logits_over(ranks, model, {pattern}, settings, tokens, prompt);

@@ -266,7 +266,7 @@ TEST(TrainingData, EveryPackingMatchesItsRowsByHand) {
         // Only differences of rotary positions matter, so beginning again is seen where attention crosses documents.
         const bool differs = positions == "restart" && !documents && packing != "document";
         EXPECT_EQ(std::abs(hand.loss - *running) > 1e-9, differs) << packing;
-        for (const std::string layout : {"one rank", "contiguous", "zigzag", "striped", "balanced"}) {
+        for (const std::string layout : {"one rank", "contiguous", "zigzag", "striped", "balanced", "per-document"}) {
           const bool alone = layout == "one rank";
           if (!alone) config.attention.layout = layout;
           const std::string what = packing + (documents ? ", documents apart, " : ", ") + config.model.pattern.text() +
@@ -343,7 +343,7 @@ TEST(TrainingData, ResumesWithinAndBetweenStages) {
   config.data.context.stages = {{.step = 0, .context = 32}, {.step = 3, .context = 64}, {.step = 6, .context = 48}};
   const Dataset data(config.data, config.run.seed, config.model.vocab);
   for (const auto& [ranks, layout] :
-       std::vector<std::pair<int, std::string>>{{1, "zigzag"}, {2, "zigzag"}, {2, "balanced"}}) {
+       std::vector<std::pair<int, std::string>>{{1, "zigzag"}, {2, "zigzag"}, {2, "balanced"}, {2, "per-document"}}) {
     config.attention.layout = layout;
     std::string straight;
     std::vector<KeptState> states(8);

@@ -209,6 +209,10 @@ TEST(TrainingPatterns, LayoutAutoLossDoesNotDependOnTheRanks) {
   config.data.documents = true;
   EXPECT_EQ(check_training(config, 4)[0].layers.distinct[0].layout, LayoutKind::kBalanced);
   EXPECT_TRUE(layout_follows_documents(config));
+  config.attention.schedule = "ring";
+  EXPECT_EQ(check_training(config, 4)[0].layers.distinct[0].layout, LayoutKind::kPerDocument);
+  config.attention.layout = "per-document";
+  EXPECT_TRUE(layout_follows_documents(config));
 }
 
 INSTANTIATE_TEST_SUITE_P(

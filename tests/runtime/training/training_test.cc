@@ -70,7 +70,7 @@ TEST(Training, LossesDoNotDependOnTheRanks) {
   config.run.steps = 30;
   const Curve one = train(config, 1, 30);
   EXPECT_LT(one.losses.back(), one.losses[0] - 1) << "it learns";
-  for (const std::string layout : {"zigzag", "contiguous", "striped", "balanced"}) {
+  for (const std::string layout : {"zigzag", "contiguous", "striped", "balanced", "per-document"}) {
     config.attention.layout = layout;
     for (const int ranks : {2, 4}) {
       expect_same_curve(one, train(config, ranks, 30), layout + " over " + std::to_string(ranks));
