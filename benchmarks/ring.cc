@@ -142,7 +142,7 @@ class RingBenchmark : public Benchmark {
     add(app, "--kv-heads", request_.shape.kv_heads, "kv heads");
     add(app, "--head-dim", head_dim_, "head size");
     add(app, "--pattern", pattern_, "the keys that a query attends to");
-    add(app, "--layout", layout_, "contiguous, zigzag, striped or balanced");
+    add(app, "--layout", layout_, "contiguous, zigzag, striped, balanced or per-document");
     add(app, "--schedule", schedule_, schedule_kinds());
     add(app, "--repeats,--rounds", rounds_, "turns that count");
     app.footer(

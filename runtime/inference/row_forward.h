@@ -88,7 +88,7 @@ struct ForwardRows {
   bool restart = false;  // rotary positions begin again with each document or tree
 };
 
-// Returns which positions of such rows each rank computes. A balanced layout follows the documents if they are apart.
+// Returns which positions of such rows each rank computes. A layout that is dealt follows documents if they are apart.
 Layout row_layout(const LayerRequests& layers, const ForwardRows& rows = {});
 
 // Not thread safe. The model and the communicator must outlive this, and a std::shared_ptr must own the communicator.
