@@ -165,8 +165,8 @@ def positions(length: int, layout: str, *, rank: int, size: int) -> Tensor:
             return torch.ops.annulus.layout_positions(layout, length, rank, size)
     if layout not in LAYOUTS and not is_dealt(layout):
         raise AnnulusError(
-            f"[layout] the layout must be one of {', '.join(LAYOUTS)}, or that of an annulus.Sharding(\"balanced\", ...) or \"per-document\", but is "
-            f"{layout!r}"
+            f"[layout] the layout must be one of {', '.join(LAYOUTS)}, or that of an annulus.Sharding(\"balanced\", ...) or "
+            f'"per-document", but is {layout!r}'
         )
 
     def chunk(i: int, chunks: int) -> Tensor:
@@ -217,8 +217,8 @@ def shard(
     """Returns this rank's part of whole sequences, which every rank passes: a tensor, or tensors in a mapping, list or
     tuple. Gradients flow to this rank's positions. Does not communicate, but for "auto".
 
-    layout: zigzag if it is left out; over several ranks with a FutureWarning in this version. "auto", "balanced" and "per-document" take the
-    arguments from `pattern` on, as `annulus.Sharding` does. dim: the dimension of the
+    layout: zigzag if it is left out; over several ranks with a FutureWarning in this version. "auto", "balanced" and
+    "per-document" take the arguments from `pattern` on, as `annulus.Sharding` does. dim: the dimension of the
     sequence. Each tensor that is returned is known by how it was cut (`sharding_of`). Shift labels first (`shift_labels`):
     the token after a rank's last one may be on another rank. A mapping with `input_ids` and `labels`, a batch for models
     that shift labels themselves, is therefore an error.
